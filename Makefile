@@ -1,0 +1,50 @@
+# Everything a developer or a newcomer does with Penstock. `make` alone explains itself.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= auto
+
+.PHONY: help setup up demo test soak check format bench kafka kafka-stop lock clean
+
+help: ## Say what can be done here
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+setup: .venv/.ready ## Make the virtual environment (uv when it is there, else venv and pip)
+
+.venv/.ready: requirements-dev.lock pyproject.toml scripts/setup
+	@PYTHON=$(PYTHON) scripts/setup
+
+up: setup ## Run Penstock here on the embedded default, until Ctrl-C
+	@$(BIN)/penstock up
+
+demo: setup ## Show in a minute what Penstock promises; ends by itself
+	@$(BIN)/python examples/demo.py
+
+test: setup ## Run every test this machine can run; says what it skipped and why
+	@$(BIN)/pytest -n $(WORKERS) -q
+
+soak: setup ## Run the long campaigns in full
+	@PENSTOCK_SOAK=1 $(BIN)/pytest -n $(WORKERS) -q -m soak --timeout=3600
+
+check: setup ## Lint, types, import rules
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+format: setup ## Rewrite the code in our format
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+bench: setup ## Measure; BENCH_ARGS="--json" for data, "--rounds 3" for less
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+kafka: ## Bring a real Apache Kafka with Maven and start one node on 127.0.0.1
+	@scripts/kafka start
+
+kafka-stop: ## Stop that node
+	@scripts/kafka stop
+
+lock: setup ## Renew the lock files from pyproject.toml
+	@scripts/lock
+
+clean: ## Remove what was built; data directories stay
+	@rm -rf .venv .build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,3 @@
+"""Penstock leads data from where it arises to where it is served."""
+
+__version__ = "0.1.0"

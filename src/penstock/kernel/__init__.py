@@ -1,0 +1,1 @@
+"""What all five parts share; no business word in here."""

@@ -1,0 +1,34 @@
+"""Waiting longer after each failure, with jitter, up to a limit."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from random import random
+
+
+@dataclass
+class Backoff:
+    """Gives the next delay; `reset` when things work again."""
+
+    first: timedelta = timedelta(milliseconds=100)
+    most: timedelta = timedelta(seconds=30)
+    factor: float = 2.0
+    _tries: int = field(default=0, init=False)
+
+    def next(self) -> timedelta:
+        self._tries += 1
+        return delay(self._tries, first=self.first, most=self.most, factor=self.factor)
+
+    def reset(self) -> None:
+        self._tries = 0
+
+
+def delay(
+    attempt: int,
+    *,
+    first: timedelta = timedelta(milliseconds=100),
+    most: timedelta = timedelta(seconds=30),
+    factor: float = 2.0,
+) -> timedelta:
+    """How long to wait after failure number *attempt*: half of it sure, half of it chance, so that crowds part."""
+    full = min(first * factor ** min(attempt - 1, 60), most)
+    return full / 2 + full / 2 * random()  # noqa: S311 - chance, not secrecy

@@ -1,0 +1,110 @@
+"""The bus port: messages with a key, kept in order per key, handed out again until they are settled.
+
+A topic is work for one group of workers: each message is settled once, by whichever worker held it. (Telling many
+listeners is the business of signals.) Messages of one key, published one after another, are handed out in that order,
+and the next only after the one before it was settled. Other keys may be held up with it, never reordered.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from penstock.kernel.db import Connection
+from penstock.kernel.errors import Invalid
+from penstock.kernel.worker import Queue
+
+KEY_LIMIT = 1_000
+VALUE_LIMIT = 900_000  # Kafka's own default limit is a million bytes with everything
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is published: *key* decides what it is ordered with."""
+
+    topic: str
+    key: str
+    value: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message held by a worker. *attempt* is 1 at first; a higher one means it may have been handled before."""
+
+    message: Message
+    attempt: int
+    partition: int
+    position: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message set aside, and why."""
+
+    message: Message
+    reason: str
+    attempts: int
+    died_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Delivering:
+    """How a topic is handed out."""
+
+    max_attempts: int = 5
+    lease_for: timedelta = timedelta(seconds=60)
+    first_delay: timedelta = timedelta(milliseconds=100)
+    most_delay: timedelta = timedelta(seconds=30)
+
+
+class Subscription(Queue[Delivery], Protocol):
+    """A worker's hold on a topic: a queue for the work loop, whose lanes are the partitions.
+
+    A worker that dies leaves its messages to the others, once its lease ran out. A message that was out when its
+    worker died is then handed out alone, so that one that kills its workers is the only one to be set aside.
+    """
+
+
+class Bus(Protocol):
+    async def publish(self, messages: Sequence[Message], *, tx: Connection | None = None) -> None:
+        """Keep *messages* durably before returning; with *tx*, they are seen if and only if it commits."""
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        worker: str,
+        delivering: Delivering = Delivering(),  # noqa: B008 - frozen
+    ) -> AbstractAsyncContextManager[Subscription]:
+        """Take part in the work on *topic* as *worker*; leaving gives back what is held."""
+
+    async def backlog(self, topic: str) -> int:
+        """How many messages of *topic* are not settled yet."""
+
+    async def dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
+        """What was set aside of *topic*, oldest first."""
+
+    async def check(self) -> None:
+        """Raise Transient BUS_DOWN with a hint unless messages can be published."""
+
+    async def close(self) -> None: ...
+
+
+def checked(messages: Sequence[Message]) -> Sequence[Message]:
+    """*messages* themselves when every implementation can carry them; else Invalid BAD_MESSAGE."""
+    for message in messages:
+        if not 0 < len(message.key.encode()) <= KEY_LIMIT or "\0" in message.key:
+            raise Invalid(
+                "BAD_MESSAGE",
+                f"a key has 1 to {KEY_LIMIT} bytes and no NUL, this one is {message.key[:50]!r}",
+            )
+        if len(message.value) > VALUE_LIMIT:
+            raise Invalid(
+                "BAD_MESSAGE",
+                f"a message carries at most {VALUE_LIMIT} bytes, this one has {len(message.value)}",
+                hint="send it in chunks",
+            )
+    return messages

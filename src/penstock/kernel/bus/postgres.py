@@ -1,0 +1,157 @@
+"""The bus on PostgreSQL: partitions of a topic are leased, read in order, and settled messages deleted."""
+
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import asynccontextmanager
+from zlib import crc32
+
+import structlog
+
+from penstock.kernel import sql
+from penstock.kernel.bus import DeadLetter, Delivering, Delivery, Message, checked
+from penstock.kernel.bus.settling import Settled, settle
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.listener import Inbox, listen
+from penstock.kernel.outcome import Failed, Outcome
+
+SQL = sql.load("penstock.kernel.bus", file="postgres.sql")
+CHANNEL = "penstock_bus"
+LANES = 8  # partitions one worker holds at a time
+
+
+class PostgresBus:
+    """Every process that shares the database shares the bus."""
+
+    def __init__(self, db: Database, *, partitions: int = 16) -> None:
+        self._db = db
+        self._partitions = partitions
+
+    async def publish(self, messages: Sequence[Message], *, tx: Connection | None = None) -> None:
+        if not messages:
+            return None
+        if tx is None:
+            async with self._db.transaction() as own:
+                return await self.publish(messages, tx=own)
+        await tx.execute(
+            SQL["publish"],
+            [message.topic for message in checked(messages)],
+            [crc32(message.key.encode()) % self._partitions for message in messages],
+            [message.key for message in messages],
+            [message.value for message in messages],
+            [dict(message.headers) for message in messages],
+        )
+
+    @asynccontextmanager
+    async def subscribe(
+        self,
+        topic: str,
+        *,
+        worker: str,
+        delivering: Delivering = Delivering(),  # noqa: B008 - frozen
+    ) -> "AsyncIterator[PostgresSubscription]":
+        await self._db.execute(SQL["declare"], topic, self._partitions)
+        async with listen(self._db.dsn, CHANNEL) as wake:
+            yield PostgresSubscription(self._db, wake, topic, worker, delivering)
+
+    async def backlog(self, topic: str) -> int:
+        return int(await self._db.fetchval(SQL["backlog"], topic))
+
+    async def dead_letters(self, topic: str, *, limit: int = 100) -> list[DeadLetter]:
+        rows = await self._db.fetch(SQL["dead_letters"], topic, limit)
+        return [
+            DeadLetter(
+                Message(row["topic"], row["key"], row["value"], row["headers"]),
+                row["reason"],
+                row["attempts"],
+                row["died_at"],
+            )
+            for row in rows
+        ]
+
+    async def check(self) -> None:
+        await self._db.check()
+
+    async def close(self) -> None:
+        """Nothing to close: the database belongs to whoever opened it."""
+
+
+class PostgresSubscription:
+    """What one worker holds of a topic: whole partitions, for the length of a batch."""
+
+    def __init__(self, db: Database, wake: Inbox, topic: str, worker: str, delivering: Delivering) -> None:
+        self.name = topic
+        self.lease_for = delivering.lease_for
+        self._db = db
+        self._wake = wake
+        self._worker = worker
+        self._delivering = delivering
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        now = self._db.clock.now()
+        rows = await self._db.fetch(SQL["take"], self.name, limit, self._worker, now, now + self.lease_for, LANES)
+        taken = [
+            Delivery(
+                Message(self.name, row["key"], row["value"], row["headers"]),
+                row["attempt"],
+                row["partition"],
+                row["id"],
+                row["fence"],
+            )
+            for row in rows
+        ]
+        killers = [delivery for delivery in taken if delivery.attempt > self._delivering.max_attempts]
+        if not killers:
+            return taken
+        await self._set_aside(killers)
+        lost = {delivery.partition for delivery in killers}
+        return [delivery for delivery in taken if delivery.partition not in lost] or await self.take(limit)
+
+    async def wait(self, timeout: float) -> None:
+        due = await self._db.fetchval(SQL["next_due"], self.name)
+        until_due = timeout if due is None else (due - self._db.clock.now()).total_seconds()
+        await self._wake.wait(max(0.001, min(timeout, until_due)))
+
+    async def extend(self, items: Sequence[Delivery]) -> None:
+        held = list({(item.partition, item.fence) for item in items})
+        until = self._db.clock.now() + self.lease_for
+        await self._db.execute(SQL["extend"], self.name, [p for p, _ in held], [fence for _, fence in held], until)
+
+    async def settle(self, results: Sequence[tuple[Delivery, Outcome | None]]) -> int:
+        now = self._db.clock.now()
+        lanes = settle(results, self._delivering, now)
+        finished = [(lane.partition, position) for lane in lanes for position in lane.finished]
+        dead = [(delivery, reason) for lane in lanes for delivery, reason in lane.dead]
+        async with self._db.transaction() as tx:
+            rows = await tx.fetch(
+                SQL["settle"],
+                self.name,
+                *_columns(lanes),
+                [partition for partition, _ in finished],
+                [position for _, position in finished],
+                [delivery.partition for delivery, _ in dead],
+                [delivery.position for delivery, _ in dead],
+                [reason for _, reason in dead],
+                [delivery.attempt for delivery, _ in dead],
+                now,
+            )
+        freed = {row["partition"] for row in rows}
+        return sum(delivery.partition not in freed for delivery, _ in results)
+
+    def lane(self, item: Delivery) -> Hashable:
+        return item.partition
+
+    async def _set_aside(self, killers: Sequence[Delivery]) -> None:
+        """A message that was alone with every worker that died is not given to another."""
+        for delivery in killers:
+            structlog.get_logger().error("message_killed_its_workers", topic=self.name, key=delivery.message.key)
+        reason = Failed(f"its workers died or froze {self._delivering.max_attempts} times")
+        await self.settle([(delivery, reason) for delivery in killers])
+
+
+def _columns(lanes: Sequence[Settled]) -> tuple[list[object], ...]:
+    return (
+        [lane.partition for lane in lanes],
+        [lane.fence for lane in lanes],
+        [lane.head for lane in lanes],
+        [lane.attempts for lane in lanes],
+        [lane.due_at for lane in lanes],
+    )

@@ -1,0 +1,119 @@
+-- name: publish
+-- Keep messages in the order given, and wake the workers of their topics once.
+WITH put AS (
+    INSERT INTO bus_message (topic, partition, key, value, headers)
+    SELECT topic, partition, key, value, headers
+    FROM unnest($1::text[], $2::integer[], $3::text[], $4::bytea[], $5::jsonb[])
+        WITH ORDINALITY AS given (topic, partition, key, value, headers, n)
+    ORDER BY n
+)
+SELECT pg_notify('penstock_bus', topic) FROM (SELECT DISTINCT unnest($1::text[]) AS topic) AS topics;
+
+-- name: declare
+-- Make sure the partitions of a topic exist.
+INSERT INTO bus_partition (topic, partition)
+SELECT $1, n FROM generate_series(0, $2::integer - 1) AS n
+ON CONFLICT DO NOTHING;
+
+-- name: take
+-- Lease the partitions that waited longest and read a batch from each; a suspect is read alone.
+WITH free AS MATERIALIZED (
+    SELECT p.*
+    FROM bus_partition p
+    WHERE p.topic = $1 AND p.due_at <= $4 AND (p.lease_until IS NULL OR p.lease_until < $4)
+      AND EXISTS (SELECT FROM bus_message m WHERE m.topic = p.topic AND m.partition = p.partition)
+    ORDER BY p.taken_at
+    LIMIT $6
+    FOR UPDATE SKIP LOCKED
+), planned AS MATERIALIZED (
+    SELECT
+        free.*,
+        first.id AS first_id,
+        greatest(CASE WHEN free.lease_until IS NOT NULL THEN free.taken_upto END, free.suspect_upto) AS suspect
+    FROM free
+    CROSS JOIN LATERAL (
+        SELECT m.id FROM bus_message m WHERE m.topic = free.topic AND m.partition = free.partition ORDER BY m.id LIMIT 1
+    ) AS first
+), batch AS MATERIALIZED (
+    SELECT planned.partition, m.id, m.key, m.value, m.headers
+    FROM planned
+    CROSS JOIN LATERAL (
+        SELECT * FROM bus_message m
+        WHERE m.topic = planned.topic AND m.partition = planned.partition
+        ORDER BY m.id
+        LIMIT CASE
+            WHEN planned.first_id <= planned.suspect THEN 1
+            ELSE (SELECT greatest(1, $2::bigint / count(*)) FROM planned)
+        END
+    ) AS m
+), held AS (
+    UPDATE bus_partition p
+    SET fence = p.fence + 1,
+        holder = $3,
+        lease_until = $5,
+        taken_at = $4,
+        taken_upto = (SELECT max(batch.id) FROM batch WHERE batch.partition = p.partition),
+        suspect_upto = CASE WHEN planned.first_id <= planned.suspect THEN planned.suspect END,
+        head = planned.first_id,
+        attempts = 1 + CASE
+            WHEN p.head = planned.first_id THEN p.attempts
+            WHEN planned.first_id <= planned.suspect THEN 1
+            ELSE 0
+        END
+    FROM planned
+    WHERE p.topic = $1 AND p.partition = planned.partition
+    RETURNING p.partition, p.fence, p.head, p.attempts
+)
+SELECT
+    batch.partition, batch.id, batch.key, batch.value, batch.headers, held.fence,
+    CASE WHEN batch.id = held.head THEN held.attempts ELSE 1 END AS attempt
+FROM batch
+JOIN held ON held.partition = batch.partition
+ORDER BY batch.partition, batch.id;
+
+-- name: extend
+-- Go on holding the partitions; a lost one is simply not found.
+UPDATE bus_partition p
+SET lease_until = $4
+FROM unnest($2::integer[], $3::bigint[]) AS said (partition, fence)
+WHERE p.topic = $1 AND p.partition = said.partition AND p.fence = said.fence AND p.lease_until IS NOT NULL;
+
+-- name: settle
+-- End a batch: free its partitions, remove what is finished, keep what died. Only under the fence it was taken with.
+WITH said AS (
+    SELECT * FROM unnest($2::integer[], $3::bigint[], $4::bigint[], $5::integer[], $6::timestamptz[])
+        AS said (partition, fence, head, attempts, due_at)
+), freed AS (
+    UPDATE bus_partition p
+    SET lease_until = NULL, holder = NULL, head = said.head, attempts = said.attempts, due_at = coalesce(said.due_at, '-infinity')
+    FROM said
+    WHERE p.topic = $1 AND p.partition = said.partition AND p.fence = said.fence AND p.lease_until IS NOT NULL
+    RETURNING p.partition
+), gone AS (
+    DELETE FROM bus_message m
+    USING unnest($7::integer[], $8::bigint[]) AS finished (partition, id)
+    WHERE m.topic = $1 AND m.partition = finished.partition AND m.id = finished.id
+      AND m.partition IN (SELECT partition FROM freed)
+), buried AS (
+    INSERT INTO bus_dead_letter (topic, key, value, headers, reason, attempts, died_at)
+    SELECT m.topic, m.key, m.value, m.headers, dead.reason, dead.attempts, $13
+    FROM unnest($9::integer[], $10::bigint[], $11::text[], $12::integer[]) AS dead (partition, id, reason, attempts)
+    JOIN bus_message m ON m.topic = $1 AND m.partition = dead.partition AND m.id = dead.id
+    WHERE m.partition IN (SELECT partition FROM freed)
+    ORDER BY m.id
+)
+SELECT partition FROM freed;
+
+-- name: next_due
+-- When the next partition with messages becomes free.
+SELECT min(greatest(p.due_at, p.lease_until))
+FROM bus_partition p
+WHERE p.topic = $1 AND EXISTS (SELECT FROM bus_message m WHERE m.topic = p.topic AND m.partition = p.partition);
+
+-- name: backlog
+-- How many messages wait or are out.
+SELECT count(*) FROM bus_message WHERE topic = $1;
+
+-- name: dead_letters
+-- What was set aside, oldest first.
+SELECT topic, key, value, headers, reason, attempts, died_at FROM bus_dead_letter WHERE topic = $1 ORDER BY id LIMIT $2;

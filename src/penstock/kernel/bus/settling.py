@@ -1,0 +1,53 @@
+"""What a partition's outcomes come to: how far it got, what is set aside, what is tried again. No I/O."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from penstock.kernel.backoff import delay
+from penstock.kernel.bus import Delivering, Delivery
+from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+
+
+@dataclass(slots=True)
+class Settled:
+    """One partition's part of a batch. *attempts* and *due_at* are those of *head*, the first message not ended."""
+
+    partition: int
+    fence: int
+    finished: list[int] = field(default_factory=list)
+    dead: list[tuple[Delivery, str]] = field(default_factory=list)
+    head: int | None = None
+    attempts: int = 0
+    due_at: datetime | None = None
+
+
+def settle(results: Sequence[tuple[Delivery, Outcome | None]], delivering: Delivering, now: datetime) -> list[Settled]:
+    """Per partition: what ended, up to the first that did not. Whatever follows that one stays, in order."""
+    lanes: dict[int, list[tuple[Delivery, Outcome | None]]] = defaultdict(list)
+    for delivery, outcome in results:
+        lanes[delivery.partition].append((delivery, outcome))
+    return [_settle_lane(lane, delivering, now) for lane in lanes.values()]
+
+
+def _settle_lane(lane: Sequence[tuple[Delivery, Outcome | None]], delivering: Delivering, now: datetime) -> Settled:
+    settled = Settled(lane[0][0].partition, lane[0][0].fence)
+    for delivery, outcome in lane:
+        match outcome:
+            case Done():
+                pass
+            case Failed(reason):
+                settled.dead.append((delivery, reason))
+            case Retry(reason) if delivery.attempt >= delivering.max_attempts:
+                settled.dead.append((delivery, f"gave up after {delivery.attempt} attempts: {reason}"))
+            case Retry(_, after):
+                wait = delay(delivery.attempt, first=delivering.first_delay, most=delivering.most_delay)
+                settled.head, settled.attempts = delivery.position, delivery.attempt
+                settled.due_at = now + (wait if after is None else after)
+                return settled
+            case None:
+                settled.head, settled.attempts = delivery.position, delivery.attempt - 1
+                return settled
+        settled.finished.append(delivery.position)
+    return settled

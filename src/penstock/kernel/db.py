@@ -1,0 +1,185 @@
+"""The database: a pool, visible transactions, and errors that say whether trying again can help."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias
+
+import asyncpg
+import orjson
+from asyncpg.pool import PoolConnectionProxy
+
+from penstock.kernel.clock import Clock, ServerClock
+from penstock.kernel.errors import BadConfig, PenstockError, Transient
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
+ACQUIRE_TIMEOUT = 30.0
+Isolation = Literal["read_committed", "repeatable_read", "serializable"]
+
+# Failures of the moment: the same statement may succeed on a new connection or a moment later.
+_DOWN = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+)
+_UNREACHABLE = (
+    OSError,
+    TimeoutError,
+)  # only while connecting: later these may come from the caller's own code
+_BUSY = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.QueryCanceledError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,  # a failover: this node is a replica now
+)
+_REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+_MISCONFIGURED = (asyncpg.ClientConfigurationError, ssl.SSLError)
+
+
+class Database:
+    """One PostgreSQL, seen by one event loop."""
+
+    def __init__(self, dsn: str, pool: "asyncpg.Pool[asyncpg.Record]", clock: Clock) -> None:
+        self.dsn = dsn
+        self.clock = clock
+        self._pool = pool
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        dsn: str,
+        *,
+        clock: Clock | None = None,
+        size: int = 10,
+        statement_timeout: timedelta = timedelta(minutes=5),
+    ) -> "AsyncIterator[Database]":
+        """Connect, and disconnect at the end; Transient DATABASE_DOWN when nobody answers."""
+        server_clock = ServerClock()
+
+        async def prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+            await _teach_json(connection)
+            server_clock.align(await connection.fetchval("SELECT clock_timestamp()"))
+
+        with translated(connecting=True):
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=1,
+                max_size=size,
+                init=prepare,
+                timeout=10,
+                command_timeout=statement_timeout.total_seconds() + 10,  # the net, should the server be frozen
+                server_settings={
+                    "application_name": "penstock",
+                    "timezone": "UTC",
+                    "statement_timeout": str(int(statement_timeout.total_seconds() * 1000)),
+                },
+            )
+        try:
+            yield cls(dsn, pool, clock or server_clock)
+        finally:
+            await _close(pool)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection without a transaction, for single statements."""
+        async with self._borrowed() as connection:
+            with translated():
+                yield connection
+
+    @asynccontextmanager
+    async def transaction(self, isolation: Isolation = "read_committed") -> AsyncIterator[Connection]:
+        """All of it or nothing of it: commits at the end, rolls back on any exception."""
+        async with self._borrowed() as connection:
+            with translated():
+                async with connection.transaction(isolation=isolation):
+                    yield connection
+
+    async def fetch(self, query: str, *args: Any) -> list[asyncpg.Record]:
+        async with self.connection() as connection:
+            return await connection.fetch(query, *args)
+
+    async def fetchrow(self, query: str, *args: Any) -> asyncpg.Record | None:
+        async with self.connection() as connection:
+            return await connection.fetchrow(query, *args)
+
+    async def fetchval(self, query: str, *args: Any) -> Any:
+        async with self.connection() as connection:
+            return await connection.fetchval(query, *args)
+
+    async def execute(self, query: str, *args: Any) -> str:
+        async with self.connection() as connection:
+            return await connection.execute(query, *args)
+
+    async def check(self) -> str:
+        """The server's version, or Transient DATABASE_DOWN."""
+        return str(await self.fetchval("SHOW server_version"))
+
+    @asynccontextmanager
+    async def _borrowed(self) -> "AsyncIterator[PoolConnectionProxy[asyncpg.Record]]":
+        with translated(connecting=True):
+            connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT)
+        try:
+            yield connection
+        finally:
+            await self._pool.release(connection)
+
+
+@contextmanager
+def translated(*, connecting: bool = False) -> Iterator[None]:
+    """Turn what asyncpg raises for a server that is down or busy into Transient; let the rest pass."""
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, *_UNREACHABLE) as error:
+        if isinstance(error, _UNREACHABLE) and not connecting:
+            raise
+        known = _known(error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether trying the same again can help."""
+    return isinstance(error, Transient) or isinstance(_known(error), Transient)
+
+
+def _known(error: BaseException) -> PenstockError | None:
+    if isinstance(error, ValueError):  # asyncpg's word for an argument of the wrong type: no retry mends it
+        return None
+    if isinstance(error, _BUSY):
+        return Transient("DATABASE_BUSY", f"PostgreSQL could not finish now: {error}", hint="try again")
+    if isinstance(error, _REFUSED):
+        hint = "check user, password and database name"
+        return Transient("DATABASE_REFUSED", f"PostgreSQL refused the connection: {error}", hint=hint)
+    if isinstance(error, _MISCONFIGURED):
+        return BadConfig("DATABASE_URL", f"the database URL cannot be used: {error}")
+    if isinstance(error, (*_DOWN, *_UNREACHABLE)):
+        hint = "check that the server runs and that database.url points to it"
+        return Transient("DATABASE_DOWN", f"PostgreSQL does not answer: {error or type(error).__name__}", hint=hint)
+    return None
+
+
+async def _teach_json(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    for name in ("json", "jsonb"):
+        await connection.set_type_codec(
+            name,
+            schema="pg_catalog",
+            encoder=lambda value: orjson.dumps(value).decode(),
+            decoder=orjson.loads,
+        )
+
+
+async def _close(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    """Close politely, but never hang on a server that is gone."""
+    try:
+        await asyncio.wait_for(pool.close(), timeout=5)
+    except (*_UNREACHABLE, *_DOWN):
+        pool.terminate()

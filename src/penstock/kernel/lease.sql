@@ -1,0 +1,108 @@
+-- name: claim
+-- Hand out the oldest due rows; SKIP LOCKED keeps claimers out of each other's way.
+WITH due AS MATERIALIZED (
+    SELECT t.id
+    FROM <table> t
+    WHERE t.<state> = <ready> AND t.due_at <= $4 AND (<condition>)
+    ORDER BY t.due_at, t.id
+    LIMIT $2
+    FOR UPDATE SKIP LOCKED
+), held AS (
+    UPDATE <table> t
+    SET <state> = <held>, fence = t.fence + 1, attempts = t.attempts + 1, worker = $1, lease_until = $3
+    WHERE t.id = ANY (ARRAY(SELECT id FROM due))
+    RETURNING t.*
+), noted AS (
+    INSERT INTO journal (machine, subject, source, target, actor, at, fence)
+    SELECT <machine>, <subject>, <ready>, <held>, $1, $4, t.fence FROM held t
+)
+SELECT * FROM held ORDER BY due_at, id;
+
+-- name: heartbeat
+-- Extend what is still held under its fence; a heartbeat never shortens a lease.
+UPDATE <table> t
+SET lease_until = greatest(t.lease_until, $3)
+FROM unnest($1::bigint[], $2::bigint[]) AS said (id, fence)
+WHERE t.id = said.id AND t.fence = said.fence AND t.<state> = <held>
+RETURNING t.id;
+
+-- name: settle
+-- Move what is still held under its fence. A repeated report finds its row where it wanted it, and is a success.
+WITH said AS (
+    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::timestamptz[], $6::boolean[])
+        AS said (id, fence, target, reason, due_at, counts)
+), mine AS MATERIALIZED (
+    SELECT
+        t.id,
+        CASE WHEN said.target = <ready> AND said.counts AND t.attempts >= $9 THEN <failed> ELSE said.target END AS target,
+        said.reason,
+        said.due_at,
+        said.counts
+    FROM <table> t
+    JOIN said ON t.id = said.id AND t.fence = said.fence
+    WHERE t.id = ANY ($1::bigint[]) AND t.<state> = <held>
+    ORDER BY t.id
+    FOR UPDATE OF t
+), moved AS (
+    UPDATE <table> t
+    SET <state> = mine.target,
+        lease_until = NULL,
+        due_at = CASE WHEN mine.target = <ready> THEN mine.due_at ELSE t.due_at END,
+        attempts = t.attempts - CASE WHEN mine.counts THEN 0 ELSE 1 END
+    FROM mine
+    WHERE t.id = mine.id
+    RETURNING t.*, mine.target AS said_target, mine.reason AS said_reason
+), noted AS (
+    INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
+    SELECT <machine>, <subject>, step.source, step.target, $7, $8, t.said_reason, t.fence
+    FROM moved t
+    CROSS JOIN LATERAL (
+        SELECT 1 AS n, <held> AS source, t.said_target AS target WHERE t.said_target <> <ready>
+        UNION ALL
+        SELECT back.n, back.source, back.target
+        FROM (VALUES <way_back>) AS back (n, source, target)
+        WHERE t.said_target = <ready>
+    ) AS step
+    ORDER BY t.id, step.n
+)
+SELECT id FROM moved
+UNION
+SELECT t.id
+FROM <table> t
+JOIN said ON t.id = said.id AND t.fence = said.fence
+WHERE t.id = ANY ($1::bigint[])
+  AND (t.<state> = said.target OR said.target = <ready> AND t.<state> = <failed>)
+  AND t.<state> <> <held>;
+
+-- name: reap
+-- Take back rows whose lease ran out; the grown fence makes every late report an old one.
+WITH late AS MATERIALIZED (
+    SELECT t.id
+    FROM <table> t
+    WHERE t.<state> = <held> AND t.lease_until < $1
+    ORDER BY t.lease_until
+    LIMIT $2
+    FOR UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE <table> t
+    SET <state> = CASE WHEN t.attempts >= $3 THEN <failed> ELSE <ready> END,
+        fence = t.fence + 1,
+        lease_until = NULL,
+        due_at = $1
+    WHERE t.id = ANY (ARRAY(SELECT id FROM late))
+    RETURNING t.*
+), noted AS (
+    INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
+    SELECT <machine>, <subject>, step.source, step.target, $4, $1,
+           'the lease of ' || coalesce(t.worker, 'an unnamed worker') || ' ran out, attempt ' || t.attempts, t.fence
+    FROM moved t
+    CROSS JOIN LATERAL (
+        SELECT 1 AS n, <held> AS source, <failed> AS target WHERE t.<state> = <failed>
+        UNION ALL
+        SELECT back.n, back.source, back.target
+        FROM (VALUES <way_back>) AS back (n, source, target)
+        WHERE t.<state> = <ready>
+    ) AS step
+    ORDER BY t.id, step.n
+)
+SELECT id, <state> AS status FROM moved;

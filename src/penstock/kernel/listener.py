@@ -1,0 +1,103 @@
+"""Hears PostgreSQL's NOTIFY, and says so when some may have been missed."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import asyncpg
+import structlog
+
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.db import translated
+from penstock.kernel.errors import Transient
+
+INBOX_LIMIT = 10_000
+_PING_EVERY = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A notification, with what it carried."""
+
+    payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """From here on everything is heard; what came before may have been missed."""
+
+    reason: str
+
+
+class Inbox:
+    """What one listener has yet to read; it forgets rather than grow without bound, and says so."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Heard | Missed] = asyncio.Queue()
+
+    def put(self, item: Heard | Missed) -> None:
+        if self._queue.qsize() >= INBOX_LIMIT:
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            item = Missed("the listener was too slow")
+        self._queue.put_nowait(item)
+
+    async def get(self) -> Heard | Missed:
+        return await self._queue.get()
+
+    async def wait(self, timeout: float) -> bool:
+        """Whether something came within *timeout* seconds; reads all that is there."""
+        try:
+            await asyncio.wait_for(self._queue.get(), timeout)
+        except TimeoutError:
+            return False
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        return True
+
+
+@asynccontextmanager
+async def listen(dsn: str, channel: str) -> AsyncIterator[Inbox]:
+    """An inbox for *channel* on a connection of its own, reopened whenever it is lost; first in it is Missed."""
+    inbox = Inbox()
+    task = asyncio.create_task(_keep_listening(dsn, channel, inbox), name=f"listen {channel}")
+    try:
+        yield inbox
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _keep_listening(dsn: str, channel: str, inbox: Inbox) -> None:
+    log, backoff, reason = structlog.get_logger(), Backoff(), "the listener began"
+    while True:
+        try:
+            with translated(connecting=True):
+                await _listen_until_lost(dsn, channel, inbox, reason, backoff)
+        except Transient as error:
+            log.warning("listen_lost", channel=channel, error=error.message)
+        reason = "the connection was lost"
+        await asyncio.sleep(backoff.next().total_seconds())
+
+
+async def _listen_until_lost(dsn: str, channel: str, inbox: Inbox, reason: str, backoff: Backoff) -> None:
+    lost = asyncio.Event()
+    connection = await asyncpg.connect(dsn, timeout=10, server_settings={"application_name": "penstock-listen"})
+    try:
+        connection.add_termination_listener(lambda _connection: lost.set())
+        await connection.add_listener(channel, lambda *heard: inbox.put(Heard(str(heard[3]))))
+        inbox.put(Missed(reason))
+        backoff.reset()
+        while not await _happens(lost, _PING_EVERY):
+            await connection.fetchval("SELECT 1", timeout=_PING_EVERY)  # finds out when nobody said goodbye
+    finally:
+        connection.terminate()
+
+
+async def _happens(event: asyncio.Event, within: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), within)
+    return event.is_set()

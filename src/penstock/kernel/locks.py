@@ -1,0 +1,76 @@
+"""One at a time: between processes of one machine by a file, between machines by PostgreSQL."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import orjson
+
+from penstock.kernel.clock import Clock, SystemClock
+from penstock.kernel.db import Connection
+from penstock.kernel.errors import Conflict
+
+
+def advisory_key(name: str) -> int:
+    """The number PostgreSQL knows the lock *name* by."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+
+
+@asynccontextmanager
+async def advisory_lock(connection: Connection, name: str) -> AsyncIterator[None]:
+    """Hold *name* on this connection, waiting for it as long as it takes; a lost connection frees it."""
+    key = advisory_key(name)
+    await connection.execute("SELECT pg_advisory_lock($1)", key)
+    try:
+        yield
+    finally:
+        if not connection.is_closed():
+            await connection.execute("SELECT pg_advisory_unlock($1)", key)
+
+
+@asynccontextmanager
+async def try_advisory_lock(connection: Connection, name: str) -> AsyncIterator[bool]:
+    """Hold *name* if nobody does; yields whether it is held."""
+    key = advisory_key(name)
+    held = bool(await connection.fetchval("SELECT pg_try_advisory_lock($1)", key))
+    try:
+        yield held
+    finally:
+        if held and not connection.is_closed():
+            await connection.execute("SELECT pg_advisory_unlock($1)", key)
+
+
+@contextmanager
+def file_lock(path: Path, holder: str, clock: Clock | None = None) -> Iterator[None]:
+    """Hold *path* for this process; Conflict LOCKED, naming who holds it, when another does. Death frees it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _locked(path) from None
+        _write(
+            descriptor,
+            {"holder": holder, "pid": os.getpid(), "since": (clock or SystemClock()).now().isoformat()},
+        )
+        yield
+    finally:
+        # The file stays: removing it would let two processes each hold a lock of that name.
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> Conflict:
+    note: dict[str, object] = {}
+    with contextlib.suppress(OSError, orjson.JSONDecodeError):
+        note = orjson.loads(path.read_bytes())
+    who = f"{note.get('holder', 'another process')} (pid {note.get('pid', 'unknown')}, since {note.get('since', 'unknown')})"
+    return Conflict("LOCKED", f"{path.parent} is locked by {who}", hint="wait for it to end, or stop it", **note)
+
+
+def _write(descriptor: int, note: dict[str, object]) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, orjson.dumps(note), 0)

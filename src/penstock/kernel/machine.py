@@ -1,0 +1,125 @@
+"""A state machine declared once: the code, the SQL, the API and the diagrams all ask it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from penstock.kernel.errors import Conflict, NotFound
+
+S = TypeVar("S", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class Move(Generic[S]):
+    """A named step from any of *sources* to *target*."""
+
+    name: str
+    sources: tuple[S, ...]
+    target: S
+
+
+class Machine(Generic[S]):
+    """States, the moves between them, and named groups of states."""
+
+    def __init__(
+        self,
+        name: str,
+        states: type[S],
+        *,
+        initial: S,
+        moves: Iterable[Move[S]],
+        groups: Mapping[str, Iterable[S]] | None = None,
+    ) -> None:
+        self.name = name
+        self.states = states
+        self.initial = initial
+        declared = list(moves)
+        self.moves: Mapping[str, Move[S]] = {move.name: move for move in declared}
+        self.groups: Mapping[str, tuple[S, ...]] = {group: tuple(members) for group, members in (groups or {}).items()}
+        self._refuse_nonsense(declared)
+
+    @property
+    def finals(self) -> tuple[S, ...]:
+        """States no move leads out of."""
+        left = {source for move in self.moves.values() for source in move.sources}
+        return tuple(state for state in self.states if state not in left)
+
+    def sources(self, target: S) -> tuple[S, ...]:
+        """States from which some move leads to *target*, in the order of declaration."""
+        reached = {source for move in self.moves.values() if move.target == target for source in move.sources}
+        return tuple(state for state in self.states if state in reached)
+
+    def can(self, current: S, target: S) -> bool:
+        return current in self.sources(target)
+
+    def check(self, current: S, target: S) -> None:
+        """Conflict BAD_MOVE, naming what is possible, unless a move leads from *current* to *target*."""
+        if self.can(current, target):
+            return
+        possible = sorted({move.target.value for move in self.moves.values() if current in move.sources})
+        raise Conflict(
+            "BAD_MOVE",
+            f"{self.name} is {current.value}, it cannot become {target.value}",
+            hint=f"from {current.value} it can become {', '.join(possible)}"
+            if possible
+            else f"{current.value} is final",
+            current=current.value,
+        )
+
+    def move(self, name: str) -> Move[S]:
+        """The move of that name, or NotFound."""
+        if name not in self.moves:
+            raise NotFound("UNKNOWN_MOVE", f"{self.name} has no move {name!r}", hint=f"moves: {', '.join(self.moves)}")
+        return self.moves[name]
+
+    def sql(self, word: str) -> str:
+        """The SQL literal behind *word*: a state, `to_<STATE>` (its sources), a move (its sources) or a group.
+
+        Literals, not parameters: only with them does PostgreSQL use a partial index.
+        """
+        if word in self.states.__members__:
+            return _literal(self.states[word])
+        if word.startswith("to_") and word[3:] in self.states.__members__:
+            return _tuple(self.sources(self.states[word[3:]]))
+        if word in self.moves:
+            return _tuple(self.moves[word].sources)
+        if word in self.groups:
+            return _tuple(self.groups[word])
+        raise LookupError(f"machine {self.name} knows no state, move or group {word!r}")
+
+    def sql_check(self, column: str) -> str:
+        """The CHECK condition a column of this machine carries."""
+        return f"{column} IN {_tuple(self.states)}"
+
+    def mermaid(self) -> str:
+        """The diagram of the machine, as the docs and the console draw it."""
+        lines = ["stateDiagram-v2", f"    [*] --> {self.initial.name}"]
+        lines += [
+            f"    {source.name} --> {move.target.name}: {move.name}"
+            for move in self.moves.values()
+            for source in move.sources
+        ]
+        return "\n".join([*lines, *(f"    {state.name} --> [*]" for state in self.finals)]) + "\n"
+
+    def _refuse_nonsense(self, moves: list[Move[S]]) -> None:
+        if len(moves) != len(self.moves):
+            raise ValueError(f"machine {self.name}: two moves have one name")
+        reachable, grown = {self.initial}, True
+        while grown:
+            found = {move.target for move in moves if reachable & set(move.sources)}
+            grown = not found <= reachable
+            reachable |= found
+        if lost := [state.name for state in self.states if state not in reachable]:
+            raise ValueError(f"machine {self.name}: no move leads to {', '.join(lost)}")
+
+
+def _literal(state: StrEnum) -> str:
+    return "'" + state.value.replace("'", "''") + "'"
+
+
+def _tuple(states: Iterable[StrEnum]) -> str:
+    literals = [_literal(state) for state in states]
+    if not literals:
+        raise LookupError("an empty set of states matches nothing; the statement cannot be meant")
+    return f"({', '.join(literals)})"

@@ -1,0 +1,108 @@
+"""Migrations: numbered SQL files per part, applied once, in order, by one process at a time."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import asyncpg
+
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import Corrupt
+from penstock.kernel.locks import advisory_lock
+
+_FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
+_LEDGER = """
+CREATE TABLE IF NOT EXISTS schema_migration (
+    part text NOT NULL,
+    version integer NOT NULL,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (part, version)
+)
+"""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One file; its number orders it within its part."""
+
+    part: str
+    version: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a database lacks, and what it has that this release does not know."""
+
+    pending: Sequence[Migration]
+    newer: Sequence[str]
+
+
+def load(package: str) -> list[Migration]:
+    """The migrations in *package*'s folder `migrations`, by number; the part's name is the package's last word."""
+    part = package.rpartition(".")[2]
+    found = []
+    for file in files(package).joinpath("migrations").iterdir():
+        if match := _FILE.match(file.name):
+            found.append(Migration(part, int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    return sorted(found, key=lambda migration: migration.version)
+
+
+async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migration]:
+    """Apply what is missing and return it; each file is one transaction, two callers never apply one file twice."""
+    wanted = list(migrations)
+    async with db.connection() as connection, advisory_lock(connection, "penstock.migrate"):
+        await connection.execute(_LEDGER)
+        pending = _compare(wanted, await _applied(connection)).pending
+        for migration in pending:
+            async with connection.transaction():
+                await connection.execute(migration.sql)
+                await connection.execute(
+                    "INSERT INTO schema_migration (part, version, name, checksum) VALUES ($1, $2, $3, $4)",
+                    migration.part,
+                    migration.version,
+                    migration.name,
+                    migration.checksum,
+                )
+    return list(pending)
+
+
+async def plan(db: Database, migrations: Iterable[Migration]) -> Plan:
+    """What `migrate` would do; changes nothing."""
+    async with db.connection() as connection:
+        try:
+            applied = await _applied(connection)
+        except asyncpg.UndefinedTableError:
+            applied = []
+        return _compare(list(migrations), applied)
+
+
+async def _applied(connection: Connection) -> list[asyncpg.Record]:
+    return await connection.fetch("SELECT part, version, name, checksum FROM schema_migration ORDER BY part, version")
+
+
+def _compare(wanted: Sequence[Migration], applied: Sequence[asyncpg.Record]) -> Plan:
+    """An older release may run on a newer database (a rolling upgrade), so what is unknown is told, not refused."""
+    known = {(migration.part, migration.version): migration for migration in wanted}
+    done = {(row["part"], row["version"]): row for row in applied}
+    for key, row in done.items():
+        if key in known and known[key].checksum != row["checksum"]:
+            raise Corrupt(
+                "MIGRATION_CHANGED",
+                f"migration {row['part']} {row['version']:04} ({row['name']}) was changed after it was applied",
+                hint="restore the file and put the change into a new migration",
+            )
+    pending = [migration for key, migration in known.items() if key not in done]
+    newer = [
+        f"{part} {version:04} {row['name']}" for (part, version), row in done.items() if (part, version) not in known
+    ]
+    return Plan(pending, newer)

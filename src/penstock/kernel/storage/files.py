@@ -1,0 +1,166 @@
+"""Objects as files: written aside, synced, then renamed; a crash leaves the old content or the new."""
+
+import fcntl
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.kernel.errors import Invalid
+from penstock.kernel.storage import RESERVED, ObjectInfo, checked_path
+from penstock.kernel.storage.failures import changed, exists, missing
+from penstock.kernel.storage.tree import open_file, open_folder, present_file, remove_empty, remove_file
+
+STALE_AFTER = timedelta(days=1)
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A whole content on disk, not yet under its name."""
+
+    file: Path
+    status: os.stat_result
+
+
+class Files:
+    """The blocking half of a folder's storage; failures of the disk come as OSError."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._drafts = root / RESERVED / "drafts"
+        self._locks = root / RESERVED / "locks"
+
+    def put(self, path: str, fill: Callable[[BinaryIO], object]) -> ObjectInfo:
+        def rename(draft: Draft, folder: int, name: str, _: os.stat_result | None) -> None:
+            os.replace(draft.file, name, dst_dir_fd=folder)
+
+        with self._draft(fill) as draft, self._locked(path):
+            return self._place(path, draft, rename)
+
+    def create(self, path: str, data: bytes) -> ObjectInfo:
+        def link(draft: Draft, folder: int, name: str, current: os.stat_result | None) -> None:
+            if current is not None:
+                raise exists(path)
+            try:
+                # A link, unlike a rename, never takes the place of what another process put there just now.
+                os.link(draft.file, name, dst_dir_fd=folder)
+            except FileExistsError as error:
+                raise exists(path) from error
+
+        with self._draft(lambda out: out.write(data)) as draft:
+            return self._place(path, draft, link)
+
+    def replace(self, path: str, data: bytes, etag: str) -> ObjectInfo:
+        def rename_over(draft: Draft, folder: int, name: str, current: os.stat_result | None) -> None:
+            if current is None or _etag(current) != etag:
+                raise changed(path)
+            os.replace(draft.file, name, dst_dir_fd=folder)
+
+        with self._draft(lambda out: out.write(data)) as draft, self._locked(path):
+            return self._place(path, draft, rename_over)
+
+    def open(self, path: str) -> tuple[BinaryIO, ObjectInfo]:
+        """The object, open, and what is known of it; NotFound when there is none."""
+        *folders, name = path.split("/")
+        try:
+            with open_folder(self._root, folders) as folder:
+                opened = open_file(folder, name)
+        except FileNotFoundError as error:
+            raise missing(path) from error
+        return os.fdopen(opened, "rb"), _info(path, os.fstat(opened))
+
+    def scan(self, folder: str) -> list[ObjectInfo | str]:
+        """What lies directly in *folder*, in descending order: objects, and the paths of folders."""
+        segments = folder.split("/") if folder else []
+        try:
+            with open_folder(self._root, segments) as opened, os.scandir(opened) as entries:
+                found = [known for entry in entries if (known := _known(entry, [*segments, entry.name]))]
+        except FileNotFoundError:
+            return []
+        # "a.b" is before "a/b", so a folder sorts as what it begins.
+        return sorted(found, key=lambda it: it + "/" if isinstance(it, str) else it.path, reverse=True)
+
+    def delete(self, path: str) -> None:
+        *folders, name = path.split("/")
+        with self._locked(path), suppress(FileNotFoundError), open_folder(self._root, folders) as folder:
+            remove_file(folder, name)
+        remove_empty(self._root, folders)
+
+    def remove_stale_drafts(self, now: datetime) -> None:
+        """Remove what writers left behind that were killed more than a day ago."""
+        before = (now - STALE_AFTER).timestamp()
+        for draft in self._drafts.iterdir():
+            with suppress(FileNotFoundError):
+                if draft.stat().st_mtime < before:
+                    draft.unlink()
+
+    def _place(
+        self, path: str, draft: Draft, act: Callable[[Draft, int, str, os.stat_result | None], None]
+    ) -> ObjectInfo:
+        """Let *act* give the draft its name, and make that durable."""
+        *folders, name = path.split("/")
+        for _ in range(_ATTEMPTS):
+            # A deletion may sweep the still empty folder away between making it and using it.
+            with suppress(FileNotFoundError), open_folder(self._root, folders, make=True) as folder:
+                act(draft, folder, name, present_file(folder, name))
+                os.fsync(folder)
+                return _info(path, draft.status)
+        raise FileNotFoundError(f"the folder of {path} vanishes as often as it is made")
+
+    @contextmanager
+    def _draft(self, fill: Callable[[BinaryIO], object]) -> Iterator[Draft]:
+        """A synced file nobody sees; gone at the end unless it was renamed."""
+        self._drafts.mkdir(parents=True, exist_ok=True)
+        file = self._drafts / uuid.uuid4().hex
+        try:
+            with file.open("xb") as out:
+                fill(out)
+                out.flush()
+                # The kernel's stamp moves in steps of milliseconds, and a freed inode is used again at once:
+                # only a stamp of our own makes the etag name this content alone.
+                now = time.time_ns()
+                os.utime(out.fileno(), ns=(now, now))
+                os.fsync(out.fileno())
+                status = os.fstat(out.fileno())
+            yield Draft(file, status)
+        finally:
+            file.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self, path: str) -> Iterator[None]:
+        """Alone with *path*, among the threads and processes of this machine."""
+        self._locks.mkdir(parents=True, exist_ok=True)
+        stripe = hashlib.sha256(path.encode()).hexdigest()[:2]
+        lock = os.open(self._locks / stripe, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def _known(entry: os.DirEntry[str], segments: list[str]) -> ObjectInfo | str | None:
+    """The object or the folder's path; None for links, devices and names that no object can have."""
+    try:
+        path = checked_path("/".join(segments))
+        if entry.is_dir(follow_symlinks=False):
+            return path
+        is_object = entry.is_file(follow_symlinks=False)
+        return _info(path, entry.stat(follow_symlinks=False)) if is_object else None
+    except (Invalid, FileNotFoundError):
+        return None
+
+
+def _info(path: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(path, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), _etag(status))
+
+
+def _etag(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"

@@ -1,0 +1,112 @@
+"""Storage in a folder: plain files, safe for all threads and processes of one machine."""
+
+import asyncio
+import errno
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from penstock.kernel.errors import NotFound
+from penstock.kernel.storage import RESERVED, ObjectInfo, Stored, checked_path
+from penstock.kernel.storage.failures import down, source_size
+from penstock.kernel.storage.files import Files
+
+PIECE = 1 << 20
+_PROBE = b"penstock"
+_HINTS = {
+    errno.EACCES: "let the user Penstock runs as read and write the folder",
+    errno.EPERM: "let the user Penstock runs as read and write the folder",
+    errno.EDQUOT: "free space or raise the quota",
+    errno.ENOSPC: "free space on the disk",
+    errno.EROFS: "mount the disk for writing",
+}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class FolderStorage:
+    """The storage port over *root*, which is made at the first write."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self._files = Files(self._root)
+
+    async def put(self, path: str, data: bytes) -> ObjectInfo:
+        return await self._run(self._files.put, checked_path(path), lambda out: out.write(data))
+
+    async def create(self, path: str, data: bytes) -> ObjectInfo:
+        return await self._run(self._files.create, checked_path(path), data)
+
+    async def replace(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
+        return await self._run(self._files.replace, checked_path(path), data, etag)
+
+    async def put_file(self, path: str, source: Path) -> ObjectInfo:
+        return await self._run(self._copy, checked_path(path), source)
+
+    async def get(self, path: str) -> Stored:
+        return await self._run(self._read, checked_path(path))
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        # An open file keeps its content, whatever is renamed over its name.
+        file, _ = await self._run(self._files.open, checked_path(path))
+        with file:
+            while piece := await self._run(file.read, PIECE):
+                yield piece
+
+    async def info(self, path: str) -> ObjectInfo | None:
+        return await self._run(self._look, checked_path(path))
+
+    async def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        waiting: list[ObjectInfo | str] = [checked_path(prefix) if prefix else ""]
+        while waiting:
+            found = waiting.pop()
+            if isinstance(found, ObjectInfo):
+                yield found
+            else:
+                waiting += await self._run(self._files.scan, found)
+
+    async def delete(self, path: str) -> None:
+        await self._run(self._files.delete, checked_path(path))
+
+    def uri(self, path: str) -> str:
+        return (self._root / checked_path(path)).as_uri()
+
+    async def check(self) -> None:
+        await self._run(self._probe)
+
+    def _copy(self, path: str, source: Path) -> ObjectInfo:
+        source_size(source)
+        with source.open("rb") as content:
+            return self._files.put(path, lambda out: shutil.copyfileobj(content, out, PIECE))
+
+    def _read(self, path: str) -> Stored:
+        file, info = self._files.open(path)
+        with file:
+            return Stored(info, file.read())
+
+    def _look(self, path: str) -> ObjectInfo | None:
+        try:
+            file, info = self._files.open(path)
+        except NotFound:
+            return None
+        file.close()
+        return info
+
+    def _probe(self) -> None:
+        path = f"{RESERVED}/probe-{uuid.uuid4().hex}"
+        written = self._files.put(path, lambda out: out.write(_PROBE))
+        read = self._read(path).data
+        self._files.delete(path)
+        if read != _PROBE:
+            raise down(str(self._root), "what is read is not what was written", hint="check the disk")
+        self._files.remove_stale_drafts(now=written.modified_at)
+
+    async def _run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        except OSError as error:
+            hint = _HINTS.get(error.errno or 0, "check the folder and its disk")
+            raise down(str(self._root), error.strerror or str(error), hint=hint) from error

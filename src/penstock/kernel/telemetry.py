@@ -1,0 +1,125 @@
+"""Logs as JSON, metrics for Prometheus, traces for OpenTelemetry: one object per process, handed down."""
+
+import logging
+import re
+import sys
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Literal
+
+import structlog
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.trace import Tracer, get_current_span
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from penstock import __version__
+from penstock.kernel.outcome import Outcome
+
+LogFormat = Literal["json", "console"]
+_SECRET = re.compile(r"password|passwd|secret|token|authorization|api_?key|credential", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^@\s]+@")
+
+
+class WorkMetrics:
+    """What the work loops of a process did."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._items = Counter(
+            "penstock_work_items",
+            "Items handled, by queue and outcome",
+            ["queue", "outcome"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "penstock_work_batch_seconds", "Time to handle one batch", ["queue"], registry=registry
+        )
+
+    @contextmanager
+    def timed(self, queue: str) -> Iterator[None]:
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds.labels(queue).observe(perf_counter() - began)
+
+    def count(self, queue: str, outcomes: Sequence[Outcome | None], lost: int) -> None:
+        names = Tally("given_back" if outcome is None else type(outcome).__name__.lower() for outcome in outcomes)
+        for name, number in names.items():
+            self._items.labels(queue, name).inc(number)
+        self._items.labels(queue, "superseded").inc(lost)
+
+
+class Telemetry:
+    """The metrics and the tracer of one process."""
+
+    def __init__(self, service: str = "penstock", spans: Sequence[SpanProcessor] = ()) -> None:
+        self.registry = CollectorRegistry()
+        self.work = WorkMetrics(self.registry)
+        resource = Resource.create({"service.name": service, "service.version": __version__})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        for processor in spans:
+            self._provider.add_span_processor(processor)
+        self.tracer: Tracer = self._provider.get_tracer("penstock", __version__)
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def close(self) -> None:
+        """Send what is still held back."""
+        self._provider.shutdown()
+
+
+def configure_logging(level: str = "INFO", format: LogFormat = "json") -> None:  # noqa: A002 - the setting's own name
+    """Send all logs of the process to standard error, structured, without secrets. Called once, by a program's main."""
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _add_trace,
+        redact,
+    ]
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_private, renderer])
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Hide what a name gives away as secret, and passwords in URLs."""
+    return {name: _hidden(name, value) for name, value in event.items()}
+
+
+def _hidden(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _hidden(str(key), inner) for key, inner in value.items()}
+    if _SECRET.search(name) and value is not None:
+        return "***"
+    return _URL_PASSWORD.sub(r"\1:***@", value) if isinstance(value, str) else value
+
+
+def _add_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    context = get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = format(context.trace_id, "032x")
+    return event
+
+
+def _drop_private(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {name: value for name, value in event.items() if not name.startswith("_")}

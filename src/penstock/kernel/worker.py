@@ -1,0 +1,182 @@
+"""The one work loop: take, handle, settle; drain, stop, back off."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from random import uniform
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.outcome import Failed, Outcome, Retry
+from penstock.kernel.telemetry import Telemetry
+
+T = TypeVar("T")
+
+
+class Queue(Protocol[T]):
+    """Where work comes from: a table under lease, or a topic of the bus."""
+
+    name: str
+    lease_for: timedelta
+
+    async def take(self, limit: int) -> Sequence[T]:
+        """Work now held by this worker; empty when there is none."""
+
+    async def wait(self, timeout: float) -> None:
+        """Return when there may be work, at the latest after *timeout* seconds."""
+
+    async def extend(self, items: Sequence[T]) -> None:
+        """Keep holding *items* for another lease."""
+
+    async def settle(self, results: Sequence[tuple[T, Outcome | None]]) -> int:
+        """Tell what became of each item (None: untouched, hand it out again); returns how many were lost to others."""
+
+    def lane(self, item: T) -> Hashable:
+        """Items of one lane are handled in order, one at a time."""
+
+
+Handler = Callable[[Sequence[T], asyncio.Event], Awaitable[Sequence[Outcome | None]]]
+
+
+class Worker(Generic[T]):
+    """Takes batches from a queue, has them handled, and settles them, until told to stop."""
+
+    def __init__(
+        self,
+        queue: Queue[T],
+        handler: Handler[T],
+        telemetry: Telemetry,
+        *,
+        batch: int = 100,
+        poll: timedelta = timedelta(seconds=1),
+    ) -> None:
+        self._queue = queue
+        self._handler = handler
+        self._batch = batch
+        self._poll = poll
+        self._stopping = asyncio.Event()
+        self._log = structlog.get_logger().bind(queue=queue.name)
+        self._metrics = telemetry.work
+
+    def stop(self) -> None:
+        """Take nothing more, finish what is being handled, give back the rest; `run` then returns."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until stopped. A queue that is down is tried again, later and later."""
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                if not await self.step():
+                    await self._idle(self._poll.total_seconds() * uniform(0.5, 1))  # noqa: S311 - jitter, not secrecy
+                backoff.reset()
+            except Transient as error:
+                self._log.warning("queue_down", code=error.code, error=error.message)
+                await self._idle_for(backoff.next().total_seconds())
+
+    async def drain(self) -> int:
+        """Work until there is nothing to take; returns how many items were handled."""
+        total = 0
+        while not self._stopping.is_set() and (count := await self.step()):
+            total += count
+        return total
+
+    async def step(self) -> int:
+        """Take one batch, handle and settle it; returns its size."""
+        items = await self._queue.take(self._batch)
+        if items:
+            async with self._kept(items):
+                with self._metrics.timed(self._queue.name):
+                    outcomes = await self._handler(items, self._stopping)
+            await self._settle(list(zip(items, outcomes, strict=True)))
+        return len(items)
+
+    async def _settle(self, results: Sequence[tuple[T, Outcome | None]]) -> None:
+        lost = await self._queue.settle(results)
+        self._metrics.count(self._queue.name, [outcome for _, outcome in results], lost)
+        if lost:
+            self._log.warning("work_superseded", lost=lost)
+
+    @asynccontextmanager
+    async def _kept(self, items: Sequence[T]) -> AsyncIterator[None]:
+        """Hold on to *items* for as long as they are worked on."""
+        task = asyncio.create_task(self._keep(items), name=f"heartbeat {self._queue.name}")
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _keep(self, items: Sequence[T]) -> None:
+        while True:
+            await asyncio.sleep(self._queue.lease_for.total_seconds() / 3)
+            try:
+                await self._queue.extend(items)
+            except Transient as error:
+                self._log.warning("heartbeat_failed", code=error.code, error=error.message)
+
+    async def _idle(self, seconds: float) -> None:
+        """Wait for work, for the time given, or for the end."""
+        waits = [asyncio.create_task(self._queue.wait(seconds)), asyncio.create_task(self._stopping.wait())]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in waits:
+                task.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _idle_for(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+
+def each(handle: Callable[[T], Awaitable[Outcome]], queue: Queue[T], *, concurrency: int = 10) -> Handler[T]:
+    """A handler that calls *handle* per item: lanes side by side, the items of a lane one after another.
+
+    A lane stops at its first Retry, or when the worker is told to stop; what follows is given back untouched.
+    """
+
+    async def handler(items: Sequence[T], stopping: asyncio.Event) -> Sequence[Outcome | None]:
+        outcomes: list[Outcome | None] = [None] * len(items)
+        lanes: dict[Hashable, list[int]] = defaultdict(list)
+        for index, item in enumerate(items):
+            lanes[queue.lane(item)].append(index)
+        slots = asyncio.Semaphore(concurrency)
+
+        async def walk(indexes: Sequence[int]) -> None:
+            async with slots:
+                for index in indexes:
+                    if stopping.is_set():
+                        return
+                    outcomes[index] = outcome = await judged(handle(items[index]))
+                    if isinstance(outcome, Retry):
+                        return
+
+        async with asyncio.TaskGroup() as group:
+            for indexes in lanes.values():
+                group.create_task(walk(indexes))
+        return outcomes
+
+    return handler
+
+
+async def judged(work: Awaitable[Outcome]) -> Outcome:
+    """The outcome of *work*, whatever it does: the edge where exceptions become outcomes."""
+    try:
+        return await work
+    except Transient as error:
+        return Retry(f"{error.code}: {error.message}")
+    except PenstockError as error:
+        return Failed(f"{error.code}: {error.message}")
+    except Exception as error:  # noqa: BLE001 - the edge: a handler's bug must not stop the loop
+        structlog.get_logger().exception("handler_crashed")
+        return Retry(f"{type(error).__name__}: {error}")

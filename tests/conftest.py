@@ -1,0 +1,79 @@
+"""What tests stand on: real servers, started once per run and shared by all its processes."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.db import Database
+from penstock.kernel.embedded import embedded_postgres
+from tests.services.postgres import SETTINGS, fresh_database, make_template
+
+_POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start PostgreSQL in the process that leads the run; the others inherit its address."""
+    if _POSTGRES_URL not in os.environ:
+        server = _SharedPostgres()
+        os.environ[_POSTGRES_URL] = server.url
+        config.add_cleanup(server.stop)
+
+
+class _SharedPostgres:
+    """A server that lives in a thread of its own, so that no test's event loop owns it."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-test-"))
+        self._started, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self.url = ""
+        self._thread.start()
+        if not self._started.wait(60) or not self.url:
+            raise RuntimeError("no PostgreSQL for the tests")
+
+    async def _serve(self) -> None:
+        try:
+            async with embedded_postgres(self._folder, settings=SETTINGS) as url:
+                await make_template(url)
+                self.url = url
+                self._started.set()
+                await asyncio.to_thread(self._stopping.wait)
+        finally:
+            self._started.set()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(30)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@pytest.fixture
+def postgres_url() -> str:
+    """The server's URL."""
+    return os.environ[_POSTGRES_URL]
+
+
+@pytest.fixture
+async def database_url(postgres_url: str) -> AsyncIterator[str]:
+    """A migrated database of the test's own."""
+    async with fresh_database(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+async def db(database_url: str) -> AsyncIterator[Database]:
+    """That database, opened; its clock is the server's."""
+    async with Database.open(database_url) as database:
+        yield database
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()

@@ -1,0 +1,56 @@
+"""The journal keeps every move, and its tail loses none."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.kernel import journal
+from penstock.kernel.db import Database
+from penstock.kernel.journal import Entry
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def entry(subject: str, source: str | None = None, target: str = "new", **more: object) -> Entry:
+    return Entry("file", subject, source, target, "tester", AT, **more)  # type: ignore[arg-type]
+
+
+async def test_history_tells_who_when_and_why(db: Database) -> None:
+    """T15: every move of a subject is told in order, with its actor, time and reason."""
+    moves = [entry("a"), entry("b"), entry("a", "new", "failed", reason="disk full", fence=3)]
+    async with db.transaction() as tx:
+        await journal.append(tx, moves)
+        told = await journal.history(tx, "file", "a")
+    assert [noted.entry for noted in told] == [moves[0], moves[2]]
+
+
+async def test_a_rolled_back_move_is_not_noted(db: Database) -> None:
+    """A move and its entry are one: without the commit there is neither."""
+    with pytest.raises(LookupError):
+        async with db.transaction() as tx:
+            await journal.append(tx, [entry("a")])
+            raise LookupError
+    async with db.connection() as connection:
+        assert await journal.history(connection, "file", "a") == []
+
+
+async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:
+    """A slow transaction with lower numbers is told before, never skipped by, a quick one."""
+    async with db.connection() as reader:
+        position = await journal.end(reader)
+        async with db.transaction() as slow:
+            await journal.append(slow, [entry("slow")])
+            async with db.transaction() as quick:
+                await journal.append(quick, [entry("quick")])
+            early = await journal.tail(reader, position)
+        late = await journal.tail(reader, early[-1].position if early else position)
+    assert [noted.entry.subject for noted in early + late] == ["slow", "quick"]
+
+
+async def test_pruning_forgets_only_what_is_old(db: Database) -> None:
+    """Retention removes entries before the given time, in bounded bites."""
+    async with db.transaction() as tx:
+        await journal.append(tx, [entry(str(n)) for n in range(5)])
+        assert await journal.prune(tx, AT) == 0
+        assert await journal.prune(tx, AT.replace(year=2027), limit=3) == 3
+        assert await journal.prune(tx, AT.replace(year=2027)) == 2

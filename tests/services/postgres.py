@@ -1,0 +1,51 @@
+"""One real PostgreSQL for the whole test run, and a fresh database per test from a migrated template."""
+
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+
+from penstock.kernel import migrate
+from penstock.kernel.db import Database
+
+TEMPLATE = "penstock_template"
+# Tests kill processes, never the machine: what the system holds in memory is safe, so no fsync is needed.
+SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "400"}
+_numbers = itertools.count()
+
+
+async def make_template(url: str) -> None:
+    """Migrate the template once, so that a test pays only for a copy."""
+    async with _admin(url) as admin:
+        await admin.execute(f'CREATE DATABASE "{TEMPLATE}"')
+    async with Database.open(database_url(url, TEMPLATE), size=1) as db:
+        await migrate.migrate(db, migrate.load("penstock.kernel"))
+
+
+@asynccontextmanager
+async def fresh_database(url: str) -> AsyncIterator[str]:
+    """The URL of a database nobody else uses; gone afterwards."""
+    name = f"t{os.getpid()}_{next(_numbers)}"
+    async with _admin(url) as admin:
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}" STRATEGY FILE_COPY')
+    try:
+        yield database_url(url, name)
+    finally:
+        async with _admin(url) as admin:
+            await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def database_url(url: str, name: str) -> str:
+    head, _, query = url.partition("?")
+    return f"{head.rpartition('/')[0]}/{name}" + (f"?{query}" if query else "")
+
+
+@asynccontextmanager
+async def _admin(url: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]":
+    connection = await asyncpg.connect(database_url(url, "postgres"))
+    try:
+        yield connection
+    finally:
+        await connection.close()

@@ -1,0 +1,77 @@
+"""An S3 of our own: moto's server on the loopback, with keys of no account."""
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import boto3
+from moto.s3.responses import S3Response
+from moto.server import ThreadedMotoServer
+
+_REGION = "us-east-1"
+_KEY, _SECRET = "penstock-test", "penstock-test-secret"
+
+
+@dataclass(frozen=True)
+class S3Place:
+    """An empty bucket, and how to reach it."""
+
+    url: str
+    options: Mapping[str, str]
+
+
+@contextmanager
+def s3_place() -> Iterator[S3Place]:
+    """A bucket of its own on a running server; both are gone afterwards."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with _atomic_puts(), _server() as endpoint:
+        bucket = f"penstock-{uuid.uuid4().hex}"
+        client = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=_REGION,
+            aws_access_key_id=_KEY,
+            aws_secret_access_key=_SECRET,
+        )
+        client.create_bucket(Bucket=bucket)
+        client.close()
+        yield S3Place(
+            f"s3://{bucket}",
+            {
+                "endpoint": endpoint,
+                "region": _REGION,
+                "access_key_id": _KEY,
+                "secret_access_key": _SECRET,
+            },
+        )
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+        if server._server is not None:
+            server._server.server_close()  # moto forgets its listening socket
+
+
+@contextmanager
+def _atomic_puts() -> Iterator[None]:
+    """S3 checks a condition and writes in one step; moto does it in two, so one request at a time."""
+    lock, put_object = threading.Lock(), S3Response.put_object
+
+    def locked(response: S3Response) -> Any:
+        with lock:
+            return put_object(response)
+
+    with mock.patch.object(S3Response, "put_object", locked):
+        yield
