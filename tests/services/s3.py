@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import boto3
+import httpx
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
@@ -31,15 +31,7 @@ def s3_place() -> Iterator[S3Place]:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with _atomic_puts(), _server() as endpoint:
         bucket = f"penstock-{uuid.uuid4().hex}"
-        client = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=_REGION,
-            aws_access_key_id=_KEY,
-            aws_secret_access_key=_SECRET,
-        )
-        client.create_bucket(Bucket=bucket)
-        client.close()
+        httpx.put(f"{endpoint}/{bucket}", trust_env=False).raise_for_status()
         yield S3Place(
             f"s3://{bucket}",
             {

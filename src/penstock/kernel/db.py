@@ -5,7 +5,7 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import asyncpg
 import orjson
@@ -14,7 +14,10 @@ from asyncpg.pool import PoolConnectionProxy
 from penstock.kernel.clock import Clock, ServerClock
 from penstock.kernel.errors import BadConfig, PenstockError, Transient
 
-Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
+else:  # asyncpg's classes are generic only in their stubs
+    Connection = asyncpg.Connection | PoolConnectionProxy
 ACQUIRE_TIMEOUT = 30.0
 Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 

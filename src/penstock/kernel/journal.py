@@ -50,7 +50,7 @@ async def history(
 
 
 async def tail(connection: Connection, after: tuple[int, int], *, limit: int = 1000) -> list[Noted]:
-    """What was noted after position *after* by transactions that are all settled, so that none appears later before it."""
+    """What settled transactions noted after position *after*; nothing will ever appear before what is told."""
     return [_noted(row) for row in await connection.fetch(SQL["tail"], str(after[0]), after[1], limit)]
 
 

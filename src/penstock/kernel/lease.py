@@ -78,7 +78,7 @@ class Lease(Generic[S]):
         return {row["id"] for row in rows}
 
     async def settle(self, tx: Connection, reports: Sequence[Report[S]], *, actor: str, now: datetime) -> set[int]:
-        """End what is still held, or was ended so before; returns those ids. The rest was superseded, and is unchanged."""
+        """End what is still held, or was ended so before; returns those ids. The rest was superseded: unchanged."""
         rows = await tx.fetch(
             self._sql["settle"],
             [report.id for report in reports],

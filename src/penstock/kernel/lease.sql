@@ -47,7 +47,7 @@ WITH said AS (
     UPDATE <table> t
     SET <state> = mine.target,
         lease_until = NULL,
-        due_at = CASE WHEN mine.target = <ready> THEN mine.due_at ELSE t.due_at END,
+        due_at = CASE WHEN mine.target = <ready> AND mine.counts THEN mine.due_at ELSE t.due_at END,
         attempts = t.attempts - CASE WHEN mine.counts THEN 0 ELSE 1 END
     FROM mine
     WHERE t.id = mine.id

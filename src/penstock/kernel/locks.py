@@ -67,7 +67,8 @@ def _locked(path: Path) -> Conflict:
     note: dict[str, object] = {}
     with contextlib.suppress(OSError, orjson.JSONDecodeError):
         note = orjson.loads(path.read_bytes())
-    who = f"{note.get('holder', 'another process')} (pid {note.get('pid', 'unknown')}, since {note.get('since', 'unknown')})"
+    holder, pid, since = (note.get(name, "unknown") for name in ("holder", "pid", "since"))
+    who = f"{holder} (pid {pid}, since {since})"
     return Conflict("LOCKED", f"{path.parent} is locked by {who}", hint="wait for it to end, or stop it", **note)
 
 

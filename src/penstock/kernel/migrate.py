@@ -50,10 +50,11 @@ class Plan:
 def load(package: str) -> list[Migration]:
     """The migrations in *package*'s folder `migrations`, by number; the part's name is the package's last word."""
     part = package.rpartition(".")[2]
-    found = []
-    for file in files(package).joinpath("migrations").iterdir():
-        if match := _FILE.match(file.name):
-            found.append(Migration(part, int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    found = [
+        Migration(part, int(match[1]), match[2], file.read_text(encoding="utf-8"))
+        for file in files(package).joinpath("migrations").iterdir()
+        if (match := _FILE.match(file.name))
+    ]
     return sorted(found, key=lambda migration: migration.version)
 
 

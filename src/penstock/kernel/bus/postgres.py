@@ -30,7 +30,8 @@ class PostgresBus:
             return None
         if tx is None:
             async with self._db.transaction() as own:
-                return await self.publish(messages, tx=own)
+                await self.publish(messages, tx=own)
+            return
         await tx.execute(
             SQL["publish"],
             [message.topic for message in checked(messages)],

@@ -1,0 +1,48 @@
+"""A small leased table of the tests' own: what a part would declare."""
+
+from enum import StrEnum
+
+from penstock.kernel.db import Database
+from penstock.kernel.lease import Lease
+from penstock.kernel.machine import Machine, Move
+
+
+class Job(StrEnum):
+    NEW = "new"
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"
+
+
+JOB = Machine(
+    "job",
+    Job,
+    initial=Job.NEW,
+    moves=[
+        Move("start", (Job.NEW,), Job.STARTED),
+        Move("done", (Job.STARTED,), Job.DONE),
+        Move("fail", (Job.NEW, Job.STARTED), Job.FAILED),
+        Move("retry", (Job.FAILED,), Job.NEW),
+    ],
+    groups={"open": (Job.NEW, Job.STARTED)},
+)
+LEASE = Lease("job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, max_attempts=3)
+TABLE = f"""
+CREATE TABLE job (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    status text NOT NULL DEFAULT 'new' CHECK ({JOB.sql_check("status")}),
+    fence bigint NOT NULL DEFAULT 0,
+    attempts integer NOT NULL DEFAULT 0,
+    due_at timestamptz NOT NULL DEFAULT '-infinity',
+    worker text,
+    lease_until timestamptz
+) WITH (fillfactor = 70);
+CREATE INDEX job_ready ON job (due_at, id) WHERE status = {JOB.sql("NEW")};
+CREATE INDEX job_held ON job (lease_until) WHERE status = {JOB.sql("STARTED")};
+"""
+
+
+async def make_jobs(db: Database, count: int) -> None:
+    """The table with *count* new rows, numbered from 1."""
+    await db.execute(TABLE)
+    await db.execute("INSERT INTO job (due_at) SELECT '-infinity' FROM generate_series(1, $1::int)", count)

@@ -1,0 +1,173 @@
+"""Random claims, heartbeats, expiries and late reports against a plain model: never two holders, never a lost row."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.db import Database
+from penstock.kernel.lease import Held, Report
+from tests.kernel.jobs import JOB, LEASE, Job, make_jobs
+from tests.services.soak import examples
+
+R = TypeVar("R")
+ROWS = 6
+LEASE_FOR = timedelta(seconds=60)
+WORKERS = st.sampled_from(["ann", "bob", "cy"])
+
+
+@dataclass
+class ModelRow:
+    """What a row must look like, kept by hand."""
+
+    status: Job = Job.NEW
+    fence: int = 0
+    attempts: int = 0
+    due: float = 0
+    expires: float = 0
+    holder: str | None = None
+    moves: list[tuple[Job, Job]] = field(default_factory=list)
+
+    def go(self, *path: Job) -> None:
+        for target in path:
+            JOB.check(self.status, target)
+            self.moves.append((self.status, target))
+            self.status = target
+
+
+class LeaseAgainstModel(RuleBasedStateMachine):
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = ManualClock()
+        self.start = self.clock.now()
+        self.opened = Database.open(self.url, clock=self.clock, size=2)
+        self.db = self.run(self.opened.__aenter__())
+        self.run(self.db.execute("TRUNCATE job RESTART IDENTITY; TRUNCATE journal"))
+        self.run(self.db.execute("INSERT INTO job (due_at) SELECT $1 FROM generate_series(1, $2::int)", self.start, ROWS))
+        self.model = {id: ModelRow() for id in range(1, ROWS + 1)}
+        self.handed_out: list[tuple[str, Held]] = []
+
+    def run(self, work: Awaitable[R]) -> R:
+        return self.loop.run_until_complete(work)  # type: ignore[arg-type]
+
+    def teardown(self) -> None:
+        self.run(self.opened.__aexit__(None, None, None))
+        self.loop.close()
+
+    @property
+    def now(self) -> float:
+        return (self.clock.now() - self.start).total_seconds()
+
+    @rule(worker=WORKERS, limit=st.integers(1, ROWS))
+    def claim(self, worker: str, limit: int) -> None:
+        async def work() -> list[Held]:
+            async with self.db.transaction() as tx:
+                return await LEASE.claim(tx, worker=worker, limit=limit, lease_for=LEASE_FOR, now=self.clock.now())
+
+        held = self.run(work())
+        due = [id for id, row in self.model.items() if row.status is Job.NEW and row.due <= self.now]
+        expected = sorted(due, key=lambda id: (self.model[id].due, id))[:limit]
+        assert [row.id for row in held] == expected
+        for row in held:
+            model = self.model[row.id]
+            model.go(Job.STARTED)
+            model.fence, model.attempts, model.holder = model.fence + 1, model.attempts + 1, worker
+            model.expires = self.now + LEASE_FOR.total_seconds()
+            assert (row.fence, row.attempt) == (model.fence, model.attempts)
+            self.handed_out.append((worker, row))
+
+    @precondition(lambda self: self.handed_out)
+    @rule(data=st.data(), outcome=st.sampled_from([Job.DONE, Job.FAILED, Job.NEW]), wait=st.integers(0, 90), counts=st.booleans())
+    def report(self, data: st.DataObject, outcome: Job, wait: int, counts: bool) -> None:
+        worker, held = data.draw(st.sampled_from(self.handed_out))
+        counts = counts or outcome is not Job.NEW
+        report = Report(held.id, held.fence, outcome, "said", self.clock.now() + timedelta(seconds=wait), counts)
+
+        async def work() -> bool:
+            async with self.db.transaction() as tx:
+                return bool(await LEASE.settle(tx, [report], actor=worker, now=self.clock.now()))
+
+        believed, model = self.run(work()), self.model[held.id]
+        if model.fence == held.fence and model.status is Job.STARTED:
+            assert believed
+            self._settle(model, outcome, wait, counts)
+        elif model.fence == held.fence:
+            repeated = model.status is outcome or (outcome is Job.NEW and model.status is Job.FAILED)
+            assert believed is repeated
+        else:
+            assert not believed
+
+    def _settle(self, model: ModelRow, target: Job, wait: int, counts: bool) -> None:
+        model.holder = None
+        if target is not Job.NEW:
+            model.go(target)
+        elif counts and model.attempts >= LEASE.max_attempts:
+            model.go(Job.FAILED)
+        else:
+            model.go(Job.FAILED, Job.NEW)
+            model.due = self.now + wait if counts else model.due
+            model.attempts -= 0 if counts else 1
+
+    @precondition(lambda self: self.handed_out)
+    @rule(data=st.data())
+    def heartbeat(self, data: st.DataObject) -> None:
+        _, held = data.draw(st.sampled_from(self.handed_out))
+
+        async def work() -> set[int]:
+            async with self.db.transaction() as tx:
+                return await LEASE.heartbeat(tx, [held], until=self.clock.now() + LEASE_FOR)
+
+        kept, model = self.run(work()), self.model[held.id]
+        assert bool(kept) == (model.status is Job.STARTED and model.fence == held.fence)
+        if kept:
+            model.expires = self.now + LEASE_FOR.total_seconds()
+
+    @rule(seconds=st.integers(1, 100))
+    def pass_time(self, seconds: int) -> None:
+        self.clock.advance(timedelta(seconds=seconds))
+
+    @rule()
+    def reap(self) -> None:
+        async def work() -> list[tuple[int, Job]]:
+            async with self.db.transaction() as tx:
+                return await LEASE.reap(tx, now=self.clock.now())
+
+        reaped = dict(self.run(work()))
+        late = {id for id, row in self.model.items() if row.status is Job.STARTED and row.expires < self.now}
+        assert set(reaped) == late
+        for id in late:
+            model = self.model[id]
+            model.fence, model.holder, model.due = model.fence + 1, None, self.now
+            model.go(Job.FAILED) if model.attempts >= LEASE.max_attempts else model.go(Job.FAILED, Job.NEW)
+            assert reaped[id] is model.status
+
+    @invariant()
+    def table_equals_model(self) -> None:
+        """No row lost, none in two hands, every fence and attempt as told, every move in the journal."""
+        rows = self.run(self.db.fetch("SELECT id, status, fence, attempts FROM job ORDER BY id"))
+        seen = {row["id"]: (row["status"], row["fence"], row["attempts"]) for row in rows}
+        assert seen == {id: (row.status.value, row.fence, row.attempts) for id, row in self.model.items()}
+        noted = self.run(self.db.fetch("SELECT subject, source, target FROM journal ORDER BY id"))
+        for id, row in self.model.items():
+            moves = [(entry["source"], entry["target"]) for entry in noted if entry["subject"] == str(id)]
+            assert moves == [(source.value, target.value) for source, target in row.moves]
+
+
+async def test_leases_behave_like_the_model(db: Database, database_url: str) -> None:
+    """T12, T13, T14: whatever claims, reports, heartbeats and expiries happen, the table equals a plain model."""
+    await make_jobs(db, 0)
+    machine = type("Run", (LeaseAgainstModel,), {"url": database_url})
+    await asyncio.to_thread(
+        run_state_machine_as_test,
+        machine,
+        settings=settings(max_examples=examples(25, soak=1000), stateful_step_count=40, deadline=None),
+    )
