@@ -59,10 +59,10 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self.work = WorkMetrics(self.registry)
         resource = Resource.create({"service.name": service, "service.version": __version__})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self.provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         for processor in spans:
-            self._provider.add_span_processor(processor)
-        self.tracer: Tracer = self._provider.get_tracer("penstock", __version__)
+            self.provider.add_span_processor(processor)
+        self.tracer: Tracer = self.provider.get_tracer("penstock", __version__)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -70,7 +70,7 @@ class Telemetry:
 
     def close(self) -> None:
         """Send what is still held back."""
-        self._provider.shutdown()
+        self.provider.shutdown()
 
 
 def configure_logging(level: str = "INFO", format: LogFormat = "json") -> None:  # noqa: A002 - the setting's own name

@@ -27,7 +27,7 @@ class PostgresBus:
 
     async def publish(self, messages: Sequence[Message], *, tx: Connection | None = None) -> None:
         if not messages:
-            return None
+            return
         if tx is None:
             async with self._db.transaction() as own:
                 await self.publish(messages, tx=own)

@@ -1,0 +1,1 @@
+"""Flows: DAGs of steps run by workers."""

@@ -1,0 +1,1 @@
+"""Harvest: paged APIs synced by partition, consolidated, watermarked."""

@@ -1,0 +1,1 @@
+"""Ingest: supplier snapshot files in, published state out."""

@@ -1,0 +1,92 @@
+"""How a process is: alive, ready, and what it depends on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.telemetry import Telemetry
+
+Check = Callable[[], Awaitable[object]]
+CHECK_TIMEOUT = 3.0
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+Status = Literal["UP", "DOWN"]
+
+
+class Component(BaseModel):
+    """One dependency."""
+
+    status: Status
+    code: str | None = None
+    detail: str | None = None
+
+
+class Health(BaseModel):
+    """UP when every component is."""
+
+    status: Status
+    components: dict[str, Component] = {}
+
+
+class Pulse:
+    """What a process knows of itself: whether it has begun, is ending, and how its dependencies do."""
+
+    def __init__(self, checks: Mapping[str, Check]) -> None:
+        self._checks = checks
+        self.is_serving = False  # false until all is loaded, and again when it drains
+
+    async def health(self) -> Health:
+        names = list(self._checks)
+        found = await asyncio.gather(*(_component(self._checks[name]) for name in names))
+        up = all(component.status == "UP" for component in found)
+        return Health(status="UP" if up else "DOWN", components=dict(zip(names, found, strict=True)))
+
+    async def readiness(self) -> Health:
+        health = await self.health()
+        serving = Component(status="UP" if self.is_serving else "DOWN")
+        status: Status = "UP" if self.is_serving and health.status == "UP" else "DOWN"
+        return Health(status=status, components={"serving": serving, **health.components})
+
+
+def router(pulse: Pulse, telemetry: Telemetry) -> APIRouter:
+    """R17: health with liveness and readiness, and the metrics."""
+    routes = APIRouter(prefix="/actuator", tags=["actuator"])
+    down: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now"}}
+
+    @routes.get("/health", responses=down)
+    async def health(response: Response) -> Health:
+        return _answer(await pulse.health(), response)
+
+    @routes.get("/health/liveness")
+    async def liveness() -> Health:
+        """UP whenever this can be answered: restarting the process would help nothing that is wrong elsewhere."""
+        return Health(status="UP")
+
+    @routes.get("/health/readiness", responses=down)
+    async def readiness(response: Response) -> Health:
+        return _answer(await pulse.readiness(), response)
+
+    @routes.get("/prometheus", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def prometheus() -> Response:
+        return Response(telemetry.exposition(), media_type=EXPOSITION)
+
+    return routes
+
+
+def _answer(health: Health, response: Response) -> Health:
+    response.status_code = 200 if health.status == "UP" else 503
+    return health
+
+
+async def _component(check: Check) -> Component:
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT):
+            await check()
+    except PenstockError as error:
+        return Component(status="DOWN", code=error.code, detail=error.hint)
+    except TimeoutError:
+        return Component(status="DOWN", code="TIMED_OUT", detail=f"no answer within {CHECK_TIMEOUT:g} s")
+    return Component(status="UP")

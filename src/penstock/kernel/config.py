@@ -1,0 +1,179 @@
+"""Configuration: one YAML file, overrides from the environment, and errors that point at the very place."""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from penstock.kernel.errors import BadConfig
+
+ENV_PREFIX = "PENSTOCK__"
+_SIZE_LIMIT = 1_000_000
+_REFERENCE = re.compile(r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:/.+)$")
+
+M = TypeVar("M", bound=BaseModel)
+KeyPath = tuple[str | int, ...]
+
+
+class Section(BaseModel):
+    """A part of the configuration; a key it does not know is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def _reference(value: str) -> str:
+    if not _REFERENCE.match(value):
+        raise ValueError("a secret is given by reference: env:NAME or file:/path, never itself")
+    return value
+
+
+SecretRef = Annotated[str, AfterValidator(_reference)]
+
+
+def resolve(reference: str, name: str) -> str:
+    """The secret behind *reference*, read now; BadConfig when it is not there. Never log what this returns."""
+    kind, _, place = reference.partition(":")
+    try:
+        secret = os.environ[place] if kind == "env" else Path(place).read_text(encoding="utf-8").rstrip("\n")
+    except (KeyError, OSError) as error:
+        what = f"environment variable {place} is not set" if kind == "env" else f"cannot read {place}"
+        raise BadConfig("SECRET_MISSING", f"{name} refers to {reference}, but {what}", hint="provide it") from error
+    return secret
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong, and where."""
+
+    place: str
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.path + ': ' if self.path else ''}{self.message}"
+
+
+def load(
+    model: type[M], file: Path | None, env: Mapping[str, str], overrides: Mapping[KeyPath, Any] | None = None
+) -> M:
+    """The configuration from *file*, then *env*, then *overrides*; BadConfig naming every mistake and its place."""
+    document = _read(file) if file else CommentedMap()
+    places: dict[KeyPath, str] = {}
+    for name, value in sorted(env.items()):
+        if name.startswith(ENV_PREFIX):
+            path: KeyPath = tuple(name[len(ENV_PREFIX) :].lower().split("__"))
+            _put(document, path, _scalar(name, value), f"environment variable {name}")
+            places[path] = f"environment variable {name}"
+    for path, value in (overrides or {}).items():
+        _put(document, path, value, "command line")
+        places[path] = "command line"
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise _bad([_problem(model, document, file, places, dict(detail)) for detail in error.errors()]) from None
+
+
+def _bad(problems: Sequence[Problem]) -> BadConfig:
+    listed = [{"place": p.place, "path": p.path, "message": p.message} for p in problems]
+    hint = "`penstock config schema` prints all that can be set"
+    return BadConfig("CONFIG_INVALID", "\n".join(map(str, problems)), hint=hint, problems=listed)
+
+
+def _read(file: Path) -> CommentedMap:
+    try:
+        if file.stat().st_size > _SIZE_LIMIT:
+            raise BadConfig("CONFIG_INVALID", f"{file} is over {_SIZE_LIMIT} bytes", hint="is it the right file?")
+        document = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        hint = "check --config"
+        raise BadConfig("CONFIG_UNREADABLE", f"cannot read {file}: {error.strerror}", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise BadConfig("CONFIG_INVALID", f"{file} is not UTF-8: {error.reason}") from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+        raise _bad([Problem(place, "", f"not valid YAML: {error.problem or error.context}")]) from None
+    except YAMLError as error:
+        raise _bad([Problem(str(file), "", f"not valid YAML: {error}")]) from None
+    if document is None:
+        return CommentedMap()
+    if not isinstance(document, CommentedMap):
+        raise _bad([Problem(f"{file}:1:1", "", "the file must hold a mapping of sections")])
+    return document
+
+
+def _scalar(name: str, text: str) -> Any:
+    try:
+        return YAML(typ="safe").load(StringIO(text))
+    except YAMLError as error:
+        raise _bad([Problem(f"environment variable {name}", "", f"not a YAML value: {error}")]) from None
+
+
+def _put(document: Any, path: KeyPath, value: Any, place: str) -> None:
+    for key in path[:-1]:
+        if not isinstance(document, dict):
+            raise _bad([Problem(place, ".".join(map(str, path)), "there is no such place")])
+        if document.get(key) is None:
+            document[key] = CommentedMap()
+        document = document[key]
+    if not isinstance(document, dict):
+        raise _bad([Problem(place, ".".join(map(str, path)), "there is no such place")])
+    document[path[-1]] = value
+
+
+def _problem(
+    model: type[BaseModel], document: Any, file: Path | None, places: Mapping[KeyPath, str], detail: dict[str, Any]
+) -> Problem:
+    path: KeyPath = tuple(detail["loc"])
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        message = "unknown key" + _did_you_mean(str(path[-1]), _fields(model, path[:-1]))
+    return Problem(_place(document, file, places, path), ".".join(map(str, path)), message)
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; known keys: {', '.join(known)}" if known else "; this section has no keys yet"
+
+
+def _fields(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """The keys the section at *path* knows."""
+    for key in path:
+        field = model.model_fields.get(str(key))
+        inner = [t for t in (field.annotation, *get_args(field.annotation)) if _is_model(t)] if field else []
+        if not inner:
+            return []
+        model = inner[0]
+    return list(model.model_fields)
+
+
+def _is_model(candidate: Any) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, BaseModel)
+
+
+def _place(document: Any, file: Path | None, places: Mapping[KeyPath, str], path: KeyPath) -> str:
+    """Where *path* was set: a variable, the command line, or a line and column of the file."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in places:
+            return places[path[:length]]
+    place = str(file) if file else "defaults"
+    for key in path:
+        try:
+            line, column = document.lc.key(key) if isinstance(document, CommentedMap) else document.lc.item(key)
+            place, document = f"{file}:{line + 1}:{column + 1}", document[key]
+        except (AttributeError, KeyError, TypeError, IndexError):
+            break
+        if not isinstance(document, CommentedMap | CommentedSeq):
+            break
+    return place

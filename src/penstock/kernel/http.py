@@ -1,0 +1,45 @@
+"""An HTTP application without routes, with everything around them."""
+
+from importlib.resources import files
+
+from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse
+from starlette.staticfiles import StaticFiles
+
+from penstock import __version__
+from penstock.kernel import problems
+from penstock.kernel.middleware import Gate, HttpMetrics, Observed
+from penstock.kernel.telemetry import Telemetry
+
+
+def create_app(title: str, telemetry: Telemetry, metrics: HttpMetrics, *, body_limit: int, local_only: bool) -> FastAPI:
+    """Problems for failures, ids, limits, metrics, a page. *local_only*: nobody authenticates, so trust no web page."""
+    app = FastAPI(
+        title=title,
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        responses=problems.RESPONSES,
+        telemetry={"tracer_provider": telemetry.provider, "metrics": False, "logs": False},
+    )
+    problems.install(app)
+    app.add_middleware(Gate, body_limit=body_limit, local_only=local_only)
+    app.add_middleware(Observed, metrics=metrics)
+    _add_page(app)
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    """The API's page, from files of our own: it works without the internet."""
+    app.mount("/swagger", StaticFiles(directory=str(files("fastapi_swagger").joinpath("resources"))), name="swagger")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title=app.title,
+            swagger_js_url="/swagger/swagger-ui-bundle.js",
+            swagger_css_url="/swagger/swagger-ui.css",
+            swagger_favicon_url="/swagger/favicon-32x32.png",
+        )

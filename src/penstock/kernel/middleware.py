@@ -1,0 +1,139 @@
+"""What every request passes: an id, a log line, metrics, and the gate that keeps out what is too large or foreign."""
+
+import re
+from collections.abc import Mapping
+from time import perf_counter
+from uuid import uuid4
+
+import structlog
+from prometheus_client import Counter, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.kernel import problems
+from penstock.kernel.errors import Forbidden, PenstockError, TooLarge
+from penstock.kernel.telemetry import Telemetry
+
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+
+
+class HttpMetrics:
+    """Requests by route, never by path: a path is the caller's to choose."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        names = ["method", "route", "status"]
+        self.requests = Counter("penstock_http_requests", "Requests answered", names, registry=telemetry.registry)
+        self.seconds = Histogram(
+            "penstock_http_request_seconds", "Time to answer", names[:2], registry=telemetry.registry
+        )
+
+
+class Observed:
+    """Gives every request an id, a log line and its place in the metrics."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope["request_id"] = _request_id(scope)
+        status, began = 500, perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), _NOSNIFF]
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, send_with_id)
+            finally:
+                self._note(scope, status, perf_counter() - began)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "none")
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.requests.labels(method, route, status).inc()
+        self._metrics.seconds.labels(method, route).observe(seconds)
+        level = "debug" if route.startswith("/actuator") else "info"
+        getattr(structlog.get_logger(), level)(
+            "request", method=method, path=scope["path"], status=status, seconds=round(seconds, 6)
+        )
+
+
+class Gate:
+    """Refuses bodies over the limit, and, where nobody authenticates, pages of other sites."""
+
+    def __init__(self, app: ASGIApp, body_limit: int, local_only: bool) -> None:
+        self._app = app
+        self._limit = body_limit
+        self._local_only = local_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal({name: value.decode("latin-1") for name, value in scope["headers"]})
+        if refusal is None:
+            refusal = await self._pass_counted(scope, receive, send)
+        if refusal is not None:
+            await problems.respond(refusal, scope)(scope, receive, send)
+
+    def _refusal(self, headers: Mapping[bytes, str]) -> PenstockError | None:
+        length = headers.get(b"content-length", "0")
+        if length.isdigit() and int(length) > self._limit:
+            return self._too_large()
+        return _foreign_page(headers) if self._local_only else None
+
+    async def _pass_counted(self, scope: Scope, receive: Receive, send: Send) -> PenstockError | None:
+        """Let the request through, but count its body; whatever the application makes of a cut one is not sent."""
+        seen, answered = 0, False
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._limit:
+                raise self._too_large()
+            return message
+
+        async def send_unless_over(message: Message) -> None:
+            nonlocal answered
+            if seen <= self._limit or answered:
+                answered = True
+                await send(message)
+
+        try:
+            await self._app(scope, counted, send_unless_over)
+        except TooLarge:
+            if answered:
+                raise
+        return self._too_large() if seen > self._limit and not answered else None
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge("BODY_TOO_LARGE", f"a body has at most {self._limit} bytes here", hint="send it in parts")
+
+
+def _foreign_page(headers: Mapping[bytes, str]) -> Forbidden | None:
+    """A page from elsewhere can reach loopback through the browser of whoever reads it."""
+    host = re.sub(r":\d+$", "", headers.get(b"host", "localhost"))
+    if host not in _LOCAL_NAMES:
+        return Forbidden(
+            "FOREIGN_HOST", f"without authentication only local names are served, not {host!r}", hint="set auth.jwt"
+        )
+    if headers.get(b"sec-fetch-site") == "cross-site":
+        return Forbidden("FOREIGN_PAGE", "a page of another site may not call this server", hint="set auth.jwt")
+    return None
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's id when it is a sane one, so that logs of several services can be joined; else a new one."""
+    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+    return given if _REQUEST_ID.match(given) else uuid4().hex

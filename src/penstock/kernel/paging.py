@@ -1,0 +1,61 @@
+"""Keyset paging: a page goes on where the last one ended, however the rows move meanwhile."""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+import orjson
+
+from penstock.kernel.errors import Invalid
+
+T = TypeVar("T")
+_LENGTH_LIMIT = 4_000
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Some items, and the cursor that continues after them; None on the last page."""
+
+    items: Sequence[T]
+    next: str | None
+
+
+def page(rows: Sequence[T], limit: int, key: Callable[[T], Sequence[Any]]) -> Page[T]:
+    """Cut *rows*, read with `LIMIT limit + 1`, into a page; *key* gives the values they are ordered by."""
+    items = rows[:limit]
+    return Page(items, encode(key(items[-1])) if len(rows) > limit else None)
+
+
+def encode(values: Sequence[Any]) -> str:
+    """An opaque cursor for the values a row is ordered by."""
+    return base64.urlsafe_b64encode(orjson.dumps(list(values))).decode().rstrip("=")
+
+
+def decode(cursor: str, types: Sequence[type]) -> tuple[Any, ...]:
+    """The values of *cursor*, of just these *types*; anything else a caller made up is Invalid BAD_CURSOR."""
+    try:
+        values = _values(cursor)
+        return tuple(_typed(value, kind) for value, kind in zip(values, types, strict=True))
+    except (ValueError, TypeError, binascii.Error) as error:
+        hint = "use `next` of the page before, unchanged, or none to begin"
+        raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint=hint) from error
+
+
+def _values(cursor: str) -> list[Any]:
+    if len(cursor) > _LENGTH_LIMIT:
+        raise ValueError("too long")
+    values = orjson.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True))
+    if not isinstance(values, list):
+        raise TypeError("not a list")
+    return values
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if kind is datetime:
+        return datetime.fromisoformat(value)
+    if type(value) is not kind:
+        raise TypeError(f"{kind.__name__} expected")
+    return value

@@ -1,0 +1,87 @@
+"""RFC 9457: every failure of an HTTP application, as problem+json with a stable code and a hint."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+
+from penstock.kernel.errors import PenstockError
+
+MEDIA_TYPE = "application/problem+json"
+_EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+
+
+class Problem(BaseModel):
+    """What went wrong, under a stable code, and what to do next."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+    hint: str | None = None
+    request_id: str | None = None
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "What went wrong", "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}}}
+}
+
+
+def install(app: FastAPI) -> None:
+    """Answer every failure of *app* with a problem."""
+    app.add_exception_handler(PenstockError, _on_known)
+    app.add_exception_handler(RequestValidationError, _on_malformed)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+def respond(error: PenstockError, scope: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer for *error* to the request of *scope*."""
+    return _respond(error.status, error.title, error.as_dict(), scope, headers)
+
+
+async def _on_known(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, PenstockError)  # noqa: S101 - registered for this type
+    return respond(error, request.scope)
+
+
+async def _on_malformed(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this type
+    errors = [{"at": ".".join(map(str, detail["loc"])), "message": detail["msg"]} for detail in error.errors()]
+    detail = "; ".join(f"{one['at']}: {one['message']}" for one in errors)
+    return _plain(422, "MALFORMED", detail, request.scope, errors=errors)
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type
+    code = HTTPStatus(error.status_code).phrase.upper().replace(" ", "_")
+    response = _plain(error.status_code, code, str(error.detail), request.scope)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    structlog.get_logger().error("request_crashed", exc_info=error)
+    detail = "something went wrong here; the log has it under the request id"
+    return _plain(500, "INTERNAL", detail, request.scope)
+
+
+def _plain(status: int, code: str, detail: str, scope: Mapping[str, Any], **more: Any) -> JSONResponse:
+    return _respond(status, HTTPStatus(status).phrase, {"code": code, "detail": detail, **more}, scope)
+
+
+def _respond(
+    status: int, title: str, body: Mapping[str, Any], scope: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    kind = f"urn:penstock:problem:{body['code'].lower().replace('_', '-')}"
+    content = {"type": kind, "title": title, "status": status, **body, "request_id": scope.get("request_id")}
+    return JSONResponse(content, status, {**_EXTRA_HEADERS.get(status, {}), **(headers or {})}, media_type=MEDIA_TYPE)

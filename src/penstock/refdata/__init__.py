@@ -1,0 +1,1 @@
+"""Refdata: dictionaries in by REST and Kafka, out from memory."""

@@ -1,0 +1,177 @@
+"""All that can be set, and its defaults: the shape of penstock.yaml."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from penstock.flows.config import FlowsSection
+from penstock.harvest.config import HarvestSection
+from penstock.ingest.config import IngestSection
+from penstock.kernel.config import KeyPath, SecretRef, Section, load
+from penstock.refdata.config import RefdataSection
+from penstock.tracking.config import TrackingSection
+
+EMBEDDED = "embedded"
+FILE = "penstock.yaml"
+
+
+def _without_password(url: str) -> str:
+    if urlsplit(url).password:
+        raise ValueError("a URL in the configuration carries no password: set `password: env:NAME` beside it")
+    return url
+
+
+Url = Annotated[str, AfterValidator(_without_password)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ServerSection(Section):
+    """Where Penstock listens."""
+
+    host: str = "127.0.0.1"
+    port: Port = Field(8080, description="The API; 0 takes a free port.")
+    query_port: Port = Field(8081, description="The query server; 0 takes a free port.")
+    body_limit: int = Field(10_000_000, ge=1_000, description="Bytes a request body may have.")
+    drain_timeout: timedelta = Field(timedelta(seconds=20), description="How long a stop waits for work under way.")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nobody outside this machine can connect."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+class DatabaseSection(Section):
+    """PostgreSQL: the embedded one, or any other."""
+
+    url: Url = Field(EMBEDDED, description="`embedded`, or postgresql://user@host:5432/database")
+    password: SecretRef | None = None
+    pool_size: int = Field(10, ge=2, le=500)
+    statement_timeout: timedelta = timedelta(minutes=5)
+
+
+class KafkaSection(Section):
+    """Apache Kafka as the bus."""
+
+    bootstrap: str = Field(min_length=1, description="host:port, several with commas")
+    group_prefix: str = "penstock"
+    options: dict[str, str] = Field(
+        default_factory=dict, description="librdkafka's own settings, e.g. security.protocol"
+    )
+    username: str | None = None
+    password: SecretRef | None = None
+
+
+class BusSection(Section):
+    """Messages between processes: on PostgreSQL, unless Kafka is given."""
+
+    partitions: int = Field(16, ge=1, le=1000, description="Partitions of a topic Penstock creates.")
+    kafka: KafkaSection | None = None
+
+
+class RedisSection(Section):
+    """Redis as the carrier of signals."""
+
+    nodes: list[str] = Field(min_length=1, description="host:port of some nodes")
+    mode: Literal["cluster", "single"] = "cluster"
+    username: str | None = None
+    password: SecretRef | None = None
+    tls: bool = False
+
+
+class SignalsSection(Section):
+    """Instant hints to all pods: on PostgreSQL, unless Redis is given."""
+
+    redis: RedisSection | None = None
+
+
+class StorageSection(Section):
+    """Objects: in a folder of the data directory, unless a store is given."""
+
+    url: Url | None = Field(None, description="s3://bucket/prefix, gs://…, az://…, or file:///folder")
+    options: dict[str, str] = Field(default_factory=dict, description="The store's own settings, e.g. region, endpoint")
+    secrets: dict[str, SecretRef] = Field(default_factory=dict, description="Its secret settings, by reference")
+
+
+class JwtSection(Section):
+    """Who may come in: bearers of a token signed by one of these keys."""
+
+    algorithms: list[Literal["HS256", "RS256", "ES256"]] = Field(["RS256", "ES256"], min_length=1)
+    secret: SecretRef | None = Field(None, description="For HS256, at least 32 bytes.")
+    jwks_file: Path | None = None
+    jwks_url: Url | None = None
+    issuer: str | None = None
+    audience: str | None = None
+    tenant_claim: str = "tenant_id"
+    leeway: timedelta = timedelta(seconds=30)
+
+    @model_validator(mode="after")
+    def _has_one_source_of_keys(self) -> "JwtSection":
+        given = [name for name in ("secret", "jwks_file", "jwks_url") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of secret, jwks_file and jwks_url")
+        if (given == ["secret"]) != (self.algorithms == ["HS256"]):
+            raise ValueError("a secret goes with `algorithms: [HS256]`, keys with RS256 and ES256")
+        return self
+
+
+class AuthSection(Section):
+    """Without `jwt` anybody who can connect may do anything, so Penstock then listens on loopback only."""
+
+    jwt: JwtSection | None = None
+
+
+class TelemetrySection(Section):
+    """Logs, metrics, traces."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["json", "console"] = "json"
+    otlp_endpoint: Url | None = Field(None, description="Where traces go, e.g. http://collector:4318/v1/traces")
+    journal_retention: timedelta = Field(timedelta(days=90), description="How long moves are remembered.")
+
+
+class Settings(Section):
+    """penstock.yaml. Everything has a default; an empty file runs it all on this machine."""
+
+    data_dir: Path = Field(Path(".penstock"), description="Where the embedded database and objects live.")
+    server: ServerSection = ServerSection()
+    database: DatabaseSection = DatabaseSection()
+    bus: BusSection = BusSection()
+    signals: SignalsSection = SignalsSection()
+    storage: StorageSection = StorageSection()
+    auth: AuthSection = AuthSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    tracking: TrackingSection = TrackingSection()
+    refdata: RefdataSection = RefdataSection()
+    ingest: IngestSection = IngestSection()
+    flows: FlowsSection = FlowsSection()
+    harvest: HarvestSection = HarvestSection()
+
+    @model_validator(mode="after")
+    def _is_safe(self) -> "Settings":
+        if self.auth.jwt is None and not self.server.is_loopback:
+            raise ValueError(
+                f"server.host {self.server.host} is open to other machines, and auth.jwt is not set; "
+                "without authentication Penstock listens on loopback only"
+            )
+        return self
+
+
+def load_settings(file: Path | None, env: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """The settings from *file* (else ./penstock.yaml when there is one), the environment, and overrides by path."""
+    paths: dict[KeyPath, Any] = {
+        tuple(name.split(".")): value for name, value in overrides.items() if value is not None
+    }
+    return load(Settings, file or _usual_file(), os.environ if env is None else env, paths)
+
+
+def _usual_file() -> Path | None:
+    return Path(FILE) if Path(FILE).exists() else None

@@ -1,0 +1,1 @@
+"""Tracking: where each file and shard stands, stage by stage."""

