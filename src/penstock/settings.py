@@ -14,6 +14,7 @@ from penstock.flows.config import FlowsSection
 from penstock.harvest.config import HarvestSection
 from penstock.ingest.config import IngestSection
 from penstock.kernel.config import KeyPath, SecretRef, Section, load
+from penstock.kernel.telemetry import LogFormat
 from penstock.refdata.config import RefdataSection
 from penstock.tracking.config import TrackingSection
 
@@ -133,7 +134,7 @@ class TelemetrySection(Section):
     """Logs, metrics, traces."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    log_format: Literal["json", "console"] = "json"
+    log_format: LogFormat = Field("auto", description="`auto`: for people on a terminal, else JSON.")
     otlp_endpoint: Url | None = Field(None, description="Where traces go, e.g. http://collector:4318/v1/traces")
     journal_retention: timedelta = Field(timedelta(days=90), description="How long moves are remembered.")
 

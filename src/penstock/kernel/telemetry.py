@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from penstock import __version__
 from penstock.kernel.outcome import Outcome
 
-LogFormat = Literal["json", "console"]
+LogFormat = Literal["auto", "json", "console"]
 _SECRET = re.compile(r"password|passwd|secret|token|authorization|api_?key|credential", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^@\s]+@")
 
@@ -73,13 +73,11 @@ class Telemetry:
         self.provider.shutdown()
 
 
-def configure_logging(level: str = "INFO", format: LogFormat = "json") -> None:  # noqa: A002 - the setting's own name
+def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None:  # noqa: A002 - the setting's own name
     """Send all logs of the process to standard error, structured, without secrets. Called once, by a program's main."""
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
-        if format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
+    for_people = sys.stderr.isatty() if format == "auto" else format == "console"
+    colours = for_people and sys.stderr.isatty()
+    renderer: Any = structlog.dev.ConsoleRenderer(colors=colours) if for_people else structlog.processors.JSONRenderer()
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

@@ -70,15 +70,20 @@ class Storage(Protocol):
 
 def checked_path(path: str) -> str:
     """*path* itself when it is safe in every store; else Invalid BAD_PATH."""
-    segments = path.split("/")
-    plain = all(map(_is_plain, segments)) and segments[0] != RESERVED
-    if not plain or "\\" in path or len(path.encode()) > PATH_LIMIT:
+    if not is_object_path(path):
         raise Invalid(
             "BAD_PATH",
             f"{path!r} is not an object path",
             hint="use segments joined by '/', without '.', '..', '\\', control characters or a leading '/'",
         )
     return path
+
+
+def is_object_path(path: str) -> bool:
+    """Whether an object can have this path in every store."""
+    segments = path.split("/")
+    plain = all(map(_is_plain, segments)) and "\\" not in path
+    return plain and segments[0] != RESERVED and len(path.encode()) <= PATH_LIMIT
 
 
 def _is_plain(segment: str) -> bool:

@@ -12,8 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.kernel.errors import Invalid
-from penstock.kernel.storage import RESERVED, ObjectInfo, checked_path
+from penstock.kernel.storage import RESERVED, ObjectInfo, is_object_path
 from penstock.kernel.storage.failures import changed, exists, missing
 from penstock.kernel.storage.tree import open_file, open_folder, present_file, remove_empty, remove_file
 
@@ -148,14 +147,15 @@ class Files:
 
 def _known(entry: os.DirEntry[str], segments: list[str]) -> ObjectInfo | str | None:
     """The object or the folder's path; None for links, devices and names that no object can have."""
-    try:
-        path = checked_path("/".join(segments))
-        if entry.is_dir(follow_symlinks=False):
-            return path
-        is_object = entry.is_file(follow_symlinks=False)
-        return _info(path, entry.stat(follow_symlinks=False)) if is_object else None
-    except (Invalid, FileNotFoundError):
+    path = "/".join(segments)
+    if not is_object_path(path):
         return None
+    if entry.is_dir(follow_symlinks=False):
+        return path
+    with suppress(FileNotFoundError):
+        if entry.is_file(follow_symlinks=False):
+            return _info(path, entry.stat(follow_symlinks=False))
+    return None
 
 
 def _info(path: str, status: os.stat_result) -> ObjectInfo:

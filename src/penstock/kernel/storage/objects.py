@@ -14,7 +14,7 @@ from obstore.store import GCSStore
 
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, NotFound, PenstockError, Transient
-from penstock.kernel.storage import RESERVED, ObjectInfo, Stored, checked_path
+from penstock.kernel.storage import RESERVED, ObjectInfo, Stored, checked_path, is_object_path
 from penstock.kernel.storage.bucket import open_bucket
 from penstock.kernel.storage.failures import changed, down, exists, missing, source_size
 
@@ -80,7 +80,8 @@ class ObjectStorage:
         with self._reported(prefix):
             async for page in obstore.list(self._store, prefix or None, chunk_size=_PAGE):
                 for found in page:
-                    if found["path"].startswith(folder) and not found["path"].startswith(RESERVED + "/"):
+                    inside = found["path"].startswith(folder) and is_object_path(found["path"])
+                    if inside and not await self._is_marker(found):
                         yield _info(found)
 
     async def delete(self, path: str) -> None:
@@ -120,6 +121,10 @@ class ObjectStorage:
         if found["e_tag"] != etag:
             raise changed(path)
         return {"version": found["version"]}
+
+    async def _is_marker(self, found: "ObjectMeta") -> bool:
+        """Consoles show a folder by an empty object "folder/", which the client lists as "folder"."""
+        return found["size"] == 0 and await self.info(found["path"]) is None
 
     async def _delete(self, path: str) -> None:
         try:

@@ -1,0 +1,173 @@
+"""The composition root: the only place that reads settings and wires parts together."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from penstock.kernel import journal, migrate
+from penstock.kernel.auth import Authenticator, JwtAuthenticator, KeyFile, Keys, KeyUrl, NoAuthenticator, SharedSecret
+from penstock.kernel.bus import Bus
+from penstock.kernel.bus.postgres import PostgresBus
+from penstock.kernel.config import resolve
+from penstock.kernel.db import Database
+from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.periodic import repeating
+from penstock.kernel.signals import Signals
+from penstock.kernel.storage import Storage
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.telemetry import Telemetry
+from penstock.settings import EMBEDDED, DatabaseSection, JwtSection, Settings
+
+MIGRATIONS = ("penstock.kernel",)
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What every role stands on: the four ports, opened as the settings say."""
+
+    settings: Settings
+    telemetry: Telemetry
+    db: Database
+    bus: Bus
+    storage: Storage
+
+    def signals(self, channel: str) -> Signals:
+        """The signals of one channel."""
+        return make_signals(self.settings, self.db, channel)
+
+
+@asynccontextmanager
+async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Platform]:
+    """Everything connected and the schema up to date; closed in reverse at the end."""
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(open_database(settings))
+        await migrate.migrate(db, known_migrations())
+        bus = make_bus(settings, db)
+        stack.push_async_callback(bus.close)
+        platform = Platform(settings, telemetry, db, bus, make_storage(settings))
+        for name, chore, every in _chores(platform):
+            await stack.enter_async_context(repeating(name, chore, every))
+        yield platform
+
+
+@asynccontextmanager
+async def open_database(settings: Settings) -> AsyncIterator[Database]:
+    """The configured PostgreSQL, the embedded one started when needed."""
+    section = settings.database
+    async with AsyncExitStack() as stack:
+        if section.url == EMBEDDED:
+            url = await stack.enter_async_context(embedded_postgres(settings.data_dir / "postgres"))
+        else:
+            url = _with_password(section)
+        opened = Database.open(url, size=section.pool_size, statement_timeout=section.statement_timeout)
+        yield await stack.enter_async_context(opened)
+
+
+def known_migrations() -> list[migrate.Migration]:
+    """Every migration of this release, the kernel's first."""
+    return [migration for package in MIGRATIONS for migration in migrate.load(package)]
+
+
+def make_bus(settings: Settings, db: Database) -> Bus:
+    """Kafka when it is configured, else PostgreSQL."""
+    section = settings.bus
+    if section.kafka is None:
+        return PostgresBus(db, partitions=section.partitions)
+    from penstock.kernel.bus.kafka import KafkaBus  # librdkafka loads only where it is used
+
+    kafka, options = section.kafka, dict(section.kafka.options)
+    if kafka.username is not None:
+        options["sasl.username"] = kafka.username
+    if kafka.password is not None:
+        options["sasl.password"] = resolve(kafka.password, "bus.kafka.password")
+    return KafkaBus(
+        kafka.bootstrap, db, partitions=section.partitions, group_prefix=kafka.group_prefix, options=options
+    )
+
+
+def make_signals(settings: Settings, db: Database, channel: str) -> Signals:
+    """Redis when it is configured, else PostgreSQL."""
+    redis = settings.signals.redis
+    if redis is None:
+        from penstock.kernel.signals.postgres import PostgresSignals
+
+        return PostgresSignals(db, channel)
+    from penstock.kernel.signals.redis import RedisSignals
+
+    return RedisSignals(
+        redis.nodes,
+        mode=redis.mode,
+        pub_channel=f"{channel}:pub",
+        stream_key=f"{channel}:stream",
+        group_prefix=f"{channel}:group",
+        username=redis.username,
+        password=resolve(redis.password, "signals.redis.password") if redis.password else None,
+        tls=redis.tls,
+    )
+
+
+def make_storage(settings: Settings) -> Storage:
+    """The configured object store, else a folder of the data directory."""
+    section = settings.storage
+    parts = urlsplit(section.url or "")
+    if parts.scheme in ("", "file"):
+        return FolderStorage(Path(unquote(parts.path)) if section.url else settings.data_dir / "objects")
+    from penstock.kernel.storage.objects import ObjectStorage
+
+    secrets = {name: resolve(reference, f"storage.secrets.{name}") for name, reference in section.secrets.items()}
+    return ObjectStorage(section.url or "", {**section.options, **secrets})
+
+
+def make_authenticator(settings: Settings) -> Authenticator:
+    """R25: tokens when keys are configured, else nobody but whoever is on this machine."""
+    section = settings.auth.jwt
+    if section is None:
+        return NoAuthenticator()
+    return JwtAuthenticator(
+        _keys(section),
+        algorithms=list(section.algorithms),
+        issuer=section.issuer,
+        audience=section.audience,
+        tenant_claim=section.tenant_claim,
+        leeway=section.leeway,
+    )
+
+
+def make_telemetry(settings: Settings) -> Telemetry:
+    """Metrics always; traces where there is somewhere to send them."""
+    endpoint = settings.telemetry.otlp_endpoint
+    if endpoint is None:
+        return Telemetry()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    return Telemetry(spans=[BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))])
+
+
+def _keys(section: JwtSection) -> Keys:
+    if section.secret is not None:
+        return SharedSecret(resolve(section.secret, "auth.jwt.secret"))
+    return KeyFile(section.jwks_file) if section.jwks_file is not None else KeyUrl(section.jwks_url or "")
+
+
+def _with_password(section: DatabaseSection) -> str:
+    """The database's URL with its password put in; only ever in memory."""
+    if section.password is None:
+        return section.url
+    parts = urlsplit(section.url)
+    password = quote(resolve(section.password, "database.password"), safe="")
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{password}@{host}"))
+
+
+def _chores(platform: Platform) -> list[tuple[str, Callable[[], Awaitable[object]], timedelta]]:
+    retention = platform.settings.telemetry.journal_retention
+
+    async def forget_old_moves() -> None:
+        async with platform.db.transaction() as tx:
+            await journal.prune(tx, platform.db.clock.now() - retention)
+
+    return [("journal retention", forget_old_moves, timedelta(minutes=1))]

@@ -1,0 +1,39 @@
+"""`penstock config`: look at the configuration without running anything."""
+
+from io import StringIO
+
+import typer
+
+from penstock.cli.output import ConfigOption, JsonOption, emit
+
+app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def validate(config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Check the configuration; every mistake is named with its file, line and column."""
+    from penstock.settings import load_settings
+
+    load_settings(config)
+    emit({"valid": True}, as_json=json, text="the configuration is valid")
+
+
+@app.command()
+def show(config: ConfigOption = None, json: JsonOption = False) -> None:
+    """Print the configuration in force: file, environment and defaults. Secrets are shown as references."""
+    from ruamel.yaml import YAML
+
+    from penstock.settings import load_settings
+
+    data = load_settings(config).model_dump(mode="json")
+    text = StringIO()
+    YAML().dump(data, text)
+    emit(data, as_json=json, text=text.getvalue().rstrip("\n"))
+
+
+@app.command()
+def schema(json: JsonOption = False) -> None:  # noqa: ARG001 - a schema is JSON either way
+    """Print the JSON Schema of penstock.yaml, for editors."""
+    from penstock.settings import Settings
+
+    emit(Settings.model_json_schema(), as_json=True)

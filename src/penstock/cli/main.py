@@ -1,0 +1,45 @@
+"""`penstock`: the one program."""
+
+import os
+import sys
+
+import typer
+
+from penstock.cli import config, database, doctor, up, version
+from penstock.cli.output import fail
+from penstock.kernel.errors import PenstockError
+
+app = typer.Typer(
+    name="penstock",
+    help="Leads data from where it arises to where it is served.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 ok, 1 the work failed, 2 usage, 3 config, 4 auth, 5 not found, 6 conflict or locked, "
+    "7 a dependency is down, 124 time-out.",
+)
+app.command()(up.up)
+app.command()(doctor.doctor)
+app.command()(version.version)
+app.add_typer(config.app, name="config")
+app.add_typer(database.app, name="db")
+
+
+def run() -> None:
+    """Run the command line; every failure we know becomes a sentence and an exit code, never a traceback."""
+    try:
+        app()
+    except PenstockError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; say nothing while Python flushes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    run()

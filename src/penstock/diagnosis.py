@@ -1,0 +1,176 @@
+"""What would keep Penstock from running here: each dependency asked, nothing changed."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock import app
+from penstock.kernel import datadir, migrate
+from penstock.kernel.db import Database
+from penstock.kernel.embedded import find_binaries
+from penstock.kernel.errors import BadConfig, Conflict, PenstockError, TimedOut
+from penstock.kernel.locks import file_lock
+from penstock.settings import EMBEDDED, Settings
+
+_PATIENCE = 15.0
+_ROOM = 500_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one look told."""
+
+    name: str
+    detail: str
+    error: PenstockError | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        error = self.error.as_dict() if self.error else None
+        return {"name": self.name, "ok": self.error is None, "detail": self.detail, "error": error}
+
+
+async def diagnose(settings: Settings) -> list[Finding]:
+    """Look at everything the settings name; a look that fails says why and the others go on."""
+    findings = [await _look(name, look) for name, look in _local_looks(settings).items()]
+    async with AsyncExitStack() as stack:
+        if settings.database.url == EMBEDDED and not _has_data(settings):
+            findings.append(Finding("database", "embedded, made at the first start"))
+            return [*findings, await _look("storage", lambda: _storage(settings))]
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                db = await stack.enter_async_context(app.open_database(settings))
+        except (PenstockError, TimeoutError) as error:
+            findings.append(_failed("database", error))
+            return [*findings, await _look("storage", lambda: _storage(settings))]
+        findings += [await _look(name, look) for name, look in _remote_looks(settings, db).items()]
+    return findings
+
+
+Look = Callable[[], Awaitable[str]]
+
+
+def _local_looks(settings: Settings) -> dict[str, Look]:
+    server = settings.server
+
+    async def python() -> str:
+        return f"Python {sys.version.split()[0]}"
+
+    async def postgres() -> str:
+        binaries = find_binaries()
+        return f"PostgreSQL {binaries.major} in {binaries.folder}"
+
+    async def access() -> str:
+        app.make_authenticator(settings)
+        return "tokens" if settings.auth.jwt else f"none needed, on {server.host} only"
+
+    looks: dict[str, Look] = {
+        "python": python,
+        "access": access,
+        "data directory": lambda: _data_dir(settings.data_dir),
+    }
+    if settings.database.url == EMBEDDED:
+        looks["postgres server"] = postgres
+    for name, port in (("api port", server.port), ("query port", server.query_port)):
+        looks[name] = lambda port=port: _port(settings, port)  # type: ignore[misc]
+    return looks
+
+
+def _remote_looks(settings: Settings, db: Database) -> dict[str, Look]:
+    async def database() -> str:
+        return f"PostgreSQL {await db.check()}"
+
+    async def schema() -> str:
+        plan = await migrate.plan(db, app.known_migrations())
+        return f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
+
+    async def bus() -> str:
+        made = app.make_bus(settings, db)
+        try:
+            await made.check()
+        finally:
+            await made.close()
+        return "Kafka" if settings.bus.kafka else "PostgreSQL"
+
+    async def signals() -> str:
+        made = app.make_signals(settings, db, "penstock")
+        try:
+            await made.check()
+        finally:
+            await made.close()
+        return "Redis" if settings.signals.redis else "PostgreSQL"
+
+    return {
+        "database": database,
+        "schema": schema,
+        "bus": bus,
+        "signals": signals,
+        "storage": lambda: _storage(settings),
+    }
+
+
+async def _data_dir(folder: Path) -> str:
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        hint = "choose another --data-dir, or change its owner"
+        raise BadConfig("DATA_DIR_UNUSABLE", f"cannot write to {existing}", hint=hint)
+    datadir.check_format(folder)
+    free = shutil.disk_usage(existing).free
+    if free < _ROOM:
+        raise BadConfig("DISK_FULL", f"only {free // 1_000_000} MB are free at {existing}", hint="make room")
+    return f"{folder}, {free // 1_000_000_000} GB free"
+
+
+async def _port(settings: Settings, port: int) -> str:
+    if port == 0:
+        return "a free one"
+    try:
+        with socket.create_server((settings.server.host, port)):
+            return f"{port} is free"
+    except OSError as error:
+        if _is_running(settings.data_dir):
+            return f"{port} is in use, by the Penstock that runs here"
+        hint = "stop what uses it, or choose another port"
+        raise Conflict("PORT_IN_USE", f"cannot listen on {port}: {error.strerror}", hint=hint) from error
+
+
+async def _storage(settings: Settings) -> str:
+    if settings.storage.url is None and not settings.data_dir.exists():
+        return "a folder, made at the first start"
+    await app.make_storage(settings).check()
+    return settings.storage.url or str(settings.data_dir / "objects")
+
+
+def _has_data(settings: Settings) -> bool:
+    return (settings.data_dir / "postgres" / "data" / "PG_VERSION").exists()
+
+
+def _is_running(folder: Path) -> bool:
+    if not (folder / "lock").exists():
+        return False
+    try:
+        with file_lock(folder / "lock", "doctor"):
+            return False
+    except Conflict:
+        return True
+
+
+async def _look(name: str, look: Look) -> Finding:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return Finding(name, await look())
+    except (PenstockError, TimeoutError) as error:
+        return _failed(name, error)
+
+
+def _failed(name: str, error: PenstockError | TimeoutError) -> Finding:
+    if isinstance(error, PenstockError):
+        return Finding(name, error.message, error)
+    late = TimedOut("TIMED_OUT", f"no answer within {_PATIENCE:g} s", hint="check that it is reachable from here")
+    return Finding(name, late.message, late)

@@ -1,0 +1,102 @@
+"""Signals over Redis: Pub/Sub for speed, a stream for certainty."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import structlog
+
+from penstock.kernel.listener import Inbox
+from penstock.kernel.signals import Resync, Signal, checked_body
+from penstock.kernel.signals.feed import Feed
+from penstock.kernel.signals.redis_group import BODY, lag
+from penstock.kernel.signals.redis_link import ANSWER_WITHIN, TROUBLE, Link, Mode, asked
+from penstock.kernel.signals.redis_listener import RedisListener, Route
+
+STREAM_LENGTH = 10_000
+LEFTOVER_AFTER = timedelta(hours=1)
+POLL = timedelta(seconds=1)
+_BATCH = 100
+# A script, so that stream and channel have one order, also among several announcers.
+_ANNOUNCE = f"""
+for i = 3, #ARGV do
+  redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', '{BODY}', ARGV[i])
+  redis.call('PUBLISH', ARGV[2], ARGV[i])
+end
+"""
+
+
+class RedisSignals:
+    """One channel and its stream, in a Redis Cluster or on a single Redis; to be closed at the end.
+
+    Every signal comes twice to a listener whose paths are both well. A listener that gives Redis no sign of life for
+    *leftover_after* is taken for dead and loses its group; it notices, and resyncs.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        *,
+        mode: Mode = "cluster",
+        pub_channel: str,
+        stream_key: str,
+        group_prefix: str,
+        stream_length: int = STREAM_LENGTH,
+        username: str | None = None,
+        password: str | None = None,
+        tls: bool = False,
+        tls_ca_file: str | None = None,
+        leftover_after: timedelta = LEFTOVER_AFTER,
+        poll: timedelta = POLL,
+    ) -> None:
+        self._link = Link(nodes, mode, username=username, password=password, tls=tls, tls_ca_file=tls_ca_file)
+        self._route = Route(pub_channel, stream_key, group_prefix)
+        self._stream_length = stream_length
+        self._leftover_after, self._poll = leftover_after, poll
+
+    async def announce(self, bodies: Sequence[str]) -> None:
+        """Add to the stream, then publish, each body in its turn; Transient SIGNALS_DOWN when some may not be out."""
+        checked = [checked_body(body) for body in bodies]
+        for start in range(0, len(checked), _BATCH):
+            batch = checked[start : start + _BATCH]
+            async with asked():
+                await self._link.client.eval(
+                    _ANNOUNCE, 1, self._route.stream_key, str(self._stream_length), self._route.pub_channel, *batch
+                )
+
+    @asynccontextmanager
+    async def listen(self, listener: str) -> AsyncIterator[AsyncIterator[Signal | Resync]]:
+        """Hear everything from now on, however often Redis goes away and comes back meanwhile."""
+        inbox, group = Inbox(), self._route.group(listener)
+        paths = RedisListener(
+            self._link, self._route, group, inbox, poll=self._poll, leftover_after=self._leftover_after
+        ).paths()
+        try:
+            yield Feed(inbox, paths)
+        finally:
+            for path in paths:
+                path.cancel()
+            await asyncio.gather(*paths, return_exceptions=True)
+            await self._leave(group)
+
+    async def lag(self) -> int:
+        """The entries the slowest listener has yet to be handed; one that died counts until it is reaped."""
+        async with asked():
+            return await lag(self._link.client, self._route.stream_key, self._route.group_prefix)
+
+    async def check(self) -> None:
+        """Raise Transient SIGNALS_DOWN unless the node that holds the stream answers."""
+        async with asked():
+            await self._link.client.exists(self._route.stream_key)
+
+    async def close(self) -> None:
+        """Close every connection; those who still listen are to be closed before."""
+        await self._link.close()
+
+    async def _leave(self, group: str) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                await self._link.client.xgroup_destroy(self._route.stream_key, group)
+        except TROUBLE as error:  # the other listeners reap it in time
+            structlog.get_logger().info("signals_group_left", group=group, error=str(error) or type(error).__name__)

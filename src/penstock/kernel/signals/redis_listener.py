@@ -1,0 +1,126 @@
+"""Two paths into one inbox: Pub/Sub, which is instant and may lose, and a consumer group, which catches up."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import structlog
+from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
+from redis.exceptions import ConnectionError as ConnectionLost
+
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.listener import Heard, Inbox, Missed
+from penstock.kernel.signals.redis_group import Group, reap
+from penstock.kernel.signals.redis_link import ANSWER_WITHIN, TROUBLE, Link
+
+_RETRY_AT_MOST = timedelta(seconds=5)
+_PING_AFTER = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The names in Redis that make one channel."""
+
+    pub_channel: str
+    stream_key: str
+    group_prefix: str
+
+    def group(self, listener: str) -> str:
+        return f"{self.group_prefix}:{listener}"
+
+
+class RedisListener:
+    """Fills *inbox* for as long as its two paths run; first in it is Missed."""
+
+    def __init__(
+        self, link: Link, route: Route, group: str, inbox: Inbox, *, poll: timedelta, leftover_after: timedelta
+    ) -> None:
+        self._link, self._route, self._group, self._inbox = link, route, group, inbox
+        self._poll, self._leftover_after = poll, leftover_after
+        self._log = structlog.get_logger().bind(group=group)
+        self._tried, self._begun = asyncio.Event(), asyncio.Event()
+        self._was_lost = False
+        self._reap_at = 0.0
+
+    def paths(self) -> list["asyncio.Task[None]"]:
+        """The two paths, running."""
+        ways = {"pubsub": self._hear, "stream": self._follow}
+        return [asyncio.create_task(self._keep(name, way), name=f"{self._group} {name}") for name, way in ways.items()]
+
+    async def _keep(self, name: str, path: Callable[[Backoff], Awaitable[None]]) -> None:
+        backoff = Backoff(most=_RETRY_AT_MOST)
+        while True:
+            try:
+                await path(backoff)
+            except TROUBLE as error:
+                self._log.warning("signals_lost", path=name, error=str(error) or type(error).__name__)
+            await asyncio.sleep(backoff.next().total_seconds())
+
+    async def _hear(self, backoff: Backoff) -> None:
+        """The instant path, until it is lost."""
+        try:
+            async with self._link.line(self._route.stream_key, ANSWER_WITHIN) as line:
+                pubsub = line.pubsub()  # it ends with its line
+                await pubsub.subscribe(self._route.pub_channel)
+                await _answer(pubsub, ANSWER_WITHIN)
+                self._tried.set()
+                await self._begun.wait()
+                if self._was_lost:
+                    self._inbox.put(Missed("Pub/Sub was lost"))
+                backoff.reset()
+                await self._pass_on(pubsub)
+        finally:
+            self._tried.set()
+            self._was_lost = True
+
+    async def _pass_on(self, pubsub: PubSub) -> None:
+        while True:
+            message = await pubsub.get_message(timeout=_PING_AFTER)
+            if message is None:  # finds out when nobody said goodbye
+                await pubsub.ping()
+                message = await _answer(pubsub, ANSWER_WITHIN)
+            if message["type"] == "message":
+                self._inbox.put(Heard(message["data"]))
+
+    async def _follow(self, backoff: Backoff) -> None:
+        """The path that catches up, until it is lost."""
+        # Subscribed first: else a signal of before the subscription could be overtaken by one of after it.
+        await self._tried.wait()
+        async with self._link.line(self._route.stream_key, self._poll.total_seconds() + ANSWER_WITHIN) as line:
+            group = Group(line, self._route.stream_key, self._group)
+            made = await group.enter(afresh=not self._begun.is_set())
+            self._inbox.put(Missed(self._why(made)))
+            self._begun.set()
+            while True:
+                await self._reap_when_due(line)
+                await self._take_batch(group)
+                backoff.reset()
+
+    async def _take_batch(self, group: Group) -> None:
+        batch = await group.read(self._poll)
+        for body in batch.bodies:
+            self._inbox.put(Heard(body))
+        if batch.has_gap:
+            self._inbox.put(Missed("the stream was trimmed before it was read"))
+        await group.acknowledge(batch)
+
+    def _why(self, made: bool) -> str:
+        if not self._begun.is_set():
+            return "the listener began"
+        return "the stream was lost" if made else "the connection was lost"
+
+    async def _reap_when_due(self, line: "Redis") -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._reap_at:
+            self._reap_at = now + self._leftover_after.total_seconds() / 4
+            for name in await reap(line, self._route.stream_key, self._route.group_prefix, self._leftover_after):
+                self._log.info("signals_leftover_reaped", leftover=name)
+
+
+async def _answer(pubsub: PubSub, within: float) -> dict[str, str]:
+    message: dict[str, str] | None = await pubsub.get_message(timeout=within)
+    if message is None:
+        raise ConnectionLost(f"no answer within {within:.0f} s")
+    return message

@@ -1,0 +1,165 @@
+"""`penstock up`: all roles in one process, from the first lock to the last connection."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Annotated
+
+import structlog
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.responses import RedirectResponse
+from pydantic import BaseModel
+
+from penstock.app import Platform, make_authenticator, make_signals, make_telemetry, open_platform
+from penstock.kernel import actuator, datadir
+from penstock.kernel.actuator import Pulse
+from penstock.kernel.auth import Authenticator, Principal
+from penstock.kernel.errors import BadConfig, Conflict
+from penstock.kernel.http import create_app, identifying
+from penstock.kernel.ids import worker_name
+from penstock.kernel.middleware import HttpMetrics
+from penstock.settings import ServerSection, Settings
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a running Penstock listens."""
+
+    api: str
+    query: str
+
+
+class Whoami(BaseModel):
+    """How the server sees the caller."""
+
+    subject: str
+    tenant: str | None
+    is_operator: bool
+
+
+async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addresses], None]) -> None:
+    """Run everything until *stop*; *on_ready* is called once requests are answered."""
+    with contextlib.closing(make_telemetry(settings)) as telemetry, datadir.owned(settings.data_dir, worker_name("up")):
+        server = settings.server
+        with _listening(server.host, server.port) as api, _listening(server.host, server.query_port) as query:
+            async with open_platform(settings, telemetry) as platform:
+                await _serve(platform, api, query, stop, on_ready)
+
+
+async def _serve(
+    platform: Platform,
+    api: socket.socket,
+    query: socket.socket,
+    stop: asyncio.Event,
+    on_ready: Callable[[Addresses], None],
+) -> None:
+    pulse = make_pulse(platform)
+    metrics = HttpMetrics(platform.telemetry)
+    apps = [(make_api(platform, pulse, metrics), api), (make_query(platform, pulse, metrics), query)]
+    async with AsyncExitStack() as stack:
+        for app, listening in apps:
+            await stack.enter_async_context(_running(app, listening, platform.settings.server))
+        pulse.is_serving = True
+        on_ready(Addresses(_address(api), _address(query)))
+        await stop.wait()
+        pulse.is_serving = False
+        structlog.get_logger().info("stopping")
+
+
+def make_pulse(platform: Platform) -> Pulse:
+    """What this process depends on, each asked by its own check."""
+    signals = make_signals(platform.settings, platform.db, "penstock")
+    checks = {"database": platform.db.check, "bus": platform.bus.check, "signals": signals.check}
+    return Pulse({**checks, "storage": platform.storage.check})
+
+
+def make_api(platform: Platform, pulse: Pulse, metrics: HttpMetrics) -> FastAPI:
+    """The API of all parts."""
+    app = _make_app("Penstock", platform, pulse, metrics)
+    app.include_router(_whoami(make_authenticator(platform.settings)))
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
+    return app
+
+
+def make_query(platform: Platform, pulse: Pulse, metrics: HttpMetrics) -> FastAPI:
+    """The query server: how it is, until dictionaries give it something to serve."""
+    return _make_app("Penstock query", platform, pulse, metrics)
+
+
+def _make_app(title: str, platform: Platform, pulse: Pulse, metrics: HttpMetrics) -> FastAPI:
+    settings = platform.settings
+    local_only = settings.auth.jwt is None
+    app = create_app(title, platform.telemetry, metrics, body_limit=settings.server.body_limit, local_only=local_only)
+    app.include_router(actuator.router(pulse, platform.telemetry))
+    return app
+
+
+def _whoami(authenticator: Authenticator) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1", tags=["access"])
+
+    @routes.get("/whoami")
+    async def whoami(caller: Annotated[Principal, Depends(identifying(authenticator))]) -> Whoami:
+        """Who the server takes you for: the first thing to ask when a token does not work."""
+        return Whoami(subject=caller.subject, tenant=caller.tenant, is_operator=caller.is_operator)
+
+    return routes
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket bound before anything else starts, so that a taken port costs nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        hint = "check server.host"
+        raise BadConfig("BAD_HOST", f"{host} is no address of this machine: {error.strerror}", hint=hint) from error
+    with socket.socket(family, kind, protocol) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(address)
+            listening.listen(1024)
+        except OSError as error:
+            hint = "stop what uses it, or choose another with --port or --query-port; 0 takes a free one"
+            raise Conflict("PORT_IN_USE", f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
+        yield listening
+
+
+@asynccontextmanager
+async def _running(app: FastAPI, listening: socket.socket, section: ServerSection) -> AsyncIterator[None]:
+    """Serve *app* until the end, then finish the requests under way."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        http="httptools",
+        timeout_graceful_shutdown=int(section.drain_timeout.total_seconds()),
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve([listening]), name=f"serve {app.title}")
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for the program, which has more to stop than a server."""
+        yield
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,72 @@
+"""Workers killed in mid-work: every item is done, and done once."""
+
+import asyncio
+import multiprocessing
+import os
+import random
+import signal
+from datetime import timedelta
+
+from penstock.kernel.db import Database
+from penstock.kernel.lease import Lease
+from tests.kernel.crashing_worker import work
+from tests.kernel.jobs import LEASE, make_jobs
+from tests.services.soak import examples
+
+ROUNDS = examples(50, soak=500)
+JOBS_PER_ROUND = 6
+MANY = Lease("job", LEASE.machine, LEASE.ready, LEASE.held, LEASE.done, LEASE.failed, max_attempts=10**6)
+
+
+async def test_killed_workers_lose_and_double_nothing(db: Database, database_url: str) -> None:
+    """T13, T14: SIGKILL in mid-work, round after round; each job has its effect and exactly one move to done."""
+    jobs = ROUNDS * JOBS_PER_ROUND
+    await make_jobs(db, jobs)
+    await db.execute("CREATE TABLE effect (job bigint, fence bigint, PRIMARY KEY (job, fence))")
+    killed = 0
+    for _ in range(ROUNDS):
+        killed += await asyncio.to_thread(start_and_kill, database_url, random.randint(1, JOBS_PER_ROUND))
+        await reap_as_if_late(db)
+    while await db.fetchval("SELECT count(*) FROM job WHERE status <> 'done'"):
+        await asyncio.to_thread(start_and_kill, database_url, jobs + 1)
+        await reap_as_if_late(db)
+    assert killed >= ROUNDS // 2, "the campaign killed too few workers to mean anything"
+    await check_done_once(db, jobs)
+
+
+async def check_done_once(db: Database, jobs: int) -> None:
+    """Every job: one move to done, under a fence whose effect is there."""
+    done = await db.fetch("SELECT subject::bigint AS job, fence FROM journal WHERE target = 'done' ORDER BY 1")
+    assert [row["job"] for row in done] == list(range(1, jobs + 1))
+    without_effect = await db.fetch(
+        "SELECT subject FROM journal j WHERE target = 'done'"
+        " AND NOT EXISTS (SELECT FROM effect e WHERE e.job = j.subject::bigint AND e.fence = j.fence)"
+    )
+    assert without_effect == []
+
+
+async def reap_as_if_late(db: Database) -> None:
+    """Time is given: an hour later every lease has run out, also that of a worker still alive."""
+    async with db.transaction() as tx:
+        await MANY.reap(tx, now=db.clock.now() + timedelta(hours=1), limit=10**6)
+        await tx.execute("UPDATE job SET attempts = 0, due_at = '-infinity' WHERE status = 'new'")
+
+
+def start_and_kill(url: str, after: int) -> bool:
+    """Start a worker, kill it once it has begun *after* jobs; whether it was killed before it had finished all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.kernel.crashing_worker"])
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(url, f"w{after}", theirs))
+    process.start()
+    theirs.close()
+    try:
+        for _ in range(after):
+            ours.recv()
+    except EOFError:
+        process.join()
+        return False
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return True
