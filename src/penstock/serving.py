@@ -64,7 +64,9 @@ async def _serve(
         for app, listening in apps:
             await stack.enter_async_context(_running(app, listening, platform.settings.server))
         pulse.is_serving = True
-        on_ready(Addresses(_address(api), _address(query)))
+        addresses = Addresses(_address(api), _address(query))
+        structlog.get_logger().info("ready", api=addresses.api, query=addresses.query)
+        on_ready(addresses)
         await stop.wait()
         pulse.is_serving = False
         structlog.get_logger().info("stopping")

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import HarvestSection
 from penstock.ingest.config import IngestSection
-from penstock.kernel.config import KeyPath, SecretRef, Section, load
+from penstock.kernel.config import KeyPath, Misplaced, SecretRef, Section, load
 from penstock.kernel.telemetry import LogFormat
 from penstock.refdata.config import RefdataSection
 from penstock.tracking.config import TrackingSection
@@ -159,18 +159,20 @@ class Settings(Section):
     @model_validator(mode="after")
     def _is_safe(self) -> "Settings":
         if self.auth.jwt is None and not self.server.is_loopback:
-            raise ValueError(
-                f"server.host {self.server.host} is open to other machines, and auth.jwt is not set; "
-                "without authentication Penstock listens on loopback only"
+            raise Misplaced(
+                ("server", "host"),
+                f"{self.server.host} can be reached by other machines, and auth.jwt is not set; "
+                "without authentication Penstock listens on loopback only",
             )
         return self
 
 
-def load_settings(file: Path | None, env: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+def load_settings(
+    file: Path | None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+) -> Settings:
     """The settings from *file* (else ./penstock.yaml when there is one), the environment, and overrides by path."""
-    paths: dict[KeyPath, Any] = {
-        tuple(name.split(".")): value for name, value in overrides.items() if value is not None
-    }
+    given = {name: value for name, value in (overrides or {}).items() if value is not None}
+    paths: dict[KeyPath, Any] = {tuple(name.split(".")): value for name, value in given.items()}
     return load(Settings, file or _usual_file(), os.environ if env is None else env, paths)
 
 

@@ -1,4 +1,4 @@
-"""A real Redis Cluster on loopback: masters, optionally a replica each, and the accidents that befall them."""
+"""Real Redis on loopback: a cluster of masters, optionally with a replica each, or one server; and their accidents."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,10 @@ _SETTINGS = {
     "bind": "127.0.0.1",
     "save": "",
     "appendonly": "no",
-    "cluster-enabled": "yes",
-    "cluster-config-file": "nodes.conf",
-    "cluster-node-timeout": "1000",
     "repl-diskless-sync-delay": "0",
     "logfile": "redis.log",
 }
+_CLUSTER = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf", "cluster-node-timeout": "1000"}
 
 
 def redis_binary() -> Path | None:
@@ -44,12 +42,39 @@ def redis_binary() -> Path | None:
     return None if is_required("redis") else _wheel_binary()
 
 
+class RedisServer:
+    """One Redis that is no cluster."""
+
+    def __init__(self, binary: Path) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-redis-"))
+        self._node = _Node(binary, self._folder / "0", {})
+        self._node.start()
+
+    @property
+    def addresses(self) -> list[str]:
+        return [self._node.address]
+
+    def node(self, number: int) -> "redis.Redis":
+        """A client of the server, whatever the number: so a test need not know whether this is a cluster."""
+        return self._node.client
+
+    def owner(self, key: str) -> int:
+        return 0
+
+    def client_kill_pubsub(self) -> int:
+        return int(self._node.ask("CLIENT KILL TYPE pubsub"))
+
+    def stop(self) -> None:
+        self._node.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
 class RedisCluster:
     """Three masters, each a process of its own; node *n* + 3 is the replica of node *n* when there are replicas."""
 
     def __init__(self, binary: Path, *, replicas: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-redis-"))
-        self._nodes = [_Node(binary, self._folder / str(n)) for n in range(MASTERS * (1 + replicas))]
+        self._nodes = [_Node(binary, self._folder / str(n), _CLUSTER) for n in range(MASTERS * (1 + replicas))]
         try:
             self._form()
         except BaseException:
@@ -58,7 +83,7 @@ class RedisCluster:
 
     @property
     def addresses(self) -> list[str]:
-        return [f"127.0.0.1:{node.port}" for node in self._nodes]
+        return [node.address for node in self._nodes]
 
     def node(self, number: int) -> "redis.Redis":
         """A client of that node alone, answering in text."""
@@ -102,8 +127,7 @@ class RedisCluster:
 
     def stop(self) -> None:
         for node in self._nodes:
-            node.kill()
-            node.client.close()
+            node.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _form(self) -> None:
@@ -130,23 +154,28 @@ class RedisCluster:
 
 
 class _Node:
-    def __init__(self, binary: Path, folder: Path) -> None:
+    def __init__(self, binary: Path, folder: Path, settings: Mapping[str, str]) -> None:
         self.port = _free_port()
+        self.address = f"127.0.0.1:{self.port}"
         self.client = redis.Redis(port=self.port, decode_responses=True, socket_timeout=5, protocol=2)
-        self._binary, self._folder = binary, folder
+        self._folder = folder
+        words = [word for name, value in {**_SETTINGS, **settings}.items() for word in (f"--{name}", value)]
+        self._command = [str(binary), *words, "--port", str(self.port)]
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir()
 
     def start(self) -> None:
-        settings = [word for name, value in _SETTINGS.items() for word in (f"--{name}", value)]
-        command = [str(self._binary), *settings, "--port", str(self.port)]
-        self._process = subprocess.Popen(command, cwd=self._folder, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(self._command, cwd=self._folder, stdout=subprocess.DEVNULL)
         _wait(self._answers, f"the node on port {self.port} does not start")
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def stop(self) -> None:
+        self.kill()
+        self.client.close()
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

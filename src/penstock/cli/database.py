@@ -23,7 +23,7 @@ def migrate(
     from penstock.kernel import migrate as migrations
     from penstock.settings import load_settings
 
-    settings = load_settings(config, data_dir=data_dir)
+    settings = load_settings(config, overrides={"data_dir": data_dir})
 
     async def work() -> tuple[list[str], list[str]]:
         async with open_database(settings) as db:

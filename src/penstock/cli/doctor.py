@@ -11,7 +11,7 @@ def doctor(config: ConfigOption = None, data_dir: DataDirOption = None, json: Js
     from penstock.diagnosis import diagnose
     from penstock.settings import load_settings
 
-    findings = asyncio.run(diagnose(load_settings(config, data_dir=data_dir)))
+    findings = asyncio.run(diagnose(load_settings(config, overrides={"data_dir": data_dir})))
     data = [finding.as_dict() for finding in findings]
     rows = [["ok" if f.error is None else "FAIL", f.name, f.detail] for f in findings]
     hints = [f"{f.name}: {f.error.hint}" for f in findings if f.error is not None and f.error.hint]

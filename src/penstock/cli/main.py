@@ -39,6 +39,11 @@ def run() -> None:
         # Whoever read our output has seen enough; say nothing while Python flushes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except Exception as error:
+        if os.environ.get("PENSTOCK_DEBUG"):
+            raise
+        hint = "this is a mistake in Penstock; PENSTOCK_DEBUG=1 shows where"
+        fail(PenstockError("INTERNAL", f"{type(error).__name__}: {error}", hint=hint))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def up(
     from penstock.settings import load_settings
 
     overrides = {"data_dir": data_dir, "server.host": host, "server.port": port, "server.query_port": query_port}
-    settings = load_settings(config, **overrides)
+    settings = load_settings(config, overrides=overrides)
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
     _run(settings, json)
 

@@ -56,16 +56,16 @@ def router(pulse: Pulse, telemetry: Telemetry) -> APIRouter:
     routes = APIRouter(prefix="/actuator", tags=["actuator"])
     down: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now"}}
 
-    @routes.get("/health", responses=down)
+    @routes.get("/health", responses=down, response_model_exclude_none=True)
     async def health(response: Response) -> Health:
         return _answer(await pulse.health(), response)
 
-    @routes.get("/health/liveness")
+    @routes.get("/health/liveness", response_model_exclude_defaults=True)
     async def liveness() -> Health:
         """UP whenever this can be answered: restarting the process would help nothing that is wrong elsewhere."""
         return Health(status="UP")
 
-    @routes.get("/health/readiness", responses=down)
+    @routes.get("/health/readiness", responses=down, response_model_exclude_none=True)
     async def readiness(response: Response) -> Health:
         return _answer(await pulse.readiness(), response)
 

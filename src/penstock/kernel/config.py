@@ -36,6 +36,14 @@ def _reference(value: str) -> str:
     return value
 
 
+class Misplaced(ValueError):
+    """A mistake only the whole can see, told where it can be mended."""
+
+    def __init__(self, path: KeyPath, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 SecretRef = Annotated[str, AfterValidator(_reference)]
 
 
@@ -133,7 +141,8 @@ def _put(document: Any, path: KeyPath, value: Any, place: str) -> None:
 def _problem(
     model: type[BaseModel], document: Any, file: Path | None, places: Mapping[KeyPath, str], detail: dict[str, Any]
 ) -> Problem:
-    path: KeyPath = tuple(detail["loc"])
+    cause = detail.get("ctx", {}).get("error")
+    path: KeyPath = (*detail["loc"], *(cause.path if isinstance(cause, Misplaced) else ()))
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
         message = "unknown key" + _did_you_mean(str(path[-1]), _fields(model, path[:-1]))

@@ -1,5 +1,6 @@
 """The data directory: one process at a time, one format."""
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +14,20 @@ _FORMAT_FILE = "FORMAT"
 
 @contextmanager
 def owned(folder: Path, holder: str) -> Iterator[Path]:
-    """*folder*, made when missing, held by this process alone; Conflict when another holds it or a newer release did."""
+    """*folder*, made when missing, held by this process alone; Conflict when it is held, or of a newer release."""
+    _make(folder)
+    with file_lock(folder / "lock", holder):
+        check_format(folder)
+        (folder / _FORMAT_FILE).write_text(f"{FORMAT}\n")
+        yield folder
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with file_lock(folder / "lock", holder):
-            check_format(folder)
-            (folder / _FORMAT_FILE).write_text(f"{FORMAT}\n")
-            yield folder
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
         hint = "choose another --data-dir, or change its owner"
         raise BadConfig("DATA_DIR_UNUSABLE", f"cannot use {folder}: {error.strerror}", hint=hint) from error
 

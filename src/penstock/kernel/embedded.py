@@ -18,13 +18,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 import asyncpg
+import structlog
 
 from penstock.kernel.account import Account, Process
-from penstock.kernel.errors import BadConfig, Conflict, Transient
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.errors import BadConfig, Conflict, PenstockError, Transient
 
 DATABASE = "penstock"
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
+_WATCH_EVERY = 0.5
 _SOCKET_PATH_LIMIT = 100  # the kernel's limit is 108 bytes, with the socket's own name in it
 _SETTINGS = {
     "listen_addresses": "",  # a socket in a private folder: nobody else on the machine can connect
@@ -67,16 +70,20 @@ async def embedded_postgres(
     """The URL of a running server on *folder*.
 
     Whoever comes first starts it and stops it at the end; whoever comes while it runs only uses it. A server whose
-    starter was killed stops by itself and recovers at the next start.
+    starter was killed stops by itself and recovers at the next start; one that dies itself is started again.
     """
     server = _Server(folder.absolute(), find_binaries(), {**_SETTINGS, **(settings or {})})
     process = await server.start()
+    if process is None:
+        yield await server.prepared(database)
+        return
+    guard = _Guard(server, process)
     try:
-        await server.create_database(database)
-        yield server.url(database)
+        url = await server.prepared(database)
+        async with guard:
+            yield url
     finally:
-        if process is not None:
-            await _stop(process)
+        await _stop(guard.process)
 
 
 class _Server:
@@ -99,7 +106,8 @@ class _Server:
                 await self._initialise(account)
             return await self._run(account)
 
-    async def create_database(self, name: str) -> None:
+    async def prepared(self, name: str) -> str:
+        """The URL of database *name*, made when missing."""
         connection = await asyncpg.connect(self.url("postgres"))
         try:
             if not await connection.fetchval("SELECT true FROM pg_database WHERE datname = $1", name):
@@ -107,6 +115,7 @@ class _Server:
                     await connection.execute(f'CREATE DATABASE "{name}"')
         finally:
             await connection.close()
+        return self.url(name)
 
     def url(self, database: str) -> str:
         return f"postgresql://postgres@/{database}?host={quote(str(self._sockets))}"
@@ -211,6 +220,38 @@ def _make_folder(folder: Path) -> None:
             f"cannot write to {folder}: {error.strerror}",
             hint="choose another --data-dir, or change its owner",
         ) from error
+
+
+class _Guard:
+    """Starts the server again when it dies; PostgreSQL then recovers by itself."""
+
+    def __init__(self, server: _Server, process: Process) -> None:
+        self.process = process
+        self._server = server
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._watch(), name="guard the embedded PostgreSQL")
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _watch(self) -> None:
+        log, backoff = structlog.get_logger(), Backoff()
+        while True:
+            await asyncio.sleep(_WATCH_EVERY)
+            if self.process.poll() is None:
+                backoff.reset()
+                continue
+            log.error("embedded_postgres_died", code=self.process.returncode)
+            try:
+                self.process = await self._server.start() or self.process
+            except PenstockError as error:
+                log.critical("embedded_postgres_not_started", error=error.message)
+                await asyncio.sleep(backoff.next().total_seconds())
 
 
 async def _stop(process: Process) -> None:

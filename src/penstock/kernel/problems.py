@@ -17,6 +17,10 @@ MEDIA_TYPE = "application/problem+json"
 _EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
 
 
+# Starlette's own words for these are but the status again.
+_PLAINER = {404: "nothing is at {request.url.path}", 405: "{request.url.path} does not take {request.method}"}
+
+
 class Problem(BaseModel):
     """What went wrong, under a stable code, and what to do next."""
 
@@ -64,7 +68,9 @@ async def _on_malformed(request: Request, error: Exception) -> JSONResponse:
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type
     code = HTTPStatus(error.status_code).phrase.upper().replace(" ", "_")
-    response = _plain(error.status_code, code, str(error.detail), request.scope)
+    told = _PLAINER.get(error.status_code)
+    more = {"detail": told.format(request=request), "hint": "/docs shows what there is"} if told else {}
+    response = _plain(error.status_code, code, str(error.detail), request.scope, **more)
     response.headers.update(error.headers or {})
     return response
 
@@ -75,8 +81,8 @@ async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     return _plain(500, "INTERNAL", detail, request.scope)
 
 
-def _plain(status: int, code: str, detail: str, scope: Mapping[str, Any], **more: Any) -> JSONResponse:
-    return _respond(status, HTTPStatus(status).phrase, {"code": code, "detail": detail, **more}, scope)
+def _plain(status: int, code: str, said: str, scope: Mapping[str, Any], **more: Any) -> JSONResponse:
+    return _respond(status, HTTPStatus(status).phrase, {"code": code, "detail": said} | more, scope)
 
 
 def _respond(

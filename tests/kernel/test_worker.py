@@ -1,0 +1,188 @@
+"""The work loop: outcomes are values, lanes keep order, a stop gives back what was not begun."""
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+
+from penstock.kernel.errors import Invalid, Transient
+from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.worker import Worker, each
+
+
+@dataclass
+class Numbers:
+    """A queue of plain numbers, a lane per tens digit, for the loop alone; real queues have their own tests."""
+
+    items: list[int]
+    name: str = "numbers"
+    lease_for: timedelta = timedelta(milliseconds=30)
+    settled: dict[int, Outcome | None] = field(default_factory=dict)
+    extended: asyncio.Event = field(default_factory=asyncio.Event)
+    downs: int = 0
+    waited: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def take(self, limit: int) -> Sequence[int]:
+        if self.downs:
+            self.downs -= 1
+            raise Transient("DATABASE_DOWN", "no answer")
+        taken, self.items = self.items[:limit], self.items[limit:]
+        return taken
+
+    async def wait(self, timeout: float) -> None:
+        self.waited.set()
+        await asyncio.Event().wait()
+
+    async def extend(self, items: Sequence[int]) -> None:
+        self.extended.set()
+
+    async def settle(self, results: Sequence[tuple[int, Outcome | None]]) -> int:
+        self.settled.update(results)
+        return 0
+
+    def lane(self, item: int) -> Hashable:
+        return item // 10
+
+
+def worker(queue: Numbers, handle, telemetry: Telemetry | None = None, batch: int = 100) -> Worker[int]:  # type: ignore[no-untyped-def]
+    return Worker(queue, each(handle, queue), telemetry or Telemetry(), batch=batch)
+
+
+async def test_every_item_is_handled_and_settled() -> None:
+    """Each item taken gets its outcome back to the queue, batch by batch."""
+    queue = Numbers([1, 2, 11, 12, 21])
+
+    async def handle(item: int) -> Outcome:
+        return Failed("odd one") if item == 11 else Done()
+
+    assert await worker(queue, handle, batch=2).drain() == 5
+    assert queue.settled == {1: Done(), 2: Done(), 11: Failed("odd one"), 12: Done(), 21: Done()}
+
+
+async def test_a_lane_is_handled_in_order_one_at_a_time() -> None:
+    """R9: items of one lane never overlap; other lanes go on meanwhile."""
+    queue, seen, busy = Numbers([1, 2, 3, 11, 12, 13]), [], set()
+
+    async def handle(item: int) -> Outcome:
+        assert item // 10 not in busy
+        busy.add(item // 10)
+        await asyncio.sleep(0)
+        busy.discard(item // 10)
+        seen.append(item)
+        return Done()
+
+    await worker(queue, handle).drain()
+    assert [n for n in seen if n < 10] == [1, 2, 3]
+    assert [n for n in seen if n > 10] == [11, 12, 13]
+
+
+async def test_a_retry_stops_its_lane_and_only_its_lane() -> None:
+    """R9: what follows a retried item in its lane is given back untouched; other lanes finish."""
+    queue = Numbers([1, 2, 3, 11])
+
+    async def handle(item: int) -> Outcome:
+        return Retry("later") if item == 2 else Done()
+
+    await worker(queue, handle).step()
+    assert queue.settled == {1: Done(), 2: Retry("later"), 3: None, 11: Done()}
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (Transient("SOURCE_DOWN", "no answer"), Retry("SOURCE_DOWN: no answer")),
+        (Invalid("BAD_ROW", "no key"), Failed("BAD_ROW: no key")),
+        (ZeroDivisionError("division by zero"), Retry("ZeroDivisionError: division by zero")),
+    ],
+)
+async def test_an_exception_becomes_an_outcome(error: Exception, outcome: Outcome) -> None:
+    """R11: a transient error is tried again, a permanent one is set aside, a bug never stops the loop."""
+    queue = Numbers([1, 11])
+
+    async def handle(item: int) -> Outcome:
+        if item == 1:
+            raise error
+        return Done()
+
+    await worker(queue, handle).step()
+    assert queue.settled == {1: outcome, 11: Done()}
+
+
+async def test_a_stop_finishes_what_was_begun_and_gives_back_the_rest() -> None:
+    """A graceful stop: the item in hand ends, its successors return to the queue, the loop returns."""
+    queue, begun, go_on = Numbers([1, 2, 3]), asyncio.Event(), asyncio.Event()
+
+    async def handle(item: int) -> Outcome:
+        begun.set()
+        await go_on.wait()
+        return Done()
+
+    loop = worker(queue, handle)
+    task = asyncio.create_task(loop.run())
+    await begun.wait()
+    loop.stop()
+    go_on.set()
+    async with asyncio.timeout(5):
+        await task
+    assert queue.settled == {1: Done(), 2: None, 3: None}
+
+
+async def test_an_idle_worker_stops_at_once() -> None:
+    """A stop does not wait for the next poll."""
+    queue = Numbers([])
+
+    async def handle(item: int) -> Outcome:
+        return Done()
+
+    loop = worker(queue, handle)
+    task = asyncio.create_task(loop.run())
+    await queue.waited.wait()
+    loop.stop()
+    async with asyncio.timeout(5):
+        await task
+
+
+async def test_held_items_are_extended_while_they_are_worked_on() -> None:
+    """T14: work longer than the lease is kept by heartbeats."""
+    queue = Numbers([1])
+
+    async def handle(item: int) -> Outcome:
+        async with asyncio.timeout(5):
+            await queue.extended.wait()
+        return Done()
+
+    await worker(queue, handle).step()
+    assert queue.settled == {1: Done()}
+
+
+async def test_a_queue_that_is_down_is_tried_again() -> None:
+    """A database away for a while costs time, not the worker."""
+    queue, handled = Numbers([7], downs=3), asyncio.Event()
+
+    async def handle(item: int) -> Outcome:
+        handled.set()
+        return Done()
+
+    loop = worker(queue, handle)
+    task = asyncio.create_task(loop.run())
+    async with asyncio.timeout(10):
+        await handled.wait()
+        loop.stop()
+        await task
+    assert queue.settled == {7: Done()}
+
+
+async def test_the_loop_counts_what_it_did() -> None:
+    """Outcomes show in the metrics by queue."""
+    telemetry = Telemetry()
+
+    async def handle(item: int) -> Outcome:
+        return Failed("no") if item == 2 else Done()
+
+    await worker(Numbers([1, 2, 11]), handle, telemetry).drain()
+    exposition = telemetry.exposition().decode()
+    assert 'penstock_work_items_total{outcome="done",queue="numbers"} 2.0' in exposition
+    assert 'penstock_work_items_total{outcome="failed",queue="numbers"} 1.0' in exposition
