@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -43,33 +43,27 @@ class Whoami(BaseModel):
 
 async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addresses], None]) -> None:
     """Run everything until *stop*; *on_ready* is called once requests are answered."""
+    authenticator = make_authenticator(settings)
     with contextlib.closing(make_telemetry(settings)) as telemetry, datadir.owned(settings.data_dir, worker_name("up")):
         server = settings.server
         with _listening(server.host, server.port) as api, _listening(server.host, server.query_port) as query:
             async with open_platform(settings, telemetry) as platform:
-                await _serve(platform, api, query, stop, on_ready)
+                pulse = make_pulse(platform)
+                metrics = HttpMetrics(telemetry)
+                apps = [make_api(platform, pulse, metrics, authenticator), make_query(platform, pulse, metrics)]
+                async with _serving(list(zip(apps, (api, query), strict=True)), server):
+                    await _until_stopped(pulse, Addresses(_address(api), _address(query)), stop, on_ready)
 
 
-async def _serve(
-    platform: Platform,
-    api: socket.socket,
-    query: socket.socket,
-    stop: asyncio.Event,
-    on_ready: Callable[[Addresses], None],
+async def _until_stopped(
+    pulse: Pulse, addresses: Addresses, stop: asyncio.Event, on_ready: Callable[[Addresses], None]
 ) -> None:
-    pulse = make_pulse(platform)
-    metrics = HttpMetrics(platform.telemetry)
-    apps = [(make_api(platform, pulse, metrics), api), (make_query(platform, pulse, metrics), query)]
-    async with AsyncExitStack() as stack:
-        for app, listening in apps:
-            await stack.enter_async_context(_running(app, listening, platform.settings.server))
-        pulse.is_serving = True
-        addresses = Addresses(_address(api), _address(query))
-        structlog.get_logger().info("ready", api=addresses.api, query=addresses.query)
-        on_ready(addresses)
-        await stop.wait()
-        pulse.is_serving = False
-        structlog.get_logger().info("stopping")
+    pulse.is_serving = True
+    structlog.get_logger().info("ready", api=addresses.api, query=addresses.query)
+    on_ready(addresses)
+    await stop.wait()
+    pulse.is_serving = False
+    structlog.get_logger().info("stopping")
 
 
 def make_pulse(platform: Platform) -> Pulse:
@@ -79,10 +73,10 @@ def make_pulse(platform: Platform) -> Pulse:
     return Pulse({**checks, "storage": platform.storage.check})
 
 
-def make_api(platform: Platform, pulse: Pulse, metrics: HttpMetrics) -> FastAPI:
+def make_api(platform: Platform, pulse: Pulse, metrics: HttpMetrics, authenticator: Authenticator) -> FastAPI:
     """The API of all parts."""
     app = _make_app("Penstock", platform, pulse, metrics)
-    app.include_router(_whoami(make_authenticator(platform.settings)))
+    app.include_router(_whoami(authenticator))
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
@@ -135,9 +129,21 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @asynccontextmanager
-async def _running(app: FastAPI, listening: socket.socket, section: ServerSection) -> AsyncIterator[None]:
-    """Serve *app* until the end, then finish the requests under way."""
-    config = uvicorn.Config(
+async def _serving(apps: Sequence[tuple[FastAPI, socket.socket]], section: ServerSection) -> AsyncIterator[None]:
+    """Serve the applications until the end, then finish the requests under way."""
+    servers = [_Server(_server_config(app, section)) for app, _ in apps]
+    async with asyncio.TaskGroup() as group:
+        for server, (app, listening) in zip(servers, apps, strict=True):
+            group.create_task(server.serve([listening]), name=f"serve {app.title}")
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.should_exit = True
+
+
+def _server_config(app: FastAPI, section: ServerSection) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
@@ -146,13 +152,6 @@ async def _running(app: FastAPI, listening: socket.socket, section: ServerSectio
         http="httptools",
         timeout_graceful_shutdown=int(section.drain_timeout.total_seconds()),
     )
-    server = _Server(config)
-    task = asyncio.create_task(server.serve([listening]), name=f"serve {app.title}")
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await task
 
 
 class _Server(uvicorn.Server):

@@ -23,7 +23,9 @@ FILE = "penstock.yaml"
 
 
 def _without_password(url: str) -> str:
-    if urlsplit(url).password:
+    parts = urlsplit(url)
+    _ = parts.port  # a port that is no number is told here
+    if parts.password:
         raise ValueError("a URL in the configuration carries no password: set `password: env:NAME` beside it")
     return url
 

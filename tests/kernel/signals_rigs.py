@@ -5,7 +5,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, Literal, Protocol
 
 from penstock.kernel.db import Database
@@ -79,9 +78,7 @@ class RedisRig:
 
 
 @asynccontextmanager
-async def redis_rig(
-    redis: RedisCluster | RedisServer, *, poll: timedelta = timedelta(seconds=1), leftover_after: timedelta | None = None
-) -> AsyncIterator[RedisRig]:
+async def redis_rig(redis: RedisCluster | RedisServer, **options: Any) -> AsyncIterator[RedisRig]:
     """Open a channel with a fresh name, and close it."""
     name = f"t{os.getpid()}-{next(_numbers)}"
     mode: Literal["cluster", "single"] = "cluster" if isinstance(redis, RedisCluster) else "single"
@@ -91,8 +88,7 @@ async def redis_rig(
         pub_channel=f"{name}:pub",
         stream_key=f"{name}:stream",
         group_prefix=name,
-        poll=poll,
-        leftover_after=leftover_after or timedelta(hours=1),
+        **options,
     )
     try:
         yield RedisRig(redis, signals, name, ["redis", ",".join(redis.addresses), mode, name])

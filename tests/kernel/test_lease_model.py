@@ -52,7 +52,9 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         self.opened = Database.open(self.url, clock=self.clock, size=2)
         self.db = self.run(self.opened.__aenter__())
         self.run(self.db.execute("TRUNCATE job RESTART IDENTITY; TRUNCATE journal"))
-        self.run(self.db.execute("INSERT INTO job (due_at) SELECT $1 FROM generate_series(1, $2::int)", self.start, ROWS))
+        self.run(
+            self.db.execute("INSERT INTO job (due_at) SELECT $1 FROM generate_series(1, $2::int)", self.start, ROWS)
+        )
         self.model = {id: ModelRow() for id in range(1, ROWS + 1)}
         self.handed_out: list[tuple[str, Held]] = []
 
@@ -86,7 +88,12 @@ class LeaseAgainstModel(RuleBasedStateMachine):
             self.handed_out.append((worker, row))
 
     @precondition(lambda self: self.handed_out)
-    @rule(data=st.data(), outcome=st.sampled_from([Job.DONE, Job.FAILED, Job.NEW]), wait=st.integers(0, 90), counts=st.booleans())
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from([Job.DONE, Job.FAILED, Job.NEW]),
+        wait=st.integers(0, 90),
+        counts=st.booleans(),
+    )
     def report(self, data: st.DataObject, outcome: Job, wait: int, counts: bool) -> None:
         worker, held = data.draw(st.sampled_from(self.handed_out))
         counts = counts or outcome is not Job.NEW

@@ -15,7 +15,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.errors import BadConfig, Invalid, Transient
 from penstock.kernel.listener import Inbox
-from penstock.kernel.signals import BODY_LIMIT, Resync, Signal
+from penstock.kernel.signals import BODY_LIMIT, Resync, Signal, Signals
 from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.signals.redis import RedisSignals
@@ -45,6 +45,14 @@ def cluster() -> Iterator[RedisCluster]:
 @pytest.fixture(scope="session")
 def single() -> Iterator[RedisServer]:
     service = RedisServer(server_binary())
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def private_cluster() -> Iterator[RedisCluster]:
+    """Three masters of the test's own, to be killed."""
+    service = RedisCluster(server_binary())
     yield service
     service.stop()
 
@@ -172,14 +180,369 @@ async def test_announcing_nothing_is_no_signal(rig: Rig) -> None:
         assert first_arrivals(await heard(feed, "something")) == ["something"]
 
 
-async def test_a_lost_connection_loses_no_signal_untold(rig: Rig) -> None:
-    """R22: what was announced while the connection was broken arrives, or Resync does; later signals arrive."""
+async def test_a_lost_connection_is_told_and_mended(rig: Rig) -> None:
+    """R22: every reconnect is a Resync, after which what was announced meanwhile is known; later signals arrive."""
     async with rig.signals.listen("pod") as feed:
         await resynced(feed)
         for n in range(3):
             await rig.cut()
             await rig.signals.announce([f"meanwhile-{n}"])
-            async with asyncio.timeout(WITHIN):
-                while (item := await anext(feed)) != Signal(f"meanwhile-{n}") and not isinstance(item, Resync):
-                    pass
-            await resynced(feed, *(["Pub/Sub was lost"] if isinstance(rig, RedisRig) else [item.reason]))
+            await resynced(feed, "the connection was lost", "Pub/Sub was lost")
+            await rig.signals.announce([f"later-{n}"])
+            await heard(feed, f"later-{n}")
+
+
+async def test_a_listener_that_comes_back_hears_again(rig: Rig) -> None:
+    """R22: after a restart under the same name a listener resyncs, and hears what comes, not what came."""
+    async with rig.signals.listen("pod") as feed:
+        await resynced(feed)
+    await rig.signals.announce(["while away"])
+    async with rig.signals.listen("pod") as feed:
+        assert await resynced(feed) == [Resync("the listener began")]
+        await rig.signals.announce(["back"])
+        assert first_arrivals(await heard(feed, "back")) == ["back"]
+
+
+async def test_whoever_stops_waiting_loses_nothing(rig: Rig) -> None:
+    """R19: a listener may wait with a limit; what comes afterwards is still handed out."""
+    async with rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(feed), 0.01)
+        await rig.signals.announce(["after all"])
+        await heard(feed, "after all")
+
+
+async def test_a_listener_that_is_too_slow_is_told_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R22: what waits for a slow listener is bounded; beyond it there is a Resync in place of the signals."""
+    monkeypatch.setattr(notifications, "INBOX_LIMIT", 10)
+    async with rig.signals.listen("pod") as feed, rig.signals.listen("witness") as witness:
+        await resynced(feed)
+        await rig.signals.announce([f"v{n}" for n in range(100)])
+        await resynced(witness, "the listener was too slow")
+        assert len(await resynced(feed, "the listener was too slow")) <= 11
+
+
+async def test_a_listener_in_another_process_hears(rig: Rig) -> None:
+    """R16: signals cross processes; the listener there begins with its own Resync."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.kernel.signals_child", *rig.child, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    try:
+        async with asyncio.timeout(WITHIN):
+            assert await child.stdout.readline() == b"resync\n"
+            await rig.signals.announce(["over there"])
+            assert await child.stdout.readline() == b"over there\n"
+    finally:
+        child.kill()
+        await child.wait()
+
+
+async def test_a_channel_that_works_passes_its_check(rig: Rig) -> None:
+    """R23: health tells the truth in good times."""
+    await rig.signals.check()
+
+
+async def test_without_postgres_announcing_is_transient() -> None:
+    """R23: with the server down an announcement says so, with what to do, and may be tried again."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder:
+        async with contextlib.AsyncExitStack() as server, contextlib.AsyncExitStack() as client:
+            url = await server.enter_async_context(embedded_postgres(Path(folder)))
+            db = await client.enter_async_context(Database.open(url))
+            signals = PostgresSignals(db, "changes")
+            await signals.announce(["works"])
+            await server.aclose()
+            await assert_down(signals)
+
+
+async def test_without_redis_announcing_is_transient(private_cluster: RedisCluster) -> None:
+    """R23: with the cluster down an announcement says so, with what to do, and may be tried again."""
+    async with redis_rig(private_cluster) as rig:
+        await rig.signals.announce(["works"])
+        for number in range(len(private_cluster.addresses)):
+            private_cluster.kill(number)
+        await assert_down(rig.signals)
+
+
+async def assert_down(signals: Signals) -> None:
+    for attempt in (signals.announce(["lost"]), signals.check(), signals.lag()):
+        with pytest.raises(Transient) as down:
+            await attempt
+        assert down.value.code == "SIGNALS_DOWN"
+        assert down.value.hint
+
+
+# PostgreSQL alone
+
+
+async def test_a_stuck_listener_shows_in_the_lag_of_postgres(db: Database) -> None:
+    """R26: a listener that takes nothing from PostgreSQL's queue makes the lag grow."""
+    signals = PostgresSignals(db, "changes")
+    async with db.connection() as stuck:
+        await stuck.execute("LISTEN changes")
+        async with stuck.transaction():
+            await stuck.execute("SELECT 1")
+            await signals.announce([f"{n:02}" + "x" * (BODY_LIMIT - 2) for n in range(40)])
+            assert await signals.lag() > 0
+
+
+@pytest.mark.parametrize("channel", ["", "c" * 64, "ü" * 32])
+async def test_a_channel_postgres_would_cut_is_refused(db: Database, channel: str) -> None:
+    """R16: a name that PostgreSQL cannot hold is bad configuration, not a channel that nobody hears."""
+    with pytest.raises(BadConfig):
+        PostgresSignals(db, channel)
+
+
+# Redis alone
+
+
+async def test_pubsub_alone_is_instant(cluster_rig: RedisRig) -> None:
+    """R15: what is published arrives without the stream's help."""
+    async with cluster_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        cluster_rig.publish("only published")
+        await heard(feed, "only published", within=AT_ONCE)
+
+
+async def test_what_pubsub_lost_is_caught_up_from_the_stream(cluster_rig: RedisRig) -> None:
+    """R15, R22: a signal that is only in the stream is heard, and heard once."""
+    async with cluster_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        for n in range(5):
+            cluster_rig.add(f"only added {n}")
+        items = await heard(feed, "only added 4")
+    assert [item.body for item in items if isinstance(item, Signal)] == [f"only added {n}" for n in range(5)]
+
+
+async def test_while_pubsub_is_cut_again_and_again_the_very_signals_arrive(cluster_rig: RedisRig) -> None:
+    """R22: a broken Pub/Sub costs no signal, and it is subscribed to again."""
+    bodies = [f"v{n}" for n in range(10)]
+    async with cluster_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        for body in bodies:
+            cluster_rig.redis.client_kill_pubsub()
+            await cluster_rig.signals.announce([body])
+        items = await heard(feed, *bodies)
+        if Resync("Pub/Sub was lost") not in items:
+            await resynced(feed, "Pub/Sub was lost")
+        assert first_arrivals(items) == bodies
+
+
+async def test_a_signal_handed_to_a_dead_connection_is_handed_again(cluster_rig: RedisRig) -> None:
+    """R22: what Redis counts as delivered and nobody acknowledged is not lost."""
+    lost = """
+        redis.call('XADD', KEYS[1], '*', 'body', 'swallowed')
+        redis.call('XREADGROUP', 'GROUP', ARGV[1], 'listener', 'STREAMS', KEYS[1], '>')
+    """
+    async with cluster_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        cluster_rig.server.eval(lost, 1, cluster_rig.stream, f"{cluster_rig.name}:pod")
+        await heard(feed, "swallowed")
+
+
+async def test_signals_are_acknowledged(cluster_rig: RedisRig) -> None:
+    """R22: Redis keeps nothing pending for a listener that has read all."""
+    async with cluster_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        await cluster_rig.signals.announce([f"v{n}" for n in range(150)])
+        await heard(feed, *(f"v{n}" for n in range(150)))
+        async with asyncio.timeout(WITHIN):
+            while cluster_rig.server.xpending(cluster_rig.stream, f"{cluster_rig.name}:pod")["pending"]:
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_a_stream_trimmed_past_the_listener_is_told(cluster_rig: RedisRig, kept: int) -> None:
+    """R22: entries that were trimmed before they were read become a Resync, whether or not any is left."""
+    add_and_trim = """
+        for i = 2, #ARGV do redis.call('XADD', KEYS[1], '*', 'body', ARGV[i]) end
+        redis.call('XTRIM', KEYS[1], 'MAXLEN', ARGV[1])
+    """
+    async with cluster_rig.signals.listen("pod") as feed:
+        await begun(cluster_rig, feed)
+        cluster_rig.server.eval(add_and_trim, 1, cluster_rig.stream, kept, "trimmed", "trimmed too", "last")
+        items = await resynced(feed)
+    assert items == [Signal("last")] * kept + [Resync("the stream was trimmed before it was read")]
+
+
+async def test_a_listener_that_keeps_up_is_not_told_of_trimming(cluster_rig: RedisRig) -> None:
+    """R22: trimming what was read is no loss: no Resync without need."""
+    async with cluster_rig.signals.listen("pod") as feed:
+        await begun(cluster_rig, feed)
+        for n in range(5):
+            cluster_rig.server.xadd(cluster_rig.stream, {"body": f"v{n}"}, maxlen=2, approximate=False)
+            assert await heard(feed, f"v{n}") == [Signal(f"v{n}")]
+
+
+async def begun(rig: RedisRig, feed: Items) -> None:
+    """Past the first entry of an empty stream, which may cause a needless Resync, and quiet."""
+    await resynced(feed)
+    rig.add("first")
+    await resynced(feed)
+    rig.add("second")
+    await heard(feed, "second")
+
+
+async def test_a_wiped_redis_is_told_and_used_again(cluster: RedisCluster, cluster_rig: RedisRig) -> None:
+    """R22: when Redis lost its data the listener resyncs, and both paths work as before."""
+    async with cluster_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        cluster.wipe()
+        await resynced(feed, "the stream was lost")
+        await cluster_rig.signals.announce(["later"])
+        await heard(feed, "later")
+        cluster_rig.add("only added")
+        await heard(feed, "only added")
+
+
+async def test_a_node_that_comes_back_empty_is_told_and_used_again(private_cluster: RedisCluster) -> None:
+    """R22, R23: the node with the stream dies and returns without data: Transient, then Resync, then signals."""
+    async with redis_rig(private_cluster) as rig, rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        owner = private_cluster.owner(rig.stream)
+        private_cluster.kill(owner)
+        with pytest.raises(Transient):
+            await rig.signals.announce(["nobody there"])
+        await asyncio.to_thread(private_cluster.start, owner)
+        await resynced(feed, "the stream was lost")
+        await rig.signals.announce(["later"])
+        await heard(feed, "later")
+
+
+async def test_a_failover_is_told_and_the_new_node_used() -> None:
+    """R22, R23: a replica takes over the stream from a frozen master: Resync, then signals from the new one."""
+    service = await asyncio.to_thread(RedisCluster, server_binary(), replicas=True)
+    try:
+        async with redis_rig(service) as rig, rig.signals.listen("pod") as feed:
+            await resynced(feed)
+            owner = service.owner(rig.stream)
+            service.freeze(owner)
+            await asyncio.to_thread(service.wait_until_promoted, owner + 3)
+            await resynced(feed, "the connection was lost", "the stream was lost")
+            await rig.signals.announce(["to the new master"])
+            await heard(feed, "to the new master")
+            service.thaw(owner)
+            await rig.signals.announce(["after the thaw"])
+            await heard(feed, "after the thaw")
+    finally:
+        await asyncio.to_thread(service.stop)
+
+
+async def test_a_listener_that_closes_leaves_nothing_behind(cluster_rig: RedisRig) -> None:
+    """R22: a listener's group is its own, and gone when it closes."""
+    async with cluster_rig.signals.listen("a") as one, cluster_rig.signals.listen("b") as other:
+        await resynced(one)
+        await resynced(other)
+        assert cluster_rig.groups == {f"{cluster_rig.name}:a", f"{cluster_rig.name}:b"}
+    assert cluster_rig.groups == set()
+
+
+async def test_leftovers_of_dead_listeners_are_reaped(cluster: RedisCluster) -> None:
+    """R22: groups of listeners long silent go, at the start of a listener and later; other groups stay."""
+    quick = {"poll": timedelta(milliseconds=20), "leftover_after": timedelta(milliseconds=400)}
+    async with redis_rig(cluster, **quick) as rig:
+        leave_behind(rig, f"{rig.name}:dead", "another:group")
+        async with rig.signals.listen("pod") as feed, rig.signals.listen("other") as other_feed:
+            await resynced(feed)
+            await resynced(other_feed)
+            alive = {f"{rig.name}:pod", f"{rig.name}:other", "another:group"}
+            await groups_become(rig, alive)
+            leave_behind(rig, f"{rig.name}:died-later")
+            await groups_become(rig, alive)
+
+
+def leave_behind(rig: RedisRig, *groups: str) -> None:
+    for group in groups:
+        rig.server.xgroup_create(rig.stream, group, mkstream=True)
+        rig.server.xgroup_createconsumer(rig.stream, group, "listener")
+
+
+async def groups_become(rig: RedisRig, groups: set[str]) -> None:
+    async with asyncio.timeout(WITHIN):
+        while rig.groups != groups:
+            await asyncio.sleep(0)
+
+
+async def test_a_quiet_listener_is_not_taken_for_dead(cluster: RedisCluster) -> None:
+    """R22: a listener shows Redis that it lives also when there is nothing to hear."""
+    async with redis_rig(cluster, poll=timedelta(milliseconds=20)) as rig, rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        idle = [0]
+        async with asyncio.timeout(WITHIN):
+            while idle == sorted(idle):  # so long as it only grows, nobody has shown a sign of life
+                (consumer,) = rig.server.xinfo_consumers(rig.stream, f"{rig.name}:pod")
+                idle.append(consumer["idle"])
+                await asyncio.sleep(0)
+
+
+async def test_a_listener_begins_afresh_where_its_namesake_died(cluster_rig: RedisRig) -> None:
+    """R22: the leftover group of the same name does not bring the signals of another life."""
+    leave_behind(cluster_rig, f"{cluster_rig.name}:pod")
+    cluster_rig.add("of another life")
+    async with cluster_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        cluster_rig.add("of this life")
+        assert first_arrivals(await heard(feed, "of this life")) == ["of this life"]
+
+
+async def test_the_lag_is_that_of_the_slowest_listener(cluster_rig: RedisRig) -> None:
+    """R26: entries nobody was handed count for the group that is furthest behind, of this channel's groups."""
+    assert await cluster_rig.signals.lag() == 0
+    leave_behind(cluster_rig, f"{cluster_rig.name}:slow", "another:slower")
+    await cluster_rig.signals.announce(["a", "b", "c"])
+    assert await cluster_rig.signals.lag() == 3
+    cluster_rig.server.xreadgroup(f"{cluster_rig.name}:slow", "listener", {cluster_rig.stream: ">"}, count=2)
+    assert await cluster_rig.signals.lag() == 1
+    async with cluster_rig.signals.listen("quick") as feed:
+        await resynced(feed)
+        assert await cluster_rig.signals.lag() == 1
+    cluster_rig.server.xgroup_destroy(cluster_rig.stream, f"{cluster_rig.name}:slow")
+    assert await cluster_rig.signals.lag() == 0
+
+
+async def test_the_stream_is_trimmed(cluster: RedisCluster) -> None:
+    """R15: however much is announced, the stream keeps about as many entries as it is told to."""
+    async with redis_rig(cluster, stream_length=100) as rig:
+        await rig.signals.announce([str(n) for n in range(1_000)])
+        assert 100 <= rig.server.xlen(rig.stream) < 300
+
+
+@pytest.mark.parametrize("nodes", [[], ["no-port"], [":6379"], ["a:x"]])
+def test_addresses_that_are_none_are_refused(nodes: list[str]) -> None:
+    """R16: bad addresses are bad configuration."""
+    with pytest.raises(BadConfig):
+        RedisSignals(nodes, pub_channel="p", stream_key="s", group_prefix="g")
+
+
+def test_a_single_redis_has_one_address() -> None:
+    """R16: several addresses without a cluster are bad configuration."""
+    with pytest.raises(BadConfig):
+        RedisSignals(["a:1", "b:2"], mode="single", pub_channel="p", stream_key="s", group_prefix="g")
+
+
+async def test_a_listener_that_breaks_says_so() -> None:
+    """R22: should a source of signals end by a fault of ours, its reader is not left waiting for ever."""
+
+    async def broken() -> None:
+        raise LookupError("a fault")
+
+    feed = Feed(Inbox(), [asyncio.create_task(broken())])
+    await resynced(feed)
+    with pytest.raises(LookupError):
+        await anext(feed)
+
+
+# What the machine has
+
+
+def test_a_missing_service_skips_unless_the_run_insists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PENSTOCK_REQUIRE turns a skip into a failure, and wants the machine's own redis-server."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("PENSTOCK_REQUIRE", "kafka")
+    with pytest.raises(pytest.skip.Exception, match="no redis-server"):
+        require("redis", "no redis-server")
+    monkeypatch.setenv("PENSTOCK_REQUIRE", "kafka, redis")
+    with pytest.raises(pytest.fail.Exception, match="no redis-server"):
+        require("redis", "no redis-server")
+    assert redis_binary() is None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -12,6 +13,7 @@ from penstock.kernel.telemetry import Telemetry
 
 Check = Callable[[], Awaitable[object]]
 CHECK_TIMEOUT = 3.0
+FRESH_FOR = 1.0  # probes of many watchers must not become a load of their own
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 Status = Literal["UP", "DOWN"]
 
@@ -36,19 +38,27 @@ class Pulse:
 
     def __init__(self, checks: Mapping[str, Check]) -> None:
         self._checks = checks
+        self._asked_at = -FRESH_FOR
+        self._found: dict[str, Component] = {}
+        self._asking = asyncio.Lock()
         self.is_serving = False  # false until all is loaded, and again when it drains
 
     async def health(self) -> Health:
-        names = list(self._checks)
-        found = await asyncio.gather(*(_component(self._checks[name]) for name in names))
-        up = all(component.status == "UP" for component in found)
-        return Health(status="UP" if up else "DOWN", components=dict(zip(names, found, strict=True)))
+        async with self._asking:
+            if monotonic() - self._asked_at >= FRESH_FOR:
+                self._found, self._asked_at = await self._ask(), monotonic()
+        up = all(component.status == "UP" for component in self._found.values())
+        return Health(status="UP" if up else "DOWN", components=self._found)
 
     async def readiness(self) -> Health:
         health = await self.health()
         serving = Component(status="UP" if self.is_serving else "DOWN")
         status: Status = "UP" if self.is_serving and health.status == "UP" else "DOWN"
         return Health(status=status, components={"serving": serving, **health.components})
+
+    async def _ask(self) -> dict[str, Component]:
+        found = await asyncio.gather(*(_component(check) for check in self._checks.values()))
+        return dict(zip(self._checks, found, strict=True))
 
 
 def router(pulse: Pulse, telemetry: Telemetry) -> APIRouter:

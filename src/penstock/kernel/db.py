@@ -155,6 +155,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _known(error: BaseException) -> PenstockError | None:
+    if isinstance(error, _MISCONFIGURED):
+        return BadConfig("DATABASE_URL", f"the database URL cannot be used: {error}")
     if isinstance(error, ValueError):  # asyncpg's word for an argument of the wrong type: no retry mends it
         return None
     if isinstance(error, _BUSY):
@@ -162,8 +164,6 @@ def _known(error: BaseException) -> PenstockError | None:
     if isinstance(error, _REFUSED):
         hint = "check user, password and database name"
         return Transient("DATABASE_REFUSED", f"PostgreSQL refused the connection: {error}", hint=hint)
-    if isinstance(error, _MISCONFIGURED):
-        return BadConfig("DATABASE_URL", f"the database URL cannot be used: {error}")
     if isinstance(error, (*_DOWN, *_UNREACHABLE)):
         hint = "check that the server runs and that database.url points to it"
         return Transient("DATABASE_DOWN", f"PostgreSQL does not answer: {error or type(error).__name__}", hint=hint)

@@ -31,7 +31,7 @@ class HttpMetrics:
 
 
 class Observed:
-    """Gives every request an id, a log line and its place in the metrics."""
+    """Gives every request an id, an answer whatever happens, a log line and its place in the metrics."""
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
@@ -42,7 +42,7 @@ class Observed:
             await self._app(scope, receive, send)
             return
         request_id = scope["request_id"] = _request_id(scope)
-        status, began = 500, perf_counter()
+        status, began = 0, perf_counter()
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -54,6 +54,10 @@ class Observed:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self._app(scope, receive, send_with_id)
+            except Exception as error:
+                if status:  # half an answer is out: only a broken connection can tell the caller
+                    raise
+                await problems.respond_to_bug(error, scope)(scope, receive, send_with_id)
             finally:
                 self._note(scope, status, perf_counter() - began)
 

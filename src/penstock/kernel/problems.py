@@ -41,16 +41,22 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure of *app* with a problem."""
+    """Answer every failure *app* knows with a problem; `Observed` answers the others."""
     app.add_exception_handler(PenstockError, _on_known)
     app.add_exception_handler(RequestValidationError, _on_malformed)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_bug)
 
 
 def respond(error: PenstockError, scope: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The answer for *error* to the request of *scope*."""
     return _respond(error.status, error.title, error.as_dict(), scope, headers)
+
+
+def respond_to_bug(error: Exception, scope: Mapping[str, Any]) -> JSONResponse:
+    """The answer when something unexpected was raised: the caller gets an id, the log gets the rest."""
+    structlog.get_logger().error("request_crashed", exc_info=error)
+    detail = "something went wrong here; the log has it under the request id"
+    return _plain(500, "INTERNAL", detail, scope)
 
 
 async def _on_known(request: Request, error: Exception) -> JSONResponse:
@@ -73,12 +79,6 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     response = _plain(error.status_code, code, str(error.detail), request.scope, **more)
     response.headers.update(error.headers or {})
     return response
-
-
-async def _on_bug(request: Request, error: Exception) -> JSONResponse:
-    structlog.get_logger().error("request_crashed", exc_info=error)
-    detail = "something went wrong here; the log has it under the request id"
-    return _plain(500, "INTERNAL", detail, request.scope)
 
 
 def _plain(status: int, code: str, said: str, scope: Mapping[str, Any], **more: Any) -> JSONResponse:

@@ -76,13 +76,12 @@ class Telemetry:
 def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None:  # noqa: A002 - the setting's own name
     """Send all logs of the process to standard error, structured, without secrets. Called once, by a program's main."""
     for_people = sys.stderr.isatty() if format == "auto" else format == "console"
-    colours = for_people and sys.stderr.isatty()
-    renderer: Any = structlog.dev.ConsoleRenderer(colors=colours) if for_people else structlog.processors.JSONRenderer()
+    renderer = _for_people() if for_people else structlog.processors.JSONRenderer()
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
+        *([] if for_people else [structlog.processors.format_exc_info]),
         _add_trace,
         redact,
     ]
@@ -98,6 +97,12 @@ def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None: 
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # when a server starts and stops we say ourselves
+
+
+def _for_people() -> Any:
+    # Plain tracebacks: the rich ones print local variables, and with them secrets.
+    plain = structlog.dev.plain_traceback
+    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

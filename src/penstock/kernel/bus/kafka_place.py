@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -27,7 +28,7 @@ class Mark:
 
     def dump(self) -> str:
         said = {name: getattr(self, name) for name in self.__slots__}
-        return orjson.dumps({name: value for name, value in said.items() if value}).decode()
+        return orjson.dumps({name: value for name, value in said.items() if value is not None}).decode()
 
     @classmethod
     def load(cls, text: str | None) -> "Mark":
@@ -75,7 +76,7 @@ class Place:
 
     @property
     def is_suspect(self) -> bool:
-        upto = self.mark and self.mark.suspect_upto
+        upto = self.mark.suspect_upto if self.mark else None
         return upto is not None and bool(self.waiting) and _offset(self.waiting[0]) <= upto
 
     def is_ready(self, now: datetime) -> bool:
@@ -96,22 +97,24 @@ class Place:
         suspect = mark.suspect_upto if self.is_suspect else None
         return head, Mark(mark.fence + 1, tried + 1, out_upto=last, suspect_upto=suspect)
 
-    def hand_out(self, topic: str, count: int, commit: tuple[int, Mark]) -> list[Delivery]:
-        """Hold the first *count* messages as *commit* says."""
+    def hold(self, count: int, commit: tuple[int, Mark]) -> None:
+        """The first *count* messages are out, as *commit* said."""
         self.position, self.mark = commit
         self.out = count
-        attempts = [self.mark.attempts] + [1] * (count - 1)
-        records = [self.waiting[index] for index in range(count)]
+
+    def deliveries(self, topic: str) -> list[Delivery]:
+        """What is out."""
+        mark, attempts = self.mark or Mark(), chain([self.mark.attempts if self.mark else 0], repeat(1))
         return [
-            Delivery(message_of(topic, record), attempt, self.partition, _offset(record), self.mark.fence)
-            for record, attempt in zip(records, attempts, strict=True)
+            Delivery(message_of(topic, record), attempt, self.partition, _offset(record), mark.fence)
+            for record, attempt in zip(islice(self.waiting, self.out), attempts, strict=False)
         ]
 
     def after(self, lane: Settled) -> tuple[int, Mark]:
         """The commit that settles *lane*: behind the last finished message, with what the next holder must know."""
         mark, position = self.mark or Mark(), self.position or 0
         finished = set(lane.finished)
-        for record in list(self.waiting)[: self.out]:
+        for record in islice(self.waiting, self.out):
             if _offset(record) not in finished:
                 position = _offset(record)
                 break

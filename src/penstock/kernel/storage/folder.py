@@ -97,7 +97,8 @@ class FolderStorage:
 
     def _probe(self) -> None:
         path = f"{RESERVED}/probe-{uuid.uuid4().hex}"
-        written = self._files.put(path, lambda out: out.write(_PROBE))
+        # Created, not put: a disk that knows no hard links fails here, not at the first race.
+        written = self._files.create(path, _PROBE)
         read = self._read(path).data
         self._files.delete(path)
         if read != _PROBE:

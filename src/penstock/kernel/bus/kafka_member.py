@@ -1,0 +1,189 @@
+"""One worker's membership in the group of a topic: a consumer, and the one thread that touches it."""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from penstock.kernel.bus.kafka_errors import LOST, down, problem
+from penstock.kernel.bus.kafka_log import LOGGER
+from penstock.kernel.bus.kafka_place import Mark, Place
+from penstock.kernel.clock import Clock
+
+R = TypeVar("R")
+_IDLE, _BUSY = 0.1, 0.02  # seconds a turn waits: for Kafka when there is nothing to do, else for the worker
+_FETCH = 500
+_ASK_TIMEOUT = 5.0
+_REBALANCE_PATIENCE = 5.0
+
+
+class Member:
+    """Takes part in the group, holds the assigned places, and keeps polling while the worker is busy.
+
+    Everything but `ask`, `start` and `close` happens in its thread, so nothing here needs a lock, and a partition
+    cannot be given away in the middle of a commit.
+    """
+
+    def __init__(
+        self, topic: str, config: Mapping[str, Any], patience: float, clock: Clock, on_work: Callable[[], None]
+    ) -> None:
+        self.topic = topic
+        self.places: dict[int, Place] = {}
+        self._patience = patience
+        self._clock = clock
+        self._on_work = on_work
+        self._consumer = Consumer(dict(config), logger=LOGGER)
+        self._has_joined = False
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"kafka {topic}", daemon=True)
+        self._log = structlog.get_logger().bind(topic=topic)
+
+    def start(self) -> None:
+        self._commands.put(self.join)
+        self._thread.start()
+
+    async def ask(self, act: Callable[[], R]) -> R:
+        """What *act* returns, run in the member's thread."""
+        if not self._thread.is_alive():
+            raise down(f"the membership in {self.topic} has ended")
+        answer: Future[R] = Future()
+
+        def command() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(act())
+                except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
+                    answer.set_exception(error)
+
+        self._commands.put(command)
+        return await asyncio.wrap_future(answer)
+
+    def close(self, timeout: float) -> None:
+        """Leave the group. A cluster that does not answer is not waited for longer than *timeout*."""
+        self._closing.set()
+        self._thread.join(timeout)
+
+    # From here on: in the thread.
+
+    def join(self) -> None:
+        """Be in the group; a member that let its hold run out comes back here."""
+        if not self._has_joined:
+            self._has_joined = True
+            self._consumer.subscribe(
+                [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+
+    def commit(self, commits: Mapping[int, tuple[int, Mark]]) -> set[int]:
+        """Commit positions; returns the partitions where it counts. The others belong to somebody else now."""
+        offsets = [TopicPartition(self.topic, p, at, metadata=mark.dump()) for p, (at, mark) in commits.items()]
+        patience = time.monotonic() + _REBALANCE_PATIENCE
+        while True:
+            errors = self._commit(offsets)
+            refused = [error for error in errors.values() if error.code() not in LOST]
+            if not refused:
+                for partition in errors:
+                    self.places.pop(partition, None)
+                return commits.keys() - errors.keys()
+            if refused[0].code() != KafkaError.REBALANCE_IN_PROGRESS or time.monotonic() > patience:
+                raise problem(refused[0])
+            time.sleep(_BUSY)  # the group is between two generations, for a moment
+
+    def _commit(self, offsets: list[TopicPartition]) -> dict[int, KafkaError]:
+        try:
+            done = self._consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            return {place.partition: error.args[0] for place in offsets}
+        return {place.partition: place.error for place in done if place.error is not None}
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._turn()
+            except KafkaException as error:
+                self._log.warning("kafka_poll_failed", error=str(error))
+                self._closing.wait(1)
+        self._consumer.close()
+
+    def _turn(self) -> None:
+        is_busy = any(place.out for place in self.places.values()) or self._has_work()
+        self._serve(_BUSY if is_busy else 0)
+        self._fetch(0 if is_busy else _IDLE)
+        self._learn()
+        self._leave_when_expired()
+        self._balance_fetching()
+        if self._has_work():
+            self._on_work()
+
+    def _has_work(self) -> bool:
+        now = self._clock.now()
+        return any(place.is_ready(now) for place in self.places.values())
+
+    def _serve(self, timeout: float) -> None:
+        """Do what the worker asks for, waiting for it up to *timeout* seconds."""
+        try:
+            self._commands.get(timeout=timeout)() if timeout else self._commands.get_nowait()()
+            while True:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _fetch(self, timeout: float) -> None:
+        first = self._consumer.poll(timeout)
+        for record in [*([first] if first else []), *self._consumer.consume(_FETCH, 0)]:
+            error, partition = record.error(), record.partition()
+            if error is not None:
+                self._log.warning("kafka_consumer_error", code=error.name(), error=error.str())
+            elif partition in self.places:
+                self.places[partition].add(record)
+
+    def _learn(self) -> None:
+        """Ask what the last holders of new places committed; until it is known nothing of them is handed out."""
+        new = [TopicPartition(self.topic, place.partition) for place in self.places.values() if place.mark is None]
+        for known in self._consumer.committed(new, timeout=_ASK_TIMEOUT) if new else ():
+            if known.error is None:
+                self.places[known.partition].learn(known.offset, known.metadata)
+
+    def _leave_when_expired(self) -> None:
+        """A worker that neither settles nor extends is frozen: leave its partitions to others."""
+        now = time.monotonic()
+        if any(place.out and place.held_until < now for place in self.places.values()):
+            self._log.warning("hold_expired", partitions=sorted(self.places))
+            self.places.clear()
+            self._consumer.unsubscribe()
+            self._has_joined = False
+
+    def _balance_fetching(self) -> None:
+        """Fetch ahead of the worker, but not without end."""
+        full = [place for place in self.places.values() if place.is_full and not place.is_paused]
+        free = [place for place in self.places.values() if place.has_room and place.is_paused]
+        for places, switch in ((full, self._consumer.pause), (free, self._consumer.resume)):
+            if places:
+                switch([TopicPartition(self.topic, place.partition) for place in places])
+        for place in [*full, *free]:
+            place.is_paused = place in full
+
+    def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.places.update({place.partition: Place(place.partition) for place in partitions})
+
+    def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Let the worker settle what is out before another gets it; not for longer than it holds it."""
+        leaving = [self.places[place.partition] for place in partitions if place.partition in self.places]
+        for place in leaving:
+            place.is_leaving = True
+        deadline = time.monotonic() + self._patience
+        while not self._closing.is_set() and (now := time.monotonic()) < deadline:
+            if not any(place.out and place.held_until > now for place in leaving):
+                break
+            self._serve(_BUSY)
+        self._on_lost(_consumer, partitions)
+
+    def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        for place in partitions:
+            self.places.pop(place.partition, None)

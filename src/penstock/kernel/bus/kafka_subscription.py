@@ -1,0 +1,167 @@
+"""A worker's hold on a topic of Kafka. What it takes is marked at the broker, so its death tells which messages."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from penstock.kernel.bus import Delivering, Delivery
+from penstock.kernel.bus.kafka_letters import bury
+from penstock.kernel.bus.kafka_member import Member
+from penstock.kernel.bus.kafka_place import plan
+from penstock.kernel.bus.kafka_sender import Letter
+from penstock.kernel.bus.settling import Settled, settle
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import Transient
+from penstock.kernel.outcome import Failed, Outcome
+
+SHORTEST_SESSION, LONGEST_SESSION = timedelta(seconds=6), timedelta(minutes=30)  # brokers refuse others by default
+_HEARTBEAT = timedelta(milliseconds=500)
+_LEAVE_TIMEOUT = 10.0
+
+Deliver = Callable[[Sequence[Letter]], None]
+
+
+class KafkaSubscription:
+    """The partitions the group gave to one worker, as a queue for the work loop."""
+
+    def __init__(
+        self, topic: str, delivering: Delivering, config: Mapping[str, Any], clock: Clock, deliver: Deliver
+    ) -> None:
+        self.name = topic
+        self.lease_for = delivering.lease_for
+        self._delivering = delivering
+        self._clock = clock
+        self._deliver = deliver
+        self._loop = asyncio.get_running_loop()
+        self._work = asyncio.Event()
+        self._member = Member(topic, config, _session(self.lease_for).total_seconds(), clock, self._tell_work)
+
+    @asynccontextmanager
+    async def joined(self) -> "AsyncIterator[KafkaSubscription]":
+        """In the group until the end; what is held then is given back at once."""
+        self._member.start()
+        try:
+            yield self
+        finally:
+            with contextlib.suppress(Transient):  # then it is given back when the session ends
+                await self._member.ask(self._give_back)
+            await asyncio.to_thread(self._member.close, _LEAVE_TIMEOUT)
+
+    async def take(self, limit: int) -> Sequence[Delivery]:
+        return await self._member.ask(lambda: self._take(limit))
+
+    async def wait(self, timeout: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._work.wait(), timeout)
+        self._work.clear()
+
+    async def extend(self, items: Sequence[Delivery]) -> None:
+        await self._member.ask(lambda: self._extend(items))
+
+    async def settle(self, results: Sequence[tuple[Delivery, Outcome | None]]) -> int:
+        return await self._member.ask(lambda: self._settle(results))
+
+    def lane(self, item: Delivery) -> Hashable:
+        return item.partition
+
+    def _tell_work(self) -> None:
+        if not self._work.is_set():
+            self._loop.call_soon_threadsafe(self._work.set)
+
+    # From here on: in the member's thread.
+
+    def _take(self, limit: int) -> list[Delivery]:
+        self._member.join()
+        while shares := plan(self._member.places.values(), limit, self._clock.now()):
+            taken = self._hold({place.partition: count for place, count in shares})
+            if not self._set_aside(taken):
+                return taken
+        return []
+
+    def _hold(self, counts: Mapping[int, int]) -> list[Delivery]:
+        """Hand out so many messages of each partition, once the broker knows that they are out."""
+        places, now = self._member.places, time.monotonic()
+        commits = {partition: places[partition].plan(count) for partition, count in counts.items()}
+        taken: list[Delivery] = []
+        for partition in sorted(self._member.commit(commits)):
+            place = places[partition]
+            place.taken_at, place.held_until = now, time.monotonic() + self.lease_for.total_seconds()
+            place.hold(counts[partition], commits[partition])
+            taken += place.deliveries(self.name)
+        return taken
+
+    def _set_aside(self, taken: Sequence[Delivery]) -> bool:
+        """Whether *taken* is a message that was alone with every worker that died: it is not given to another."""
+        killers = [delivery for delivery in taken if delivery.attempt > self._delivering.max_attempts]
+        for delivery in killers:
+            structlog.get_logger().error("message_killed_its_workers", topic=self.name, key=delivery.message.key)
+        reason = Failed(f"its workers died or froze {self._delivering.max_attempts} times")
+        self._settle([(delivery, reason if delivery in killers else None) for delivery in taken if killers])
+        return bool(killers)
+
+    def _extend(self, items: Sequence[Delivery]) -> None:
+        for delivery in items:
+            if self._holds(delivery):
+                place = self._member.places[delivery.partition]
+                place.held_until = time.monotonic() + self.lease_for.total_seconds()
+
+    def _settle(self, results: Sequence[tuple[Delivery, Outcome | None]]) -> int:
+        held = [(delivery, outcome) for delivery, outcome in results if self._holds(delivery)]
+        lanes = settle(held, self._delivering, self._clock.now())
+        self._bury(lanes)
+        places = self._member.places
+        commits = {lane.partition: places[lane.partition].after(lane) for lane in lanes}
+        counted = self._member.commit(commits) if commits else set()
+        for partition in counted:
+            places[partition].settle(commits[partition])
+        return len(results) - sum(delivery.partition in counted for delivery, _ in held)
+
+    def _bury(self, lanes: Sequence[Settled]) -> None:
+        """Keep the dead before they are committed: a crash between the two repeats, it never loses."""
+        now = self._clock.now()
+        letters = [
+            bury(self.name, record, reason, delivery.attempt, now)
+            for lane in lanes
+            for delivery, reason in lane.dead
+            for record in self._member.places[lane.partition].records([delivery.position])
+        ]
+        if letters:
+            self._deliver(letters)
+
+    def _give_back(self) -> None:
+        out = [(delivery, None) for place in self._member.places.values() for delivery in place.deliveries(self.name)]
+        self._settle(out)
+
+    def _holds(self, delivery: Delivery) -> bool:
+        place = self._member.places.get(delivery.partition)
+        return place is not None and place.is_held(delivery.fence, time.monotonic())
+
+
+def consumer_settings(config: Mapping[str, Any], *, group: str, worker: str, lease_for: timedelta) -> dict[str, Any]:
+    """How a worker's consumer is set up: *config* may change what is ours to choose, not what we promise."""
+    session = int(_session(lease_for).total_seconds() * 1000)
+    return {
+        "client.id": worker,
+        "session.timeout.ms": session,
+        "heartbeat.interval.ms": int(_HEARTBEAT.total_seconds() * 1000),
+        "max.poll.interval.ms": max(300_000, session),
+        "socket.timeout.ms": 10_000,
+        "queued.max.messages.kbytes": 16_384,
+        **config,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "isolation.level": "read_committed",
+        "partition.assignment.strategy": "cooperative-sticky",  # who joins takes over some, and stops nobody
+    }
+
+
+def _session(lease_for: timedelta) -> timedelta:
+    """A little longer than the lease: who still holds its lease is still in the group."""
+    return min(max(lease_for + 2 * _HEARTBEAT, SHORTEST_SESSION), LONGEST_SESSION)

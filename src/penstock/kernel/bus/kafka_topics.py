@@ -1,0 +1,93 @@
+"""The topics of a cluster: there when they are needed, and what is in them. Every call blocks."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Message as Record
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from penstock.kernel.bus.kafka_errors import down, problem, translated
+from penstock.kernel.bus.kafka_log import LOGGER
+
+_MAY_NOT = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION}
+_NOT_THERE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001 - spelt so
+
+
+class Topics:
+    """Asks and tells the cluster about its topics."""
+
+    def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
+        self._config = dict(config)
+        self._timeout = timeout
+        self._admin = AdminClient(self._config, logger=LOGGER)
+
+    def make(self, topic: str, partitions: int) -> bool:
+        """Make *topic* unless it is there; False when we may not, because others make the topics here."""
+        wanted = NewTopic(topic, partitions, replication_factor=-1)  # as the cluster has it by default
+        with translated():
+            made = self._admin.create_topics([wanted], request_timeout=self._timeout)[topic]
+            error = made.exception()
+            known = error.args[0].code() if isinstance(error, KafkaException) else None
+            if error is not None and known not in {KafkaError.TOPIC_ALREADY_EXISTS, *_MAY_NOT}:
+                raise error
+            return known not in _MAY_NOT
+
+    def backlog(self, topic: str, group: str) -> int:
+        """How many messages of *topic* lie behind what *group* committed; what nobody made is empty."""
+        with self._reader(group) as reader:
+            places = self._partitions(reader, topic)
+            committed = reader.committed(places, timeout=self._timeout) if places else []
+            return sum(self._behind(reader, place) for place in committed)
+
+    def oldest(self, topic: str, limit: int) -> list[Record]:
+        """The first *limit* messages of each partition of *topic*."""
+        with self._reader("penstock.reader") as reader:
+            places = self._partitions(reader, topic)
+            return [record for place in places for record in self._read(reader, place, limit)]
+
+    def _behind(self, reader: Consumer, place: TopicPartition) -> int:
+        low, high = reader.get_watermark_offsets(place, timeout=self._timeout)
+        return high - max(low, place.offset)  # without a commit the offset is negative: all of it
+
+    def _read(self, reader: Consumer, place: TopicPartition, limit: int) -> list[Record]:
+        reader.assign([place])
+        records: list[Record] = []
+        patience = time.monotonic() + self._timeout
+        while len(records) < limit:
+            record = reader.poll(max(0.0, patience - time.monotonic()))
+            error = record.error() if record else KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                break
+            if record is None or error is not None:
+                raise problem(error) if error else down("no answer")
+            records.append(record)
+        return records
+
+    def _partitions(self, reader: Consumer, topic: str) -> list[TopicPartition]:
+        found = reader.list_topics(topic, timeout=self._timeout).topics[topic]
+        if found.error is not None and found.error.code() not in _NOT_THERE:
+            raise problem(found.error)
+        return [TopicPartition(topic, number, OFFSET_BEGINNING) for number in sorted(found.partitions)]
+
+    @contextmanager
+    def _reader(self, group: str) -> Iterator[Consumer]:
+        """A consumer that joins no group and commits nothing, so reading disturbs nobody."""
+        settings = {
+            **self._config,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end of a partition is known when a fetch finds nothing more
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+        reader = Consumer(settings, logger=LOGGER)
+        try:
+            with translated():
+                yield reader
+        finally:
+            reader.close()

@@ -1,0 +1,88 @@
+"""The program as a user runs it: a process with arguments, output and an exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_COMMAND = [sys.executable, "-m", "penstock.cli.main"]
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+def penstock(*args: str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 60) -> Result:
+    """Run a command to its end."""
+    done = subprocess.run(
+        [*_COMMAND, *args], cwd=cwd, env=_environment(env), capture_output=True, text=True, timeout=timeout, check=False
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+class Up(AbstractContextManager["Up"]):
+    """`penstock up` on free ports, ready when entered; its log goes to a file beside its data."""
+
+    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
+        self._log = (folder / "up.log").open("ab")
+        self._process = subprocess.Popen(
+            [*_COMMAND, "up", "--port", "0", "--query-port", "0", "--json", *args],
+            cwd=folder,
+            env=_environment(env),
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
+        self.log_file = folder / "up.log"
+        self.api = self.query = ""
+
+    def __enter__(self) -> "Up":
+        ready = self._first_document()
+        self.api, self.query = ready["api"], ready["query"]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._log.close()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to stop; its exit code."""
+        self._process.send_signal(how)
+        return self._process.wait(30)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(30)
+        if self._process.stdout:
+            self._process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _first_document(self) -> dict[str, Any]:
+        """What `up --json` prints when it is ready; reading blocks until then or until it ends."""
+        text = ""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            text += line.decode()
+            if line.startswith(b"}"):
+                document: dict[str, Any] = json.loads(text)
+                return document
+        raise AssertionError(f"up ended with {self._process.wait()}: {self.log_file.read_text()}")
+
+
+def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
+    return {**kept, **(extra or {})}

@@ -1,0 +1,218 @@
+"""The program as a user meets it: it starts, answers, stops, comes back, and says clearly what is wrong."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.services.program import Up, penstock
+
+
+def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
+    """`up` says where it listens, answers health on both ports, and leaves nothing behind on SIGTERM."""
+    with Up(tmp_path) as up:
+        for address in (up.api, up.query):
+            assert httpx.get(f"{address}/actuator/health").json()["status"] == "UP"
+            assert httpx.get(f"{address}/actuator/health/readiness").status_code == 200
+        family = psutil.Process(up.pid).children(recursive=True)
+        assert up.stop() == 0
+    assert family, "the embedded server must have been running"
+    assert not [process for process in family if process.is_running()]
+
+
+def test_up_stops_cleanly_on_ctrl_c(tmp_path: Path) -> None:
+    """Ctrl-C is a graceful stop too."""
+    with Up(tmp_path) as up:
+        assert up.stop(signal.SIGINT) == 0
+
+
+def test_up_survives_kill_9_and_goes_on_with_its_data(tmp_path: Path) -> None:
+    """After kill -9 the same command on the same data directory works, and what was committed is there."""
+    with Up(tmp_path) as up:
+        up.kill()
+    shown = penstock("db", "migrate", "--dry-run", "--json", cwd=tmp_path)
+    assert json.loads(shown.out)["pending"] == []
+    with Up(tmp_path) as up:
+        assert httpx.get(f"{up.api}/actuator/health").json()["status"] == "UP"
+
+
+def test_up_gets_its_database_back_when_it_dies(tmp_path: Path) -> None:
+    """R23: with PostgreSQL killed it is alive, not ready, and becomes ready again by itself."""
+    with Up(tmp_path) as up:
+        server = next(p for p in psutil.Process(up.pid).children() if p.name() == "postgres")
+        server.kill()
+        wait_for(lambda: httpx.get(f"{up.api}/actuator/health/readiness").status_code == 503)
+        assert httpx.get(f"{up.api}/actuator/health/liveness").status_code == 200
+        wait_for(lambda: httpx.get(f"{up.api}/actuator/health/readiness").status_code == 200)
+        assert up.stop() == 0
+
+
+def test_a_second_up_on_the_same_data_is_told_who_holds_it(tmp_path: Path) -> None:
+    """One `up` per data directory: the second gets exit code 6 and the first one's pid."""
+    with Up(tmp_path) as up:
+        second = penstock("up", "--port", "0", "--query-port", "0", cwd=tmp_path)
+        assert second.code == 6
+        assert str(up.pid) in second.err
+        assert httpx.get(f"{up.api}/actuator/health").status_code == 200
+
+
+def test_the_database_can_be_looked_at_while_up_runs(tmp_path: Path) -> None:
+    """`db migrate` and `doctor` use the server that runs, and leave it running."""
+    with Up(tmp_path) as up:
+        assert penstock("db", "migrate", cwd=tmp_path).out == "the schema is up to date\n"
+        findings = json.loads(penstock("doctor", "--json", cwd=tmp_path).out)
+        assert {finding["name"]: finding["ok"] for finding in findings}["database"]
+        assert httpx.get(f"{up.api}/actuator/health").status_code == 200
+
+
+BUSY = "a port in use"
+
+
+@pytest.fixture(scope="module")
+def busy_port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        yield str(held.getsockname()[1])
+
+
+def newer_data(folder: Path) -> None:
+    (folder / ".penstock").mkdir()
+    (folder / ".penstock" / "FORMAT").write_text("99")
+
+
+def file_in_the_way(folder: Path) -> None:
+    (folder / ".penstock").write_text("")
+
+
+def broken_yaml(folder: Path) -> None:
+    (folder / "penstock.yaml").write_text("server: [1\n")
+
+
+def unknown_key(folder: Path) -> None:
+    (folder / "penstock.yaml").write_text("server:\n  prot: 1\n")
+
+
+def other_postgres(folder: Path) -> None:
+    (folder / ".penstock" / "postgres" / "data").mkdir(parents=True)
+    (folder / ".penstock" / "postgres" / "data" / "PG_VERSION").write_text("9\n")
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("prepare", "args", "env", "code", "words"),
+    [
+        (broken_yaml, (), {}, 3, "penstock.yaml:2:1"),
+        (unknown_key, (), {}, 3, "penstock.yaml:2:3: server.prot: unknown key; did you mean 'port'?"),
+        (nothing, ("--config", "nowhere.yaml"), {}, 3, "nowhere.yaml"),
+        (nothing, ("--port", "70000"), {}, 3, "65535"),
+        (nothing, ("--port", "many"), {}, 2, "--port"),
+        (nothing, ("--bogus",), {}, 2, "--bogus"),
+        (nothing, (), {"PENSTOCK__SERVER__BODY_LIMIT": "many"}, 3, "PENSTOCK__SERVER__BODY_LIMIT"),
+        (nothing, ("--host", "0.0.0.0"), {}, 3, "loopback only"),
+        (nothing, ("--host", "no.such.name.invalid"), {}, 3, "loopback only"),
+        (nothing, ("--port", BUSY), {}, 6, "already in use"),
+        (nothing, ("--data-dir", "/proc/penstock"), {}, 3, "/proc/penstock"),
+        (file_in_the_way, (), {}, 3, ".penstock"),
+        (newer_data, (), {}, 6, "format 99"),
+        (other_postgres, (), {}, 6, "PostgreSQL 9"),
+        (nothing, (), {"PENSTOCK__DATABASE__URL": "postgresql://nobody@127.0.0.1:1/none"}, 7, "does not answer"),
+        (nothing, (), {"PENSTOCK__DATABASE__URL": "mysql://nobody@127.0.0.1:1/none"}, 3, "database URL"),
+        (nothing, (), {"PENSTOCK__DATABASE__URL": "postgresql://a:hunter2@h/d"}, 3, "no password"),
+        (
+            nothing,
+            (),
+            {"PENSTOCK__AUTH__JWT__SECRET": "env:NOT_SET", "PENSTOCK__AUTH__JWT__ALGORITHMS": "[HS256]"},
+            3,
+            "NOT_SET",
+        ),
+    ],
+)
+def test_bad_input_gets_a_sentence_and_an_exit_code(
+    tmp_path: Path,
+    busy_port: str,
+    prepare: Callable[[Path], None],
+    args: tuple[str, ...],
+    env: dict[str, str],
+    code: int,
+    words: str,
+) -> None:
+    """Whatever is wrong, `up` says it in words, with the right exit code, no traceback and no secret."""
+    prepare(tmp_path)
+    given = [busy_port if word is BUSY else word for word in args]
+    done = penstock("up", "--query-port", "0", "--port", "0", *given, cwd=tmp_path, env=env)
+    assert done.code == code, done.err
+    assert words in done.err
+    assert "Traceback" not in done.err
+    assert "hunter2" not in done.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away from root's files for itself")
+def test_up_works_under_a_folder_closed_to_others(tmp_path: Path) -> None:
+    """As root, PostgreSQL runs as an account that cannot enter root's folders; it works there all the same."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    with Up(closed) as up:
+        server = next(p for p in psutil.Process(up.pid).children() if p.name() == "postgres")
+        assert server.uids().effective != 0
+        assert httpx.get(f"{up.api}/actuator/health").json()["status"] == "UP"
+    assert closed.stat().st_mode & 0o077 == 0
+
+
+HEAVY = {"asyncpg", "fastapi", "rich", "uvicorn", "structlog", "opentelemetry", "confluent_kafka", "redis", "obstore"}
+
+
+def test_help_is_quick_because_it_loads_little() -> None:
+    """`penstock --help` imports none of the heavy libraries, whatever commands will."""
+    code = (
+        "import sys; sys.argv = ['penstock', '--help']\n"
+        "from penstock.cli.main import run\n"
+        "try: run()\n"
+        "except SystemExit: pass\n"
+        f"print('LOADED', sorted({HEAVY} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "LOADED []" in done.stdout
+
+
+def test_version_config_and_schema_speak_json(tmp_path: Path) -> None:
+    """`--json` works everywhere: data on standard output, nothing else there."""
+    assert json.loads(penstock("version", "--json", cwd=tmp_path).out)["penstock"]
+    assert json.loads(penstock("config", "show", "--json", cwd=tmp_path).out)["server"]["port"] == 8080
+    assert json.loads(penstock("config", "schema", cwd=tmp_path).out)["title"] == "Settings"
+    assert json.loads(penstock("config", "validate", "--json", cwd=tmp_path).out) == {"valid": True}
+    failed = penstock("config", "validate", "--json", "--config", "nowhere.yaml", cwd=tmp_path)
+    assert json.loads(failed.err)["error"]["code"] == "CONFIG_UNREADABLE"
+    assert (failed.code, failed.out) == (3, "")
+
+
+def test_doctor_changes_nothing_and_names_what_is_down(tmp_path: Path) -> None:
+    """`doctor` leaves no trace on a fresh machine, and gives exit code 7 with a hint when a dependency is down."""
+    assert (
+        penstock("doctor", cwd=tmp_path, env={"PENSTOCK__SERVER__PORT": "0", "PENSTOCK__SERVER__QUERY_PORT": "0"}).code
+        == 0
+    )
+    assert list(tmp_path.iterdir()) == []
+    down = {"PENSTOCK__DATABASE__URL": "postgresql://nobody@127.0.0.1:1/none"}
+    done = penstock("doctor", "--json", cwd=tmp_path, env=down)
+    database = next(finding for finding in json.loads(done.out) if finding["name"] == "database")
+    assert done.code == 7
+    assert database["error"]["code"] == "DATABASE_DOWN"
+    assert database["error"]["hint"]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Ask again until it is so."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never became so"
