@@ -1,6 +1,7 @@
 """All that can be set, and its defaults: the shape of penstock.yaml."""
 
 import os
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from ipaddress import ip_address
@@ -20,13 +21,15 @@ from penstock.tracking.config import TrackingSection
 
 EMBEDDED = "embedded"
 FILE = "penstock.yaml"
+_PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&][^=&]*(password|secret|token)[^=&]*=", re.IGNORECASE)
 
 
 def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    _ = parts.port  # a port that is no number is told here
-    if parts.password:
+    # The password first: what Python says about the rest of a URL may repeat it.
+    if _PASSWORD.search(url):
         raise ValueError("a URL in the configuration carries no password: set `password: env:NAME` beside it")
+    for host in urlsplit(url).netloc.rpartition("@")[2].split(","):  # PostgreSQL's may name several
+        _ = urlsplit(f"//{host}").port  # a port that is no number is told here
     return url
 
 
@@ -121,7 +124,7 @@ class JwtSection(Section):
         given = [name for name in ("secret", "jwks_file", "jwks_url") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError("give exactly one of secret, jwks_file and jwks_url")
-        if (given == ["secret"]) != (self.algorithms == ["HS256"]):
+        if {algorithm == "HS256" for algorithm in self.algorithms} != {given == ["secret"]}:
             raise ValueError("a secret goes with `algorithms: [HS256]`, keys with RS256 and ES256")
         return self
 

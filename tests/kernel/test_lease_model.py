@@ -55,7 +55,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         self.run(
             self.db.execute("INSERT INTO job (due_at) SELECT $1 FROM generate_series(1, $2::int)", self.start, ROWS)
         )
-        self.model = {id: ModelRow() for id in range(1, ROWS + 1)}
+        self.model = {number: ModelRow() for number in range(1, ROWS + 1)}
         self.handed_out: list[tuple[str, Held]] = []
 
     def run(self, work: Awaitable[R]) -> R:
@@ -76,8 +76,8 @@ class LeaseAgainstModel(RuleBasedStateMachine):
                 return await LEASE.claim(tx, worker=worker, limit=limit, lease_for=LEASE_FOR, now=self.clock.now())
 
         held = self.run(work())
-        due = [id for id, row in self.model.items() if row.status is Job.NEW and row.due <= self.now]
-        expected = sorted(due, key=lambda id: (self.model[id].due, id))[:limit]
+        due = [number for number, row in self.model.items() if row.status is Job.NEW and row.due <= self.now]
+        expected = sorted(due, key=lambda number: (self.model[number].due, number))[:limit]
         assert [row.id for row in held] == expected
         for row in held:
             model = self.model[row.id]
@@ -149,23 +149,23 @@ class LeaseAgainstModel(RuleBasedStateMachine):
                 return await LEASE.reap(tx, now=self.clock.now())
 
         reaped = dict(self.run(work()))
-        late = {id for id, row in self.model.items() if row.status is Job.STARTED and row.expires < self.now}
+        late = {number for number, row in self.model.items() if row.status is Job.STARTED and row.expires < self.now}
         assert set(reaped) == late
-        for id in late:
-            model = self.model[id]
+        for number in late:
+            model = self.model[number]
             model.fence, model.holder, model.due = model.fence + 1, None, self.now
             model.go(Job.FAILED) if model.attempts >= LEASE.max_attempts else model.go(Job.FAILED, Job.NEW)
-            assert reaped[id] is model.status
+            assert reaped[number] is model.status
 
     @invariant()
     def table_equals_model(self) -> None:
         """No row lost, none in two hands, every fence and attempt as told, every move in the journal."""
         rows = self.run(self.db.fetch("SELECT id, status, fence, attempts FROM job ORDER BY id"))
         seen = {row["id"]: (row["status"], row["fence"], row["attempts"]) for row in rows}
-        assert seen == {id: (row.status.value, row.fence, row.attempts) for id, row in self.model.items()}
+        assert seen == {number: (row.status.value, row.fence, row.attempts) for number, row in self.model.items()}
         noted = self.run(self.db.fetch("SELECT subject, source, target FROM journal ORDER BY id"))
-        for id, row in self.model.items():
-            moves = [(entry["source"], entry["target"]) for entry in noted if entry["subject"] == str(id)]
+        for number, row in self.model.items():
+            moves = [(entry["source"], entry["target"]) for entry in noted if entry["subject"] == str(number)]
             assert moves == [(source.value, target.value) for source, target in row.moves]
 
 

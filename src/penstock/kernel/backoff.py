@@ -30,5 +30,6 @@ def delay(
     factor: float = 2.0,
 ) -> timedelta:
     """How long to wait after failure number *attempt*: half of it sure, half of it chance, so that crowds part."""
-    full = min(first * factor ** min(attempt - 1, 60), most)
-    return full / 2 + full / 2 * random()  # noqa: S311 - chance, not secrecy
+    # Counted in seconds: a timedelta overflows long before the limit is applied to it.
+    full = min(first.total_seconds() * factor ** min(attempt - 1, 60), most.total_seconds())
+    return timedelta(seconds=full / 2 + full / 2 * random())  # noqa: S311 - chance, not secrecy

@@ -33,7 +33,7 @@ def _check(value: Any, depth: int) -> bool:
         return False
     if isinstance(value, int):
         if not -INT_LIMIT < value < INT_LIMIT:
-            raise _refused(f"the integer {value} is not exact in every language", "send it as a string")
+            raise _refused(f"an integer of {value.bit_length()} bits is not exact in every language", "send a string")
         return False
     if isinstance(value, dict):
         return max((_check_key(key) | _check(inner, depth + 1) for key, inner in value.items()), default=False)
@@ -46,7 +46,7 @@ def _check(value: Any, depth: int) -> bool:
 
 def _check_key(key: Any) -> bool:
     if not isinstance(key, str):
-        raise _refused(f"the key {key!r} is not a string")
+        raise _refused(f"a key of type {type(key).__name__} is not a string")
     return not key.isascii() and max(key) > "\uffff"
 
 

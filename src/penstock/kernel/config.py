@@ -3,22 +3,22 @@
 import difflib
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError, YAMLWarning
 
 from penstock.kernel.errors import BadConfig
 
 ENV_PREFIX = "PENSTOCK__"
 _SIZE_LIMIT = 1_000_000
-_REFERENCE = re.compile(r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:/.+)$")
+_REFERENCE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*|file:/.+")
 
 M = TypeVar("M", bound=BaseModel)
 KeyPath = tuple[str | int, ...]
@@ -31,7 +31,7 @@ class Section(BaseModel):
 
 
 def _reference(value: str) -> str:
-    if not _REFERENCE.match(value):
+    if not _REFERENCE.fullmatch(value):
         raise ValueError("a secret is given by reference: env:NAME or file:/path, never itself")
     return value
 
@@ -52,7 +52,7 @@ def resolve(reference: str, name: str) -> str:
     kind, _, place = reference.partition(":")
     try:
         secret = os.environ[place] if kind == "env" else Path(place).read_text(encoding="utf-8").rstrip("\n")
-    except (KeyError, OSError) as error:
+    except (KeyError, OSError, ValueError) as error:  # ValueError: not UTF-8, or a name no file can have
         what = f"environment variable {place} is not set" if kind == "env" else f"cannot read {place}"
         raise BadConfig("SECRET_MISSING", f"{name} refers to {reference}, but {what}", hint="provide it") from error
     return secret
@@ -100,7 +100,7 @@ def _read(file: Path) -> CommentedMap:
     try:
         if file.stat().st_size > _SIZE_LIMIT:
             raise BadConfig("CONFIG_INVALID", f"{file} is over {_SIZE_LIMIT} bytes", hint="is it the right file?")
-        document = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
+        document = _yaml(file.read_text(encoding="utf-8"), "rt")
     except OSError as error:
         hint = "check --config"
         raise BadConfig("CONFIG_UNREADABLE", f"cannot read {file}: {error.strerror}", hint=hint) from error
@@ -110,7 +110,7 @@ def _read(file: Path) -> CommentedMap:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
         raise _bad([Problem(place, "", f"not valid YAML: {error.problem or error.context}")]) from None
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:
         raise _bad([Problem(str(file), "", f"not valid YAML: {error}")]) from None
     if document is None:
         return CommentedMap()
@@ -119,10 +119,20 @@ def _read(file: Path) -> CommentedMap:
     return document
 
 
+def _yaml(text: str, kind: str) -> Any:
+    """What *text* says; YAMLError or, for a number or date that is none, ValueError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", YAMLWarning)  # of style, such as an anchor used twice
+            return YAML(typ=kind).load(text)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 def _scalar(name: str, text: str) -> Any:
     try:
-        return YAML(typ="safe").load(StringIO(text))
-    except YAMLError as error:
+        return _yaml(text, "safe")
+    except (YAMLError, ValueError) as error:
         raise _bad([Problem(f"environment variable {name}", "", f"not a YAML value: {error}")]) from None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.kernel.errors import BadConfig, Conflict
+from penstock.kernel.errors import BadConfig, Conflict, Corrupt
 from penstock.kernel.locks import file_lock
 
 FORMAT = 1
@@ -18,7 +18,7 @@ def owned(folder: Path, holder: str) -> Iterator[Path]:
     _make(folder)
     with file_lock(folder / "lock", holder):
         check_format(folder)
-        (folder / _FORMAT_FILE).write_text(f"{FORMAT}\n")
+        _write_format(folder)
         yield folder
 
 
@@ -27,18 +27,30 @@ def _make(folder: Path) -> None:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name no file can have
         hint = "choose another --data-dir, or change its owner"
-        raise BadConfig("DATA_DIR_UNUSABLE", f"cannot use {folder}: {error.strerror}", hint=hint) from error
+        why = getattr(error, "strerror", None) or error
+        raise BadConfig("DATA_DIR_UNUSABLE", f"cannot use {folder}: {why}", hint=hint) from error
 
 
 def check_format(folder: Path) -> None:
     """Conflict DATA_NEWER when a later release wrote *folder*; nothing is changed then."""
     file = folder / _FORMAT_FILE
-    found = int(file.read_text()) if file.exists() else FORMAT
+    try:
+        found = int(file.read_bytes()) if file.exists() else FORMAT
+    except ValueError as error:
+        hint = f"put the number of its format into it; this release writes {FORMAT}"
+        raise Corrupt("DATA_FORMAT_UNKNOWN", f"{file} holds no number", hint=hint) from error
     if found > FORMAT:
         raise Conflict(
             "DATA_NEWER",
             f"{folder} is in format {found}, this release knows format {FORMAT} and older",
             hint="run the release that wrote it, or a newer one; nothing was changed",
         )
+
+
+def _write_format(folder: Path) -> None:
+    """By rename: a crash must not leave half a file, or the next start could not tell the format."""
+    new = folder / f"{_FORMAT_FILE}.new"
+    new.write_text(f"{FORMAT}\n")
+    new.replace(folder / _FORMAT_FILE)

@@ -23,6 +23,7 @@ import structlog
 from penstock.kernel.account import Account, Process
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import BadConfig, Conflict, PenstockError, Transient
+from penstock.kernel.waiting import happens
 
 DATABASE = "penstock"
 START_TIMEOUT = 60.0
@@ -162,14 +163,20 @@ class _Server:
     async def _spawn(self, account: Account, command: Sequence[str], deadline: float) -> Process:
         with self._log.open("ab") as log:
             process = account.spawn(command, stdout=log)
-        while asyncio.get_running_loop().time() < deadline:
+        try:
+            await self._until_it_answers(process, deadline)
+        except BaseException:  # also when cancelled: nobody else knows of this process
+            await asyncio.shield(_stop(process))
+            raise
+        return process
+
+    async def _until_it_answers(self, process: Process, deadline: float) -> None:
+        while not await self._answers():
             if process.poll() is not None:
                 raise self._failed(f"it ended with code {process.returncode}")
-            if await self._answers():
-                return process
+            if asyncio.get_running_loop().time() > deadline:
+                raise self._failed(f"it did not answer within {START_TIMEOUT:.0f} s")
             await asyncio.sleep(0.02)
-        await _stop(process)
-        raise self._failed(f"it did not answer within {START_TIMEOUT:.0f} s")
 
     async def _answers(self) -> bool:
         try:
@@ -228,21 +235,20 @@ class _Guard:
     def __init__(self, server: _Server, process: Process) -> None:
         self.process = process
         self._server = server
-        self._task: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
 
     async def __aenter__(self) -> None:
         self._task = asyncio.create_task(self._watch(), name="guard the embedded PostgreSQL")
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        self._ending.set()
+        await self._task  # not cancelled: a start under way must end as a process we know
 
     async def _watch(self) -> None:
-        log, backoff = structlog.get_logger(), Backoff()
-        while True:
-            await asyncio.sleep(_WATCH_EVERY)
+        log, wait = structlog.get_logger(), _WATCH_EVERY
+        backoff = Backoff()
+        while not await happens(self._ending, wait):
+            wait = _WATCH_EVERY
             if self.process.poll() is None:
                 backoff.reset()
                 continue
@@ -251,7 +257,7 @@ class _Guard:
                 self.process = await self._server.start() or self.process
             except PenstockError as error:
                 log.critical("embedded_postgres_not_started", error=error.message)
-                await asyncio.sleep(backoff.next().total_seconds())
+                wait = backoff.next().total_seconds()
 
 
 async def _stop(process: Process) -> None:

@@ -12,6 +12,7 @@ import structlog
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.db import translated
 from penstock.kernel.errors import Transient
+from penstock.kernel.waiting import happens
 
 INBOX_LIMIT = 10_000
 _PING_EVERY = 10.0
@@ -91,13 +92,7 @@ async def _listen_until_lost(dsn: str, channel: str, inbox: Inbox, reason: str, 
         await connection.add_listener(channel, lambda *heard: inbox.put(Heard(str(heard[3]))))
         inbox.put(Missed(reason))
         backoff.reset()
-        while not await _happens(lost, _PING_EVERY):
+        while not await happens(lost, _PING_EVERY):
             await connection.fetchval("SELECT 1", timeout=_PING_EVERY)  # finds out when nobody said goodbye
     finally:
         connection.terminate()
-
-
-async def _happens(event: asyncio.Event, within: float) -> bool:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), within)
-    return event.is_set()

@@ -64,12 +64,14 @@ def file_lock(path: Path, holder: str, clock: Clock | None = None) -> Iterator[N
 
 
 def _locked(path: Path) -> Conflict:
-    note: dict[str, object] = {}
+    note: object = None
     with contextlib.suppress(OSError, orjson.JSONDecodeError):
         note = orjson.loads(path.read_bytes())
-    holder, pid, since = (note.get(name, "unknown") for name in ("holder", "pid", "since"))
+    known = note if isinstance(note, dict) else {}  # somebody else may have written the file
+    holder, pid, since = (known.get(name, "unknown") for name in ("holder", "pid", "since"))
     who = f"{holder} (pid {pid}, since {since})"
-    return Conflict("LOCKED", f"{path.parent} is locked by {who}", hint="wait for it to end, or stop it", **note)
+    hint = "wait for it to end, or stop it"
+    return Conflict("LOCKED", f"{path.parent} is locked by {who}", hint=hint, holder=holder, pid=pid, since=since)
 
 
 def _write(descriptor: int, note: dict[str, object]) -> None:

@@ -94,6 +94,8 @@ async def _applied(connection: Connection) -> list[asyncpg.Record]:
 def _compare(wanted: Sequence[Migration], applied: Sequence[asyncpg.Record]) -> Plan:
     """An older release may run on a newer database (a rolling upgrade), so what is unknown is told, not refused."""
     known = {(migration.part, migration.version): migration for migration in wanted}
+    if len(known) != len(wanted):
+        raise ValueError("two migrations of one part have one number")
     done = {(row["part"], row["version"]): row for row in applied}
     for key, row in done.items():
         if key in known and known[key].checksum != row["checksum"]:

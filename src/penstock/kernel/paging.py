@@ -4,7 +4,7 @@ import base64
 import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -13,6 +13,8 @@ from penstock.kernel.errors import Invalid
 
 T = TypeVar("T")
 _LENGTH_LIMIT = 4_000
+_BIGINT = range(-(2**63), 2**63)
+_INFINITIES = (datetime.min, datetime.max)  # noqa: DTZ901 - as asyncpg reads -infinity and infinity: without a zone
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def decode(cursor: str, types: Sequence[type]) -> tuple[Any, ...]:
     try:
         values = _values(cursor)
         return tuple(_typed(value, kind) for value, kind in zip(values, types, strict=True))
-    except (ValueError, TypeError, binascii.Error) as error:
+    except (ValueError, TypeError, OverflowError, binascii.Error) as error:
         hint = "use `next` of the page before, unchanged, or none to begin"
         raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint=hint) from error
 
@@ -54,8 +56,19 @@ def _values(cursor: str) -> list[Any]:
 
 
 def _typed(value: Any, kind: type) -> Any:
+    """*value* as *kind*, if PostgreSQL can hold it: what it cannot hold would fail in the query, as our fault."""
     if kind is datetime:
-        return datetime.fromisoformat(value)
+        return _moment(datetime.fromisoformat(value))
     if type(value) is not kind:
         raise TypeError(f"{kind.__name__} expected")
+    if (kind is int and value not in _BIGINT) or (kind is str and "\0" in value):
+        raise ValueError("PostgreSQL has no such value")
+    return value
+
+
+def _moment(value: datetime) -> datetime:
+    if value.tzinfo is not None:
+        return value.astimezone(UTC)
+    if value not in _INFINITIES:
+        raise ValueError("no time zone")
     return value

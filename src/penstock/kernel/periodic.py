@@ -1,7 +1,6 @@
 """Chores: done now and then for as long as a process lives, whatever happens to one round."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -22,8 +21,7 @@ async def repeating(name: str, chore: Chore, every: timedelta) -> AsyncIterator[
         yield
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])  # unlike `await task`, it does not take our own cancellation for the chore's
 
 
 async def _repeat(name: str, chore: Chore, seconds: float) -> None:

@@ -19,8 +19,10 @@ from penstock import __version__
 from penstock.kernel.outcome import Outcome
 
 LogFormat = Literal["auto", "json", "console"]
-_SECRET = re.compile(r"password|passwd|secret|token|authorization|api_?key|credential", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^@\s]+@")
+_SECRET_WORDS = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
+_SECRET = re.compile(_SECRET_WORDS, re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^\s'\"]+@")
+_URL_PARAMETER = re.compile(rf"([?&][^=&\s]*{_SECRET_WORDS}[^=&\s]*)=[^&\s'\"]+", re.IGNORECASE)
 
 
 class WorkMetrics:
@@ -81,7 +83,7 @@ def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None: 
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        *([] if for_people else [structlog.processors.format_exc_info]),
+        structlog.processors.format_exc_info,  # here, so that what it prints is redacted too
         _add_trace,
         redact,
     ]
@@ -107,15 +109,23 @@ def _for_people() -> Any:
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Hide what a name gives away as secret, and passwords in URLs."""
-    return {name: _hidden(name, value) for name, value in event.items()}
+    return {name: value if name.startswith("_") else _hidden(name, value) for name, value in event.items()}
 
 
 def _hidden(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _hidden(str(key), inner) for key, inner in value.items()}
-    if _SECRET.search(name) and value is not None:
+    if value is None:
+        return None
+    if _SECRET.search(name):
         return "***"
-    return _URL_PASSWORD.sub(r"\1:***@", value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return {str(key): _hidden(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_hidden("", inner) for inner in value]
+    if isinstance(value, int | float):
+        return value
+    # Other objects, exceptions above all, are logged as their repr.
+    text = value if isinstance(value, str) else repr(value)
+    return _URL_PARAMETER.sub(r"\1=***", _URL_PASSWORD.sub(r"\1:***@", text))
 
 
 def _add_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

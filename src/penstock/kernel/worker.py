@@ -15,6 +15,7 @@ from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.outcome import Failed, Outcome, Retry
 from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.waiting import happens
 
 T = TypeVar("T")
 
@@ -78,7 +79,7 @@ class Worker(Generic[T]):
                 backoff.reset()
             except Transient as error:
                 self._log.warning("queue_down", code=error.code, error=error.message)
-                await self._idle_for(backoff.next().total_seconds())
+                await happens(self._stopping, backoff.next().total_seconds())
 
     async def drain(self) -> int:
         """Work until there is nothing to take; returns how many items were handled."""
@@ -133,10 +134,6 @@ class Worker(Generic[T]):
             for task in waits:
                 task.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-
-    async def _idle_for(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
 
 
 def each(handle: Callable[[T], Awaitable[Outcome]], queue: Queue[T], *, concurrency: int = 10) -> Handler[T]:

@@ -15,6 +15,7 @@ from penstock.kernel.bus.kafka_errors import LOST, down, problem
 from penstock.kernel.bus.kafka_log import LOGGER
 from penstock.kernel.bus.kafka_place import Mark, Place
 from penstock.kernel.clock import Clock
+from penstock.kernel.errors import PenstockError
 
 R = TypeVar("R")
 _IDLE, _BUSY = 0.1, 0.02  # seconds a turn waits: for Kafka when there is nothing to do, else for the worker
@@ -31,13 +32,21 @@ class Member:
     """
 
     def __init__(
-        self, topic: str, config: Mapping[str, Any], patience: float, clock: Clock, on_work: Callable[[], None]
+        self,
+        topic: str,
+        config: Mapping[str, Any],
+        patience: float,
+        clock: Clock,
+        *,
+        on_work: Callable[[], None],
+        on_leave: Callable[[], None],
     ) -> None:
         self.topic = topic
         self.places: dict[int, Place] = {}
         self._patience = patience
         self._clock = clock
         self._on_work = on_work
+        self._on_leave = on_leave
         self._consumer = Consumer(dict(config), logger=LOGGER)
         self._has_joined = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -106,10 +115,15 @@ class Member:
         while not self._closing.is_set():
             try:
                 self._turn()
-            except KafkaException as error:
-                self._log.warning("kafka_poll_failed", error=str(error))
+            except Exception:  # noqa: BLE001 - the edge of the thread: the member must outlive what goes wrong in a turn
+                self._log.exception("kafka_turn_failed")
                 self._closing.wait(1)
-        self._consumer.close()
+        try:
+            self._on_leave()
+        except PenstockError as error:  # what was not given back is, once the session has ended
+            self._log.warning("kafka_leave_failed", code=error.code, error=error.message)
+        finally:
+            self._consumer.close()
 
     def _turn(self) -> None:
         is_busy = any(place.out for place in self.places.values()) or self._has_work()

@@ -104,10 +104,12 @@ class Place:
 
     def deliveries(self, topic: str) -> list[Delivery]:
         """What is out."""
-        mark, attempts = self.mark or Mark(), chain([self.mark.attempts if self.mark else 0], repeat(1))
+        mark, out = self.mark or Mark(), islice(self.waiting, self.out)
         return [
-            Delivery(message_of(topic, record), attempt, self.partition, _offset(record), mark.fence)
-            for record, attempt in zip(islice(self.waiting, self.out), attempts, strict=False)
+            Delivery(message_of(topic, record), mark.attempts if is_head else 1, self.partition, at, mark.fence)
+            for record in out
+            for at in [_offset(record)]
+            for is_head in [at == self.position]
         ]
 
     def after(self, lane: Settled) -> tuple[int, Mark]:

@@ -17,7 +17,6 @@ from penstock.kernel.bus.kafka_place import plan
 from penstock.kernel.bus.kafka_sender import Letter
 from penstock.kernel.bus.settling import Settled, settle
 from penstock.kernel.clock import Clock
-from penstock.kernel.errors import Transient
 from penstock.kernel.outcome import Failed, Outcome
 
 SHORTEST_SESSION, LONGEST_SESSION = timedelta(seconds=6), timedelta(minutes=30)  # brokers refuse others by default
@@ -40,7 +39,8 @@ class KafkaSubscription:
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
-        self._member = Member(topic, config, _session(self.lease_for).total_seconds(), clock, self._tell_work)
+        patience = _session(self.lease_for).total_seconds()
+        self._member = Member(topic, config, patience, clock, on_work=self._tell_work, on_leave=self._give_back)
 
     @asynccontextmanager
     async def joined(self) -> "AsyncIterator[KafkaSubscription]":
@@ -49,8 +49,6 @@ class KafkaSubscription:
         try:
             yield self
         finally:
-            with contextlib.suppress(Transient):  # then it is given back when the session ends
-                await self._member.ask(self._give_back)
             await asyncio.to_thread(self._member.close, _LEAVE_TIMEOUT)
 
     async def take(self, limit: int) -> Sequence[Delivery]:

@@ -1,5 +1,7 @@
 """The bus on PostgreSQL: partitions of a topic are leased, read in order, and settled messages deleted."""
 
+import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from zlib import crc32
@@ -10,6 +12,7 @@ from penstock.kernel import sql
 from penstock.kernel.bus import DeadLetter, Delivering, Delivery, Message, checked
 from penstock.kernel.bus.settling import Settled, settle
 from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import Transient
 from penstock.kernel.listener import Inbox, listen
 from penstock.kernel.outcome import Failed, Outcome
 
@@ -51,7 +54,11 @@ class PostgresBus:
     ) -> "AsyncIterator[PostgresSubscription]":
         await self._db.execute(SQL["declare"], topic, self._partitions)
         async with listen(self._db.dsn, CHANNEL) as wake:
-            yield PostgresSubscription(self._db, wake, topic, worker, delivering)
+            subscription = PostgresSubscription(self._db, wake, topic, worker, delivering)
+            try:
+                yield subscription
+            finally:
+                await subscription.give_back()
 
     async def backlog(self, topic: str) -> int:
         return int(await self._db.fetchval(SQL["backlog"], topic))
@@ -69,7 +76,10 @@ class PostgresBus:
         ]
 
     async def check(self) -> None:
-        await self._db.check()
+        try:
+            await self._db.check()
+        except Transient as error:
+            raise Transient("BUS_DOWN", error.message, hint=error.hint) from error
 
     async def close(self) -> None:
         """Nothing to close: the database belongs to whoever opened it."""
@@ -85,30 +95,23 @@ class PostgresSubscription:
         self._wake = wake
         self._worker = worker
         self._delivering = delivering
+        self._out: dict[tuple[int, int], list[Delivery]] = defaultdict(list)
 
     async def take(self, limit: int) -> Sequence[Delivery]:
-        now = self._db.clock.now()
-        rows = await self._db.fetch(SQL["take"], self.name, limit, self._worker, now, now + self.lease_for, LANES)
-        taken = [
-            Delivery(
-                Message(self.name, row["key"], row["value"], row["headers"]),
-                row["attempt"],
-                row["partition"],
-                row["id"],
-                row["fence"],
-            )
-            for row in rows
-        ]
-        killers = [delivery for delivery in taken if delivery.attempt > self._delivering.max_attempts]
-        if not killers:
-            return taken
-        await self._set_aside(killers)
-        lost = {delivery.partition for delivery in killers}
-        return [delivery for delivery in taken if delivery.partition not in lost] or await self.take(limit)
+        while taken := await self._take(limit):
+            killers = [delivery for delivery in taken if delivery.attempt > self._delivering.max_attempts]
+            if not killers:
+                return taken
+            await self._set_aside(killers)
+            lost = {delivery.partition for delivery in killers}
+            if rest := [delivery for delivery in taken if delivery.partition not in lost]:
+                return rest
+        return []
 
     async def wait(self, timeout: float) -> None:
-        due = await self._db.fetchval(SQL["next_due"], self.name)
-        until_due = timeout if due is None else (due - self._db.clock.now()).total_seconds()
+        now = self._db.clock.now()
+        due = await self._db.fetchval(SQL["next_due"], self.name, now)
+        until_due = timeout if due is None else (due - now).total_seconds()
         await self._wake.wait(max(0.001, min(timeout, until_due)))
 
     async def extend(self, items: Sequence[Delivery]) -> None:
@@ -134,11 +137,38 @@ class PostgresSubscription:
                 [delivery.attempt for delivery, _ in dead],
                 now,
             )
+            if any(outcome is None for _, outcome in results):
+                await tx.execute(SQL["wake"], self.name)
+        for delivery, _ in results:
+            self._out.pop((delivery.partition, delivery.fence), None)
         freed = {row["partition"] for row in rows}
         return sum(delivery.partition not in freed for delivery, _ in results)
 
     def lane(self, item: Delivery) -> Hashable:
         return item.partition
+
+    async def give_back(self) -> None:
+        """Let others have what this worker still holds; when the database is down, the lease's end will."""
+        held = [delivery for deliveries in self._out.values() for delivery in deliveries]
+        with contextlib.suppress(Transient):
+            await self.settle([(delivery, None) for delivery in held])
+
+    async def _take(self, limit: int) -> Sequence[Delivery]:
+        now = self._db.clock.now()
+        rows = await self._db.fetch(SQL["take"], self.name, limit, self._worker, now, now + self.lease_for, LANES)
+        taken = [
+            Delivery(
+                Message(self.name, row["key"], row["value"], row["headers"]),
+                row["attempt"],
+                row["partition"],
+                row["id"],
+                row["fence"],
+            )
+            for row in rows
+        ]
+        for delivery in taken:
+            self._out[delivery.partition, delivery.fence].append(delivery)
+        return taken
 
     async def _set_aside(self, killers: Sequence[Delivery]) -> None:
         """A message that was alone with every worker that died is not given to another."""

@@ -16,24 +16,41 @@ SELECT $1, n FROM generate_series(0, $2::integer - 1) AS n
 ON CONFLICT DO NOTHING;
 
 -- name: take
--- Lease the partitions that waited longest and read a batch from each; a suspect is read alone.
+-- Lease the partitions that waited longest and read a batch from each. A suspect is taken alone when it is its turn, so
+-- that its worker's death tells against no other message; until then it waits.
 WITH free AS MATERIALIZED (
     SELECT p.*
     FROM bus_partition p
     WHERE p.topic = $1 AND p.due_at <= $4 AND (p.lease_until IS NULL OR p.lease_until < $4)
       AND EXISTS (SELECT FROM bus_message m WHERE m.topic = p.topic AND m.partition = p.partition)
+      -- A lock shows the row as it is now, but messages are read as of the statement's start: leave out a partition that
+      -- was taken or settled in between, or its settled messages would be read once more.
+      AND p.ctid = (SELECT seen.ctid FROM bus_partition seen WHERE seen.topic = p.topic AND seen.partition = p.partition)
     ORDER BY p.taken_at
-    LIMIT $6
+    LIMIT least($2::bigint, $6::bigint)
     FOR UPDATE SKIP LOCKED
-), planned AS MATERIALIZED (
+), judged AS (
     SELECT
         free.*,
         first.id AS first_id,
-        greatest(CASE WHEN free.lease_until IS NOT NULL THEN free.taken_upto END, free.suspect_upto) AS suspect
+        suspect.upto AS suspect,
+        coalesce(first.id <= suspect.upto, false) AS is_suspect
     FROM free
     CROSS JOIN LATERAL (
         SELECT m.id FROM bus_message m WHERE m.topic = free.topic AND m.partition = free.partition ORDER BY m.id LIMIT 1
     ) AS first
+    CROSS JOIN LATERAL (
+        SELECT greatest(CASE WHEN free.lease_until IS NOT NULL THEN free.taken_upto END, free.suspect_upto) AS upto
+    ) AS suspect
+), ranked AS (
+    SELECT
+        judged.*,
+        row_number() OVER waited AS turn,
+        first_value(is_suspect) OVER waited AS suspect_is_next
+    FROM judged
+    WINDOW waited AS (ORDER BY taken_at, partition)
+), planned AS MATERIALIZED (
+    SELECT * FROM ranked WHERE CASE WHEN suspect_is_next THEN turn = 1 ELSE NOT is_suspect END
 ), batch AS MATERIALIZED (
     SELECT planned.partition, m.id, m.key, m.value, m.headers
     FROM planned
@@ -42,7 +59,7 @@ WITH free AS MATERIALIZED (
         WHERE m.topic = planned.topic AND m.partition = planned.partition
         ORDER BY m.id
         LIMIT CASE
-            WHEN planned.first_id <= planned.suspect THEN 1
+            WHEN planned.is_suspect THEN 1
             ELSE (SELECT greatest(1, $2::bigint / count(*)) FROM planned)
         END
     ) AS m
@@ -53,11 +70,11 @@ WITH free AS MATERIALIZED (
         lease_until = $5,
         taken_at = $4,
         taken_upto = (SELECT max(batch.id) FROM batch WHERE batch.partition = p.partition),
-        suspect_upto = CASE WHEN planned.first_id <= planned.suspect THEN planned.suspect END,
+        suspect_upto = CASE WHEN planned.is_suspect THEN planned.suspect END,
         head = planned.first_id,
         attempts = 1 + CASE
             WHEN p.head = planned.first_id THEN p.attempts
-            WHEN planned.first_id <= planned.suspect THEN 1
+            WHEN planned.is_suspect THEN 1
             ELSE 0
         END
     FROM planned
@@ -104,9 +121,13 @@ WITH said AS (
 )
 SELECT partition FROM freed;
 
+-- name: wake
+-- Tell the workers of a topic that something was given back.
+SELECT pg_notify('penstock_bus', $1);
+
 -- name: next_due
--- When the next partition with messages becomes free.
-SELECT min(greatest(p.due_at, p.lease_until))
+-- When the next partition with messages becomes free, at the earliest now.
+SELECT min(greatest(p.due_at, p.lease_until, $2))
 FROM bus_partition p
 WHERE p.topic = $1 AND EXISTS (SELECT FROM bus_message m WHERE m.topic = p.topic AND m.partition = p.partition);
 

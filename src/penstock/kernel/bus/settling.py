@@ -9,6 +9,8 @@ from penstock.kernel.backoff import delay
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 
+REASON_LIMIT = 2_000
+
 
 @dataclass(slots=True)
 class Settled:
@@ -38,9 +40,9 @@ def _settle_lane(lane: Sequence[tuple[Delivery, Outcome | None]], delivering: De
             case Done():
                 pass
             case Failed(reason):
-                settled.dead.append((delivery, reason))
+                settled.dead.append((delivery, _readable(reason)))
             case Retry(reason) if delivery.attempt >= delivering.max_attempts:
-                settled.dead.append((delivery, f"gave up after {delivery.attempt} attempts: {reason}"))
+                settled.dead.append((delivery, _readable(f"gave up after {delivery.attempt} attempts: {reason}")))
             case Retry(_, after):
                 wait = delay(delivery.attempt, first=delivering.first_delay, most=delivering.most_delay)
                 settled.head, settled.attempts = delivery.position, delivery.attempt
@@ -51,3 +53,8 @@ def _settle_lane(lane: Sequence[tuple[Delivery, Outcome | None]], delivering: De
                 return settled
         settled.finished.append(delivery.position)
     return settled
+
+
+def _readable(reason: str) -> str:
+    """*reason* as every store can keep it: whatever a handler said, its message must not be stuck for it."""
+    return reason.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:REASON_LIMIT]

@@ -1,0 +1,125 @@
+"""The database: visible transactions, and errors that say whether trying again can help."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import pytest
+
+from penstock.kernel.db import Database, is_transient
+from penstock.kernel.errors import BadConfig, Transient
+from tests.services.postgres import database_url as url_of
+
+
+async def test_a_failed_transaction_leaves_nothing(db: Database) -> None:
+    """All of it or nothing of it, whatever is raised inside."""
+    await db.execute("CREATE TABLE t (n int)")
+    with pytest.raises(LookupError):
+        async with db.transaction() as tx:
+            await tx.execute("INSERT INTO t VALUES (1)")
+            raise LookupError
+    assert await db.fetchval("SELECT count(*) FROM t") == 0
+
+
+async def test_json_comes_and_goes_as_python(db: Database) -> None:
+    """jsonb columns are read and written as plain values."""
+    value = {"a": [1, None, "ü"], "b": {"c": True}}
+    assert await db.fetchval("SELECT $1::jsonb", value) == value
+
+
+async def test_errors_of_the_callers_own_code_pass_unchanged(db: Database) -> None:
+    """A missing file inside a transaction is not a database that is down."""
+    with pytest.raises(FileNotFoundError):
+        async with db.transaction():
+            raise FileNotFoundError
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [("SELECT 1 / 0", asyncpg.DivisionByZeroError), ("SELECT broken", asyncpg.UndefinedColumnError)],
+)
+async def test_permanent_errors_are_not_transient(db: Database, query: str, error: type[Exception]) -> None:
+    """R11: what trying again cannot mend is never taken for a failure of the moment."""
+    with pytest.raises(error) as caught:
+        await db.execute(query)
+    assert not is_transient(caught.value)
+
+
+async def test_an_argument_of_the_wrong_type_is_not_transient(db: Database) -> None:
+    """R11: wrong types are permanent too."""
+    with pytest.raises(asyncpg.DataError) as caught:
+        await db.execute("SELECT $1::int", "x")
+    assert not is_transient(caught.value)
+
+
+async def test_a_cut_connection_is_transient_and_the_next_one_works(db: Database) -> None:
+    """R11: a connection cut in mid-statement is Transient, and the pool heals."""
+
+    async def cut() -> None:
+        query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'SELECT pg_sleep%'"
+        while not (pid := await db.fetchval(query)):
+            pass
+        await db.execute("SELECT pg_terminate_backend($1)", pid)
+
+    cutting = asyncio.create_task(cut())
+    with pytest.raises(Transient, match="does not answer"):
+        await db.execute("SELECT pg_sleep(30)")
+    await cutting
+    assert await db.fetchval("SELECT 1") == 1
+
+
+async def test_a_deadlock_is_transient(db: Database) -> None:
+    """R11: of two transactions that wait for each other one is Transient, the other commits."""
+    await db.execute("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 0), (2, 0)")
+    both_hold = asyncio.Barrier(2)
+
+    async def lock(first: int, second: int) -> None:
+        async with db.transaction() as tx:
+            await tx.execute("UPDATE t SET n = n + 1 WHERE id = $1", first)
+            await both_hold.wait()
+            await tx.execute("UPDATE t SET n = n + 1 WHERE id = $1", second)
+
+    results = await asyncio.gather(lock(1, 2), lock(2, 1), return_exceptions=True)
+    failed = [result for result in results if result is not None]
+    assert [type(error) for error in failed] == [Transient]
+    assert await db.fetchval("SELECT sum(n) FROM t") == 2
+
+
+async def test_a_serialization_failure_is_transient(db: Database) -> None:
+    """R11: a lost race under repeatable read is Transient."""
+    await db.execute("CREATE TABLE t (n int); INSERT INTO t VALUES (0)")
+    with pytest.raises(Transient, match="could not"):
+        async with db.transaction("repeatable_read") as slow:
+            await slow.fetchval("SELECT n FROM t")
+            await db.execute("UPDATE t SET n = 1")
+            await slow.execute("UPDATE t SET n = 2")
+
+
+async def test_a_server_that_is_down_is_told_with_a_hint() -> None:
+    """Nobody listening is Transient DATABASE_DOWN, not a stack of connection errors."""
+    with pytest.raises(Transient) as caught:
+        async with Database.open("postgresql://nobody@127.0.0.1:1/none"):
+            pass
+    assert (caught.value.code, bool(caught.value.hint)) == ("DATABASE_DOWN", True)
+
+
+async def test_a_missing_database_is_refused(postgres_url: str) -> None:
+    """A wrong name is told as such."""
+    with pytest.raises(Transient, match="refused"):
+        async with Database.open(url_of(postgres_url, "no_such_database")):
+            pass
+
+
+async def test_a_url_that_is_none_is_a_configuration_error() -> None:
+    """Another scheme is BadConfig, which no retry mends."""
+    with pytest.raises(BadConfig):
+        async with Database.open("mysql://localhost/x"):
+            pass
+
+
+async def test_the_clock_is_the_servers(db: Database) -> None:
+    """Leases of many hosts are told by one clock."""
+    server = await db.fetchval("SELECT clock_timestamp()")
+    assert abs(db.clock.now() - server) < timedelta(seconds=5)
+    assert db.clock.now().tzinfo is UTC
+    assert isinstance(server, datetime)

