@@ -28,30 +28,33 @@ RETURNING t.id;
 
 -- name: settle
 -- Move what is still held under its fence. A repeated report finds its row where it wanted it, and is a success.
+-- Rows are looked up by their key one by one: any other index is full of the entries of rows settled before.
 WITH said AS (
     SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::timestamptz[], $6::boolean[])
         AS said (id, fence, target, reason, due_at, counts)
-), mine AS MATERIALIZED (
+    ORDER BY id
+), found AS MATERIALIZED (
     SELECT
-        t.id,
-        CASE WHEN said.target = <ready> AND said.counts AND t.attempts >= $9 THEN <failed> ELSE said.target END AS target,
+        said.id,
         said.reason,
         said.due_at,
-        said.counts
-    FROM <table> t
-    JOIN said ON t.id = said.id AND t.fence = said.fence
-    WHERE t.id = ANY ($1::bigint[]) AND t.<state> = <held>
-    ORDER BY t.id
-    FOR UPDATE OF t
+        said.counts,
+        said.target AS wanted,
+        CASE WHEN said.target = <ready> AND said.counts AND t.attempts >= $9 THEN <failed> ELSE said.target END AS target,
+        t.current
+    FROM said
+    CROSS JOIN LATERAL (
+        SELECT t.<state> AS current, t.attempts FROM <table> t WHERE t.id = said.id AND t.fence = said.fence FOR UPDATE
+    ) AS t
 ), moved AS (
     UPDATE <table> t
-    SET <state> = mine.target,
+    SET <state> = found.target,
         lease_until = NULL,
-        due_at = CASE WHEN mine.target = <ready> AND mine.counts THEN mine.due_at ELSE t.due_at END,
-        attempts = t.attempts - CASE WHEN mine.counts THEN 0 ELSE 1 END
-    FROM mine
-    WHERE t.id = mine.id
-    RETURNING t.*, mine.target AS said_target, mine.reason AS said_reason
+        due_at = CASE WHEN found.target = <ready> AND found.counts THEN found.due_at ELSE t.due_at END,
+        attempts = t.attempts - CASE WHEN found.counts THEN 0 ELSE 1 END
+    FROM found
+    WHERE t.id = found.id AND t.id = ANY (ARRAY(SELECT id FROM found WHERE current = <held>))
+    RETURNING t.*, found.target AS said_target, found.reason AS said_reason
 ), noted AS (
     INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
     SELECT <machine>, <subject>, step.source, step.target, $7, $8, t.said_reason, t.fence
@@ -65,14 +68,8 @@ WITH said AS (
     ) AS step
     ORDER BY t.id, step.n
 )
-SELECT id FROM moved
-UNION
-SELECT t.id
-FROM <table> t
-JOIN said ON t.id = said.id AND t.fence = said.fence
-WHERE t.id = ANY ($1::bigint[])
-  AND (t.<state> = said.target OR said.target = <ready> AND t.<state> = <failed>)
-  AND t.<state> <> <held>;
+SELECT id FROM found
+WHERE current IN (<held>, wanted) OR wanted = <ready> AND current = <failed>;
 
 -- name: reap
 -- Take back rows whose lease ran out; the grown fence makes every late report an old one.

@@ -18,7 +18,7 @@ class Wake(Protocol):
 
 
 class LeaseQueue(Generic[S]):
-    """What *worker* claims, extends and settles of one leased table."""
+    """What *worker* claims, extends and settles of one leased table. Each is one statement: its own transaction."""
 
     def __init__(
         self,
@@ -37,23 +37,23 @@ class LeaseQueue(Generic[S]):
         self._worker = worker
 
     async def take(self, limit: int) -> Sequence[Held]:
-        async with self._db.transaction() as tx:
+        async with self._db.connection() as connection:
             return await self._lease.claim(
-                tx, worker=self._worker, limit=limit, lease_for=self.lease_for, now=self._db.clock.now()
+                connection, worker=self._worker, limit=limit, lease_for=self.lease_for, now=self._db.clock.now()
             )
 
     async def wait(self, timeout: float) -> None:
         await self._wake.wait(timeout)
 
     async def extend(self, items: Sequence[Held]) -> None:
-        async with self._db.transaction() as tx:
-            await self._lease.heartbeat(tx, items, until=self._db.clock.now() + self.lease_for)
+        async with self._db.connection() as connection:
+            await self._lease.heartbeat(connection, items, until=self._db.clock.now() + self.lease_for)
 
     async def settle(self, results: Sequence[tuple[Held, Outcome | None]]) -> int:
         now = self._db.clock.now()
         reports = [self._report(held, outcome, now) for held, outcome in results]
-        async with self._db.transaction() as tx:
-            settled = await self._lease.settle(tx, reports, actor=self._worker, now=now)
+        async with self._db.connection() as connection:
+            settled = await self._lease.settle(connection, reports, actor=self._worker, now=now)
         return len(reports) - len(settled)
 
     def lane(self, item: Held) -> Hashable:

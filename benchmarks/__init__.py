@@ -1,0 +1,1 @@
+"""Measurements, never assertions: `python -m benchmarks` prints a table, or JSON on request."""

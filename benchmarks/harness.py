@@ -1,0 +1,107 @@
+"""Interleaved rounds and their medians: on a noisy machine the only figures that mean something."""
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock import __version__
+
+Measure = Callable[[], Awaitable[float]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Something to measure: how many *unit* it makes a second, beside what the issue asks for."""
+
+    name: str
+    unit: str
+    measure: Measure
+    target: float | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The median of a bench's rounds, with the slowest and the fastest."""
+
+    bench: Bench
+    rounds: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "name": self.bench.name,
+            "unit": f"{self.bench.unit}/s",
+            "median": round(self.median),
+            "rounds": [round(value) for value in self.rounds],
+            "target": self.bench.target,
+        }
+
+
+async def run(benches: Sequence[Bench], rounds: int) -> list[Figure]:
+    """Measure every bench once per round, so that a slow minute of the machine hits them all."""
+    rates: dict[str, list[float]] = {bench.name: [] for bench in benches}
+    for number in range(1, rounds + 1):
+        for bench in benches:
+            print(f"round {number}/{rounds}  {bench.name}", file=sys.stderr)
+            rates[bench.name].append(await bench.measure())
+    return [Figure(bench, rates[bench.name]) for bench in benches]
+
+
+def machine() -> Mapping[str, object]:
+    """What the figures were measured on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "penstock": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory / 2**30),
+    }
+
+
+def report(figures: Sequence[Figure], *, as_json: bool) -> str:
+    """The figures for people, or for programs."""
+    if as_json:
+        return json.dumps({"machine": machine(), "figures": [figure.as_dict() for figure in figures]}, indent=2)
+    head = ["measured", "median", "slowest", "fastest", "target"]
+    rows = [head, *(_row(figure) for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [
+        "  ".join(_aligned(cell, width, n) for n, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    about = ", ".join(f"{name} {value}" for name, value in machine().items())
+    return "\n".join([*lines, "", about])
+
+
+def _row(figure: Figure) -> list[str]:
+    bench = figure.bench
+    target = f"≥ {bench.target:,.0f}" if bench.target else ""
+    return [
+        bench.name,
+        f"{figure.median:,.0f} {bench.unit}/s",
+        f"{min(figure.rounds):,.0f}",
+        f"{max(figure.rounds):,.0f}",
+        target,
+    ]
+
+
+def _aligned(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if column == 0 else cell.rjust(width)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )

@@ -1,0 +1,131 @@
+"""The kernel's own figures: leases, the bus on PostgreSQL and on Kafka, canonical JSON. Commits are durable."""
+
+import hashlib
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.harness import Bench
+from penstock.app import known_migrations
+from penstock.kernel import canonical, migrate
+from penstock.kernel.bus import Bus, Message
+from penstock.kernel.bus.postgres import PostgresBus
+from penstock.kernel.db import Database
+from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.lease import Lease, Report
+from penstock.kernel.machine import Machine, Move
+from penstock.kernel.outcome import Done
+
+LEASED = 20_000
+MESSAGES = 20_000
+ROWS = 200_000
+
+
+class State(StrEnum):
+    NEW = "new"
+    HELD = "held"
+    DONE = "done"
+    FAILED = "failed"
+
+
+MACHINE = Machine(
+    "bench",
+    State,
+    initial=State.NEW,
+    moves=[
+        Move("claim", (State.NEW,), State.HELD),
+        Move("finish", (State.HELD,), State.DONE),
+        Move("fail", (State.HELD,), State.FAILED),
+        Move("retry", (State.HELD, State.FAILED), State.NEW),
+    ],
+)
+LEASE = Lease("bench", MACHINE, ready=State.NEW, held=State.HELD, done=State.DONE, failed=State.FAILED)
+TABLE = """
+DROP TABLE IF EXISTS bench;
+TRUNCATE journal;
+CREATE TABLE bench (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    status text NOT NULL DEFAULT 'new',
+    fence bigint NOT NULL DEFAULT 0,
+    attempts integer NOT NULL DEFAULT 0,
+    due_at timestamptz NOT NULL DEFAULT '-infinity',
+    worker text,
+    lease_until timestamptz
+) WITH (fillfactor = 70);
+CREATE INDEX bench_ready ON bench (due_at, id) WHERE status = 'new';
+CREATE INDEX bench_held ON bench (lease_until) WHERE status = 'held';
+"""
+
+
+@asynccontextmanager
+async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
+    """Everything to measure, on a PostgreSQL of its own with its usual, durable settings."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_postgres(folder))
+        db = await stack.enter_async_context(Database.open(url))
+        await migrate.migrate(db, known_migrations())
+        found = [
+            Bench("lease claim+settle, batches of 1", "rows", lambda: leases(db, 1, 1_000)),
+            Bench("lease claim+settle, batches of 10", "rows", lambda: leases(db, 10, 5_000)),
+            Bench("lease claim+settle, batches of 100", "rows", lambda: leases(db, 100, LEASED), 20_000),
+            Bench("bus on PostgreSQL, publish+settle", "messages", lambda: messages(PostgresBus(db)), 10_000),
+            Bench("canonical JSON + sha256", "rows", hashes),
+        ]
+        if bootstrap := os.environ.get("PENSTOCK_BENCH_KAFKA"):
+            from penstock.kernel.bus.kafka import KafkaBus
+
+            bus = KafkaBus(bootstrap, db=db)
+            stack.push_async_callback(bus.close)
+            found.append(Bench("bus on Kafka, publish+settle", "messages", lambda: messages(bus), 20_000))
+        yield found
+
+
+async def leases(db: Database, batch: int, rows: int) -> float:
+    """Rows a second that one worker claims and settles, journal included."""
+    await db.execute(TABLE)
+    await db.execute("INSERT INTO bench (status) SELECT 'new' FROM generate_series(1, $1::int)", rows)
+    await db.execute("VACUUM ANALYZE bench")
+    began = perf_counter()
+    while True:
+        now = db.clock.now()
+        async with db.connection() as connection:
+            held = await LEASE.claim(connection, worker="bench", limit=batch, lease_for=timedelta(minutes=1), now=now)
+        if not held:
+            return rows / (perf_counter() - began)
+        async with db.connection() as connection:
+            reports = [Report(row.id, row.fence, State.DONE) for row in held]
+            await LEASE.settle(connection, reports, actor="bench", now=now)
+
+
+_topics = itertools.count()
+
+
+async def messages(bus: Bus) -> float:
+    """Messages a second, from publishing in batches of 500 to the last one settled, by one worker."""
+    topic = f"bench-{os.getpid()}-{next(_topics)}"
+    published = [Message(topic, f"key-{n % 1000}", b"x" * 200) for n in range(MESSAGES)]
+    async with bus.subscribe(topic, worker="bench") as queue:
+        began = perf_counter()
+        for start in range(0, MESSAGES, 500):
+            await bus.publish(published[start : start + 500])
+        left = MESSAGES
+        while left:
+            taken = await queue.take(500)
+            await queue.settle([(delivery, Done()) for delivery in taken])
+            left -= len(taken)
+        return MESSAGES / (perf_counter() - began)
+
+
+async def hashes() -> float:
+    """Rows a second made canonical and hashed."""
+    row = {"name": "Widget, large", "price": 129_900, "currency": "EUR", "stock": 17, "category": "tools", "note": None}
+    began = perf_counter()
+    for number in range(ROWS):
+        row["stock"] = number
+        hashlib.sha256(canonical.dumps(row)).hexdigest()
+    return ROWS / (perf_counter() - began)
