@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import HarvestSection
@@ -35,6 +35,11 @@ def _without_password(url: str) -> str:
 
 Url = Annotated[str, AfterValidator(_without_password)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+Duration = Annotated[
+    timedelta,
+    Field(ge=timedelta(0)),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "duration"}]}),
+]
 
 
 class ServerSection(Section):
@@ -44,7 +49,7 @@ class ServerSection(Section):
     port: Port = Field(8080, description="The API; 0 takes a free port.")
     query_port: Port = Field(8081, description="The query server; 0 takes a free port.")
     body_limit: int = Field(10_000_000, ge=1_000, description="Bytes a request body may have.")
-    drain_timeout: timedelta = Field(timedelta(seconds=20), description="How long a stop waits for work under way.")
+    drain_timeout: Duration = Field(timedelta(seconds=20), description="How long a stop waits for work under way.")
 
     @property
     def is_loopback(self) -> bool:
@@ -61,7 +66,7 @@ class DatabaseSection(Section):
     url: Url = Field(EMBEDDED, description="`embedded`, or postgresql://user@host:5432/database")
     password: SecretRef | None = None
     pool_size: int = Field(10, ge=2, le=500)
-    statement_timeout: timedelta = timedelta(minutes=5)
+    statement_timeout: Annotated[Duration, Field(ge=timedelta(seconds=1))] = timedelta(minutes=5)
 
 
 class KafkaSection(Section):
@@ -117,7 +122,7 @@ class JwtSection(Section):
     issuer: str | None = None
     audience: str | None = None
     tenant_claim: str = "tenant_id"
-    leeway: timedelta = timedelta(seconds=30)
+    leeway: Duration = timedelta(seconds=30)
 
     @model_validator(mode="after")
     def _has_one_source_of_keys(self) -> "JwtSection":
@@ -141,7 +146,7 @@ class TelemetrySection(Section):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: LogFormat = Field("auto", description="`auto`: for people on a terminal, else JSON.")
     otlp_endpoint: Url | None = Field(None, description="Where traces go, e.g. http://collector:4318/v1/traces")
-    journal_retention: timedelta = Field(timedelta(days=90), description="How long moves are remembered.")
+    journal_retention: Duration = Field(timedelta(days=90), description="How long moves are remembered.")
 
 
 class Settings(Section):

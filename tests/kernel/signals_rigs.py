@@ -60,7 +60,7 @@ class RedisRig:
     @property
     def server(self) -> Any:
         """A plain client of the node that holds the stream."""
-        return self.redis.node(self.redis.owner(self.stream))
+        return self.redis.holder(self.stream)
 
     @property
     def groups(self) -> set[str]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -98,6 +98,13 @@ async def resynced(feed: Items, *reasons: str) -> list[Signal | Resync]:
             items.append(item := await anext(feed))
             if isinstance(item, Resync) and item.reason in (reasons or (item.reason,)):
                 return items
+
+
+async def becomes(claim: Callable[[], bool]) -> None:
+    """Ask the server again and again until *claim* is true."""
+    async with asyncio.timeout(WITHIN):
+        while not await asyncio.to_thread(claim):
+            pass
 
 
 def first_arrivals(items: list[Signal | Resync]) -> list[str]:
@@ -347,9 +354,7 @@ async def test_signals_are_acknowledged(cluster_rig: RedisRig) -> None:
         await resynced(feed)
         await cluster_rig.signals.announce([f"v{n}" for n in range(150)])
         await heard(feed, *(f"v{n}" for n in range(150)))
-        async with asyncio.timeout(WITHIN):
-            while cluster_rig.server.xpending(cluster_rig.stream, f"{cluster_rig.name}:pod")["pending"]:
-                await asyncio.sleep(0)
+        await becomes(lambda: not cluster_rig.server.xpending(cluster_rig.stream, f"{cluster_rig.name}:pod")["pending"])
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -447,9 +452,9 @@ async def test_leftovers_of_dead_listeners_are_reaped(cluster: RedisCluster) -> 
             await resynced(feed)
             await resynced(other_feed)
             alive = {f"{rig.name}:pod", f"{rig.name}:other", "another:group"}
-            await groups_become(rig, alive)
+            await becomes(lambda: rig.groups == alive)
             leave_behind(rig, f"{rig.name}:died-later")
-            await groups_become(rig, alive)
+            await becomes(lambda: rig.groups == alive)
 
 
 def leave_behind(rig: RedisRig, *groups: str) -> None:
@@ -458,22 +463,18 @@ def leave_behind(rig: RedisRig, *groups: str) -> None:
         rig.server.xgroup_createconsumer(rig.stream, group, "listener")
 
 
-async def groups_become(rig: RedisRig, groups: set[str]) -> None:
-    async with asyncio.timeout(WITHIN):
-        while rig.groups != groups:
-            await asyncio.sleep(0)
-
-
 async def test_a_quiet_listener_is_not_taken_for_dead(cluster: RedisCluster) -> None:
     """R22: a listener shows Redis that it lives also when there is nothing to hear."""
     async with redis_rig(cluster, poll=timedelta(milliseconds=20)) as rig, rig.signals.listen("pod") as feed:
         await resynced(feed)
         idle = [0]
-        async with asyncio.timeout(WITHIN):
-            while idle == sorted(idle):  # so long as it only grows, nobody has shown a sign of life
-                (consumer,) = rig.server.xinfo_consumers(rig.stream, f"{rig.name}:pod")
-                idle.append(consumer["idle"])
-                await asyncio.sleep(0)
+
+        def has_shown_itself() -> bool:
+            (consumer,) = rig.server.xinfo_consumers(rig.stream, f"{rig.name}:pod")
+            idle.append(consumer["idle"])
+            return idle[-1] < idle[-2]  # without a sign of life it only grows
+
+        await becomes(has_shown_itself)
 
 
 async def test_a_listener_begins_afresh_where_its_namesake_died(cluster_rig: RedisRig) -> None:

@@ -54,12 +54,9 @@ class RedisServer:
     def addresses(self) -> list[str]:
         return [self._node.address]
 
-    def node(self, number: int) -> "redis.Redis":
-        """A client of the server, whatever the number: so a test need not know whether this is a cluster."""
+    def holder(self, _key: str) -> "redis.Redis":
+        """A client of the server, which holds every key."""
         return self._node.client
-
-    def owner(self, key: str) -> int:
-        return 0
 
     def client_kill_pubsub(self) -> int:
         return int(self._node.ask("CLIENT KILL TYPE pubsub"))
@@ -85,13 +82,13 @@ class RedisCluster:
     def addresses(self) -> list[str]:
         return [node.address for node in self._nodes]
 
-    def node(self, number: int) -> "redis.Redis":
-        """A client of that node alone, answering in text."""
-        return self._nodes[number].client
-
     def owner(self, key: str) -> int:
-        """The number of the master that began with *key*."""
+        """The number of the master that has *key* so long as there was no failover."""
         return key_slot(key.encode()) * MASTERS // SLOTS
+
+    def holder(self, key: str) -> "redis.Redis":
+        """A client of that master."""
+        return self._nodes[self.owner(key)].client
 
     def kill(self, number: int) -> None:
         """SIGKILL: what the node held is gone."""

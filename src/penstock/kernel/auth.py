@@ -6,18 +6,33 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
 import jwt
 import orjson
+import structlog
 
-from penstock.kernel.errors import BadConfig, Forbidden, PenstockError, Transient, Unauthorized
+from penstock.kernel.errors import BadConfig, Forbidden, Transient, Unauthorized
 
 CACHE_SIZE = 10_000
 TOKEN_LIMIT = 16_000
+REMEMBER_SECONDS = 300.0  # no longer, whatever the token says: a withdrawn key must stop working
 REFUSAL_SECONDS = 10.0
+KEYS_LIFESPAN = 300.0
+KEYS_PAUSE = 30.0  # between two fetches that unknown names ask for
+KEYS_RETRY = 5.0
 _MIN_SECRET = 32  # RFC 7518: an HS256 key is as long as its hash
+_UNUSABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    jwt.PyJWTError,
+)  # all that broken key sets were seen to raise
+
+KeySet = Mapping[str | None, jwt.PyJWK]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,50 +87,87 @@ class SharedSecret:
 
 
 class KeyFile:
-    """Public keys from a JWKS file, read anew when the file changes."""
+    """Public keys from a JWKS file, read anew when the file changes; while it is missing or broken, those at hand."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read_at = -1
-        self._keys: dict[str | None, Any] = {}
-        self._read()
+        self._seen = self._look()
+        self._keys = self._read()
 
     async def key_for(self, token: str) -> Any:
-        if self._path.stat().st_mtime_ns != self._read_at:
-            self._read()
-        name = jwt.get_unverified_header(token).get("kid")
-        if name is None and len(self._keys) == 1:
-            return next(iter(self._keys.values()))
-        if name not in self._keys:
-            raise Unauthorized("UNKNOWN_KEY", "the token is signed with a key nobody here knows")
-        return self._keys[name]
+        seen = self._look()
+        if seen != self._seen:
+            self._seen = seen
+            self._read_anew()
+        return _pick(self._keys, _key_name(token))
 
-    def _read(self) -> None:
+    def _look(self) -> tuple[int, ...] | None:
+        """What changes when the file does; None while it is not there."""
         try:
-            self._read_at = self._path.stat().st_mtime_ns
-            self._keys = {key.key_id: key for key in jwt.PyJWKSet.from_dict(orjson.loads(self._path.read_bytes())).keys}
-        except (OSError, ValueError, jwt.PyJWTError) as error:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ctime_ns, found.st_ino, found.st_size
+
+    def _read(self) -> KeySet:
+        try:
+            return _by_name(jwt.PyJWKSet.from_dict(orjson.loads(self._path.read_bytes())))
+        except _UNUSABLE as error:
             raise BadConfig(
                 "BAD_JWKS", f"{self._path} holds no usable keys: {error}", hint="check auth.jwt.jwks_file"
             ) from error
 
+    def _read_anew(self) -> None:
+        try:
+            self._keys = self._read()
+        except BadConfig as error:
+            structlog.get_logger().warning("jwks_not_read", code=error.code, error=error.message)
+
 
 class KeyUrl:
-    """Public keys from a JWKS address, fetched when an unknown one is named, and remembered."""
+    """Public keys from a JWKS address, fetched when old or when an unknown one is named; in an outage those at hand."""
 
     def __init__(self, url: str) -> None:
-        self._client = jwt.PyJWKClient(url, cache_keys=True, lifespan=300, timeout=5)
+        try:
+            self._client = jwt.PyJWKClient(url, cache_jwk_set=False, timeout=5)
+        except jwt.PyJWKClientError as error:
+            raise BadConfig("BAD_JWKS", f"auth.jwt.jwks_url cannot be used: {error}") from error
+        self._keys: KeySet = {}
+        self._failure: str | None = None
+        self._fetch_from = self._old_from = -inf
+        self._fetching = asyncio.Lock()
 
     async def key_for(self, token: str) -> Any:
+        name = _key_name(token)
+        if self._wants_fetch(name):
+            async with self._fetching:
+                if self._wants_fetch(name):  # else somebody fetched while this waited
+                    await self._fetch()
         try:
-            return (await asyncio.to_thread(self._client.get_signing_key_from_jwt, token)).key
-        except jwt.PyJWKClientConnectionError as error:
+            return _pick(self._keys, name)
+        except Unauthorized:
+            if self._failure is None:
+                raise
             hint = "check auth.jwt.jwks_url"
-            raise Transient("KEYS_DOWN", f"the signing keys cannot be fetched: {error}", hint=hint) from error
+            raise Transient("KEYS_DOWN", f"the signing keys cannot be fetched: {self._failure}", hint=hint) from None
+
+    def _wants_fetch(self, name: str | None) -> bool:
+        now = time.monotonic()
+        return now >= self._fetch_from and (now >= self._old_from or name not in self._keys)
+
+    async def _fetch(self) -> None:
+        try:
+            self._keys = _by_name(await asyncio.to_thread(self._client.get_jwk_set))
+        except _UNUSABLE as error:
+            self._failure, self._fetch_from = str(error), time.monotonic() + KEYS_RETRY
+            structlog.get_logger().warning("jwks_not_fetched", error=self._failure)
+        else:
+            now = time.monotonic()
+            self._failure, self._fetch_from, self._old_from = None, now + KEYS_PAUSE, now + KEYS_LIFESPAN
 
 
 class JwtAuthenticator:
-    """R25: verifies a token once, and remembers it until it expires; a bad one is remembered briefly."""
+    """R25: verifies a token once, and remembers it for minutes, never past its end; a bad one is remembered briefly."""
 
     def __init__(
         self,
@@ -132,7 +184,7 @@ class JwtAuthenticator:
         self._issuer, self._audience = issuer, audience
         self._tenant_claim = tenant_claim
         self._leeway = leeway.total_seconds()
-        self._known: OrderedDict[str, tuple[float, Principal | PenstockError]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[float, Principal | Unauthorized]] = OrderedDict()
 
     async def authenticate(self, authorization: str | None) -> Principal:
         token = _bearer(authorization)
@@ -141,18 +193,18 @@ class JwtAuthenticator:
             remembered = await self._verified(token)
             self._remember(token, remembered)
         answer = remembered[1]
-        if isinstance(answer, PenstockError):
-            raise answer.with_traceback(None)
+        if isinstance(answer, Unauthorized):
+            raise _anew(answer)
         return answer
 
-    async def _verified(self, token: str) -> tuple[float, Principal | PenstockError]:
+    async def _verified(self, token: str) -> tuple[float, Principal | Unauthorized]:
         try:
             claims = await self._claims(token)
         except Unauthorized as error:
-            return time.time() + REFUSAL_SECONDS, error
+            return time.time() + REFUSAL_SECONDS, _anew(error)
         tenant = claims.get(self._tenant_claim)
         principal = Principal(str(claims.get("sub", "")), tenant if isinstance(tenant, str) else None, claims)
-        return float(claims["exp"]) + self._leeway, principal
+        return min(int(claims["exp"]), time.time() + REMEMBER_SECONDS) + self._leeway, principal
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
         try:
@@ -167,15 +219,39 @@ class JwtAuthenticator:
             )
         except jwt.ExpiredSignatureError:
             raise Unauthorized("TOKEN_EXPIRED", "the token has expired", hint="get a new one") from None
-        except (jwt.PyJWTError, ValueError) as error:
+        except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise Unauthorized("BAD_TOKEN", f"the token is not accepted: {error}", hint="get a new one") from None
         return claims
 
-    def _remember(self, token: str, answer: tuple[float, Principal | PenstockError]) -> None:
+    def _remember(self, token: str, answer: tuple[float, Principal | Unauthorized]) -> None:
         self._known[token] = answer
         self._known.move_to_end(token)
         if len(self._known) > CACHE_SIZE:
             self._known.popitem(last=False)
+
+
+def _by_name(found: jwt.PyJWKSet) -> KeySet:
+    if any(hasattr(key.key, "sign") for key in found.keys):
+        raise ValueError("there are private keys among them; give the public ones only")
+    return {key.key_id: key for key in found.keys}
+
+
+def _key_name(token: str) -> str | None:
+    name: str | None = jwt.get_unverified_header(token).get("kid")
+    return name
+
+
+def _pick(keys: KeySet, name: str | None) -> jwt.PyJWK:
+    if name is None and len(keys) == 1:
+        return next(iter(keys.values()))
+    if name not in keys:
+        raise Unauthorized("UNKNOWN_KEY", "the token is signed with a key nobody here knows")
+    return keys[name]
+
+
+def _anew(error: Unauthorized) -> Unauthorized:
+    """The same refusal without its traceback, which would keep a whole request in the cache."""
+    return Unauthorized(error.code, error.message, hint=error.hint)
 
 
 def _bearer(authorization: str | None) -> str:

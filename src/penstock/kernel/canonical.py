@@ -1,23 +1,26 @@
 """One content, one text: canonical JSON as RFC 8785 has it, for what our payloads may hold."""
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
 from penstock.kernel.errors import Invalid
 
-INT_LIMIT = 2**53  # beyond it other languages round
 _MAX_DEPTH = 100
+_PLAIN = frozenset({str, int, bool, type(None)})  # looked at no further, for speed
 
 
 def dumps(value: Any) -> bytes:
     """The canonical bytes of *value*: sorted keys, no spaces, nulls kept. Floats and huge integers are Invalid."""
-    astral = _check(value, 0)
     try:
-        return orjson.dumps(_utf16_sorted(value) if astral else value, option=0 if astral else orjson.OPT_SORT_KEYS)
-    except (orjson.JSONEncodeError, TypeError) as error:  # lone surrogates
-        raise _refused(str(error)) from error
+        if _needs_utf16_order(value, 0):
+            return orjson.dumps(_utf16_sorted(value), option=orjson.OPT_STRICT_INTEGER)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_STRICT_INTEGER)
+    except TypeError as error:  # also orjson's own: integers beyond 53 bits, lone surrogates
+        hint = "send money as integers in minor units, and other numbers that are not exact everywhere as strings"
+        raise Invalid("NOT_CANONICAL", f"no canonical form: {error}", hint=hint) from error
 
 
 def digest(value: Any) -> str:
@@ -25,29 +28,24 @@ def digest(value: Any) -> str:
     return hashlib.sha256(dumps(value)).hexdigest()
 
 
-def _check(value: Any, depth: int) -> bool:
-    """Refuse what has no canonical form; tell whether a key needs the order of UTF-16 rather than of code points."""
-    if depth > _MAX_DEPTH:
-        raise _refused(f"nested deeper than {_MAX_DEPTH}")
-    if value is None or isinstance(value, str | bool):
-        return False
-    if isinstance(value, int):
-        if not -INT_LIMIT < value < INT_LIMIT:
-            raise _refused(f"an integer of {value.bit_length()} bits is not exact in every language", "send a string")
-        return False
+def _needs_utf16_order(value: Any, depth: int) -> bool:
+    """Whether a key sorts otherwise in UTF-16 than by code point; TypeError for what has no canonical form."""
     if isinstance(value, dict):
-        return max((_check_key(key) | _check(inner, depth + 1) for key, inner in value.items()), default=False)
+        keys = "".join(value)  # a key that is no string is refused here
+        return (not keys.isascii() and max(keys) > "\uffff") | _any_needs(value.values(), depth + 1)
     if isinstance(value, list | tuple):
-        return max((_check(inner, depth + 1) for inner in value), default=False)
-    if isinstance(value, float):
-        raise _refused(f"the number {value} is a float", "send integers in minor units, or a string")
-    raise _refused(f"a value of type {type(value).__name__}")
+        return _any_needs(value, depth + 1)
+    if isinstance(value, str | int | None):
+        return False
+    raise TypeError(f"{value!r} is a {type(value).__name__}")
 
 
-def _check_key(key: Any) -> bool:
-    if not isinstance(key, str):
-        raise _refused(f"a key of type {type(key).__name__} is not a string")
-    return not key.isascii() and max(key) > "\uffff"
+def _any_needs(values: Iterable[Any], depth: int) -> bool:
+    if depth > _MAX_DEPTH:
+        raise TypeError(f"nested deeper than {_MAX_DEPTH}")
+    # All of them are looked at: one that needs another order must not hide one that is refused.
+    found = [_needs_utf16_order(inner, depth) for inner in values if type(inner) not in _PLAIN]
+    return True in found
 
 
 def _utf16_sorted(value: Any) -> Any:
@@ -55,7 +53,3 @@ def _utf16_sorted(value: Any) -> Any:
         ordered = sorted(value, key=lambda key: key.encode("utf-16-be", "surrogatepass"))
         return {key: _utf16_sorted(value[key]) for key in ordered}
     return [_utf16_sorted(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _refused(why: str, hint: str | None = None) -> Invalid:
-    return Invalid("NOT_CANONICAL", f"no canonical form: {why}", hint=hint)

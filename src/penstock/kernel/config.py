@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError, YAMLWarning
 
 from penstock.kernel.errors import BadConfig
@@ -120,13 +120,16 @@ def _read(file: Path) -> CommentedMap:
 
 
 def _yaml(text: str, kind: str) -> Any:
-    """What *text* says; YAMLError or, for a number or date that is none, ValueError."""
+    """What *text* says; YAMLError or ValueError when it says nothing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", YAMLWarning)  # of style, such as an anchor used twice
             return YAML(typ=kind).load(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
+    except (AssertionError, AttributeError, LookupError, OverflowError, TypeError) as error:
+        # The parser stumbles over values that are not what their tag says, such as `!!float ''`.
+        raise ValueError("a value does not match its tag") from error
 
 
 def _scalar(name: str, text: str) -> Any:
@@ -182,17 +185,22 @@ def _is_model(candidate: Any) -> bool:
 
 
 def _place(document: Any, file: Path | None, places: Mapping[KeyPath, str], path: KeyPath) -> str:
-    """Where *path* was set: a variable, the command line, or a line and column of the file."""
+    """Where *path*, or the nearest thing around it, was set: a variable, the command line, or a line of the file."""
     for length in range(len(path), 0, -1):
-        if path[:length] in places:
-            return places[path[:length]]
-    place = str(file) if file else "defaults"
+        part = path[:length]
+        inside = (place for key, place in places.items() if key[:length] == part)
+        if found := places.get(part) or _line(document, file, part) or next(inside, None):
+            return found
+    return str(file) if file else "defaults"
+
+
+def _line(document: Any, file: Path | None, path: KeyPath) -> str | None:
+    """The line and column of *file* where *path* is, if it is there."""
+    line = column = None
     for key in path:
         try:
             line, column = document.lc.key(key) if isinstance(document, CommentedMap) else document.lc.item(key)
-            place, document = f"{file}:{line + 1}:{column + 1}", document[key]
+            document = document[key]
         except (AttributeError, KeyError, TypeError, IndexError):
-            break
-        if not isinstance(document, CommentedMap | CommentedSeq):
-            break
-    return place
+            return None
+    return None if line is None or column is None else f"{file}:{line + 1}:{column + 1}"

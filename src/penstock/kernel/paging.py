@@ -61,7 +61,7 @@ def _typed(value: Any, kind: type) -> Any:
         return _moment(datetime.fromisoformat(value))
     if type(value) is not kind:
         raise TypeError(f"{kind.__name__} expected")
-    if (kind is int and value not in _BIGINT) or (kind is str and "\0" in value):
+    if (isinstance(value, int) and value not in _BIGINT) or (isinstance(value, str) and "\0" in value):
         raise ValueError("PostgreSQL has no such value")
     return value
 

@@ -19,10 +19,10 @@ from penstock import __version__
 from penstock.kernel.outcome import Outcome
 
 LogFormat = Literal["auto", "json", "console"]
-_SECRET_WORDS = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
-_SECRET = re.compile(_SECRET_WORDS, re.IGNORECASE)
+_HIDDEN = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
+_SECRET = re.compile(_HIDDEN, re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^\s'\"]+@")
-_URL_PARAMETER = re.compile(rf"([?&][^=&\s]*{_SECRET_WORDS}[^=&\s]*)=[^&\s'\"]+", re.IGNORECASE)
+_URL_PARAMETER = re.compile(rf"([?&][^=&\s]*{_HIDDEN}[^=&\s]*)=[^&\s'\"]+", re.IGNORECASE)
 
 
 class WorkMetrics:

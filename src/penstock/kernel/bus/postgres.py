@@ -149,9 +149,9 @@ class PostgresSubscription:
 
     async def give_back(self) -> None:
         """Let others have what this worker still holds; when the database is down, the lease's end will."""
-        held = [delivery for deliveries in self._out.values() for delivery in deliveries]
         with contextlib.suppress(Transient):
-            await self.settle([(delivery, None) for delivery in held])
+            for held in list(self._out.values()):
+                await self.settle([(delivery, None) for delivery in held])
 
     async def _take(self, limit: int) -> Sequence[Delivery]:
         now = self._db.clock.now()

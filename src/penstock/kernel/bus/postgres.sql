@@ -106,11 +106,16 @@ WITH said AS (
     FROM said
     WHERE p.topic = $1 AND p.partition = said.partition AND p.fence = said.fence AND p.lease_until IS NOT NULL
     RETURNING p.partition
+), finished AS MATERIALIZED (
+    -- One look into the key's index per message: left to itself, the planner reads the whole topic.
+    SELECT m.ctid
+    FROM unnest($7::integer[], $8::bigint[]) AS said (partition, id)
+    JOIN freed ON freed.partition = said.partition
+    CROSS JOIN LATERAL (
+        SELECT m.ctid FROM bus_message m WHERE m.topic = $1 AND m.partition = said.partition AND m.id = said.id OFFSET 0
+    ) AS m
 ), gone AS (
-    DELETE FROM bus_message m
-    USING unnest($7::integer[], $8::bigint[]) AS finished (partition, id)
-    WHERE m.topic = $1 AND m.partition = finished.partition AND m.id = finished.id
-      AND m.partition IN (SELECT partition FROM freed)
+    DELETE FROM bus_message WHERE ctid = ANY (ARRAY(SELECT ctid FROM finished))
 ), buried AS (
     INSERT INTO bus_dead_letter (topic, key, value, headers, reason, attempts, died_at)
     SELECT m.topic, m.key, m.value, m.headers, dead.reason, dead.attempts, $13

@@ -1,7 +1,7 @@
 """Signals over Redis: Pub/Sub for speed, a stream for certainty."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
@@ -59,11 +59,9 @@ class RedisSignals:
         """Add to the stream, then publish, each body in its turn; Transient SIGNALS_DOWN when some may not be out."""
         checked = [checked_body(body) for body in bodies]
         for start in range(0, len(checked), _BATCH):
-            batch = checked[start : start + _BATCH]
+            arguments = [str(self._stream_length), self._route.pub_channel, *checked[start : start + _BATCH]]
             async with asked():
-                await self._link.client.eval(
-                    _ANNOUNCE, 1, self._route.stream_key, str(self._stream_length), self._route.pub_channel, *batch
-                )
+                await self._link.ask(lambda redis: redis.eval(_ANNOUNCE, 1, self._route.stream_key, *arguments))
 
     @asynccontextmanager
     async def listen(self, listener: str) -> AsyncIterator[AsyncIterator[Signal | Resync]]:
@@ -75,20 +73,18 @@ class RedisSignals:
         try:
             yield Feed(inbox, paths)
         finally:
-            for path in paths:
-                path.cancel()
-            await asyncio.gather(*paths, return_exceptions=True)
+            await _stop(paths)
             await self._leave(group)
 
     async def lag(self) -> int:
         """The entries the slowest listener has yet to be handed; one that died counts until it is reaped."""
         async with asked():
-            return await lag(self._link.client, self._route.stream_key, self._route.group_prefix)
+            return await self._link.ask(lambda redis: lag(redis, self._route.stream_key, self._route.group_prefix))
 
     async def check(self) -> None:
         """Raise Transient SIGNALS_DOWN unless the node that holds the stream answers."""
         async with asked():
-            await self._link.client.exists(self._route.stream_key)
+            await self._link.ask(lambda redis: redis.xlen(self._route.stream_key))
 
     async def close(self) -> None:
         """Close every connection; those who still listen are to be closed before."""
@@ -97,6 +93,15 @@ class RedisSignals:
     async def _leave(self, group: str) -> None:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                await self._link.client.xgroup_destroy(self._route.stream_key, group)
+                await self._link.ask(lambda redis: redis.xgroup_destroy(self._route.stream_key, group))
         except TROUBLE as error:  # the other listeners reap it in time
             structlog.get_logger().info("signals_group_left", group=group, error=str(error) or type(error).__name__)
+
+
+async def _stop(paths: Collection["asyncio.Task[None]"]) -> None:
+    running = set(paths)
+    while running:
+        for path in running:
+            path.cancel()
+        # More than once if need be: redis-py waits with wait_for, which in Python 3.11 may swallow a cancellation.
+        _, running = await asyncio.wait(running, timeout=0.02)

@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from redis.asyncio import Redis
-from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import ResponseError
+
+from penstock.kernel.signals.redis_link import Client
 
 EntryId: TypeAlias = tuple[int, int]
 
@@ -104,7 +105,7 @@ async def reap(line: "Redis", stream: str, prefix: str, idle: timedelta) -> list
     return reaped
 
 
-async def lag(client: "Redis | RedisCluster", stream: str, prefix: str) -> int:
+async def lag(client: Client, stream: str, prefix: str) -> int:
     """How many entries the slowest group has yet to be handed; 0 without a stream."""
     try:
         groups: list[dict[str, Any]] = await client.xinfo_groups(stream)
@@ -116,7 +117,7 @@ async def lag(client: "Redis | RedisCluster", stream: str, prefix: str) -> int:
     return max([await _lag_of(client, stream, group) for group in own], default=0)
 
 
-async def _lag_of(client: "Redis | RedisCluster", stream: str, group: dict[str, Any]) -> int:
+async def _lag_of(client: Client, stream: str, group: dict[str, Any]) -> int:
     if group.get("lag") is not None:
         return int(group["lag"])
     # Redis before 7 does not count for us, and later ones not always.

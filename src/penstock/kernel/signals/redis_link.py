@@ -1,9 +1,9 @@
 """The way to a key in a Redis Cluster or a single Redis, and what it means when there is none."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
@@ -14,7 +14,9 @@ from redis.exceptions import RedisClusterException, RedisError
 from penstock.kernel.errors import BadConfig, Transient
 
 Mode: TypeAlias = Literal["cluster", "single"]
+Client: TypeAlias = "Redis | RedisCluster"
 Address: TypeAlias = tuple[str, int]
+Answer = TypeVar("Answer")
 
 ANSWER_WITHIN = 2.0
 TROUBLE = (RedisError, RedisClusterException, OSError)
@@ -46,7 +48,14 @@ class Link:
             "encoding_errors": "replace",  # a foreign entry may be nonsense, but must not stop a listener
             "socket_connect_timeout": ANSWER_WITHIN,
         }
-        self.client = self._cluster() if mode == "cluster" else self._single()
+        self._is_cluster = mode == "cluster"
+        self._client: Client = self._cluster() if self._is_cluster else self._single()
+        self._in_use = asyncio.Lock()  # a cluster's client that meets an error cuts the connections of its other users
+
+    async def ask(self, question: Callable[[Client], Awaitable[Answer]]) -> Answer:
+        """The answer, after a few tries if need be."""
+        async with self._in_use:
+            return await question(self._client)
 
     @asynccontextmanager
     async def line(self, key: str, answer_within: float) -> AsyncIterator["Redis"]:
@@ -69,21 +78,23 @@ class Link:
     async def close(self) -> None:
         """Close every connection of the client."""
         with suppress(*TROUBLE):
-            await self.client.aclose()
-            if isinstance(self.client, RedisCluster):  # its aclose does nothing after an error, and would leave sockets
-                await self.client.nodes_manager.aclose()
-                await self.client.nodes_manager.aclose("startup_nodes")
+            await self._client.aclose()
+            if isinstance(
+                self._client, RedisCluster
+            ):  # after an error its aclose does nothing, and leaves sockets open
+                await self._client.nodes_manager.aclose()
+                await self._client.nodes_manager.aclose("startup_nodes")
 
     async def _home(self, key: str) -> Address:
-        await self.client.exists(key)  # a cluster's client learns by this where the key is now
-        if not isinstance(self.client, RedisCluster):
+        if not self._is_cluster:
             return self._addresses[0]
-        node = self.client.get_node_from_key(key)
-        if node is None:
-            raise RedisError(f"no node holds {key}")
-        return node.host, int(node.port)
+        async with self._cluster() as cluster:  # a new one knows how things are now
+            node = cluster.get_node_from_key(key)
+            if node is None:
+                raise RedisError(f"no node holds {key}")
+            return node.host, int(node.port)
 
-    def _cluster(self) -> "Redis | RedisCluster":
+    def _cluster(self) -> RedisCluster:
         nodes = [ClusterNode(host, port) for host, port in self._addresses]
         return RedisCluster(
             startup_nodes=nodes,
@@ -93,7 +104,7 @@ class Link:
             **self._options,
         )
 
-    def _single(self) -> "Redis | RedisCluster":
+    def _single(self) -> "Redis":
         host, port = self._addresses[0]
         return Redis(host=host, port=port, retry=_patient(), socket_timeout=ANSWER_WITHIN, **self._options)
 
@@ -101,6 +112,7 @@ class Link:
 @asynccontextmanager
 async def asked() -> AsyncIterator[None]:
     """Wait so long and no longer; a Redis that is down, busy or refuses becomes Transient SIGNALS_DOWN."""
+    cancellations = _cancellations()
     try:
         async with asyncio.timeout(_GIVE_UP_AFTER):
             yield
@@ -110,6 +122,13 @@ async def asked() -> AsyncIterator[None]:
             f"Redis does not do its part: {error or type(error).__name__}",
             hint="check that Redis runs, that the nodes are its addresses, and the user's password and rights",
         ) from error
+    if _cancellations() > cancellations:  # redis-py waits with wait_for, which in Python 3.11 may swallow one
+        raise asyncio.CancelledError
+
+
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
 
 
 def _patient() -> Retry:

@@ -1,0 +1,576 @@
+"""The bus: keyed, ordered, handed out until settled; the same promises for every implementation."""
+
+import asyncio
+import signal
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+
+import pytest
+
+from penstock.kernel.bus import KEY_LIMIT, VALUE_LIMIT, Delivering, Delivery, Message, Subscription
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Invalid, Transient
+from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.worker import Worker, each
+from tests.kernel.bus_child_process import child
+from tests.kernel.bus_rigs import KafkaRig, PostgresRig, Rig
+from tests.services.kafka import Kafka, kafka
+
+WITHIN = 40.0  # a broker notices a death after six seconds at the earliest
+SHORT = timedelta(seconds=1)
+LONG = Delivering(lease_for=timedelta(minutes=5))
+QUICK = timedelta(milliseconds=20)
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Kafka]:
+    with kafka() as service:
+        yield service
+
+
+@pytest.fixture
+async def postgres_rig(db: Database) -> PostgresRig:
+    return PostgresRig(db)
+
+
+@pytest.fixture
+async def kafka_rig(db: Database, broker: Kafka) -> AsyncIterator[KafkaRig]:
+    rig = KafkaRig(db, broker)
+    yield rig
+    await rig.bus.close()
+
+
+@pytest.fixture(params=["postgres", "kafka"])
+def rig(request: pytest.FixtureRequest) -> Rig:
+    """Every implementation in turn."""
+    found: Rig = request.getfixturevalue(f"{request.param}_rig")
+    return found
+
+
+# What a test says in a line
+
+
+async def publish(rig: Rig, *pairs: tuple[str, str]) -> None:
+    """Publish *pairs* of key and value, in one go."""
+    await rig.bus.publish([Message(rig.topic, key, value.encode()) for key, value in pairs])
+
+
+async def take(subscription: Subscription, limit: int = 100) -> Sequence[Delivery]:
+    """Take, as soon as there is something."""
+    async with asyncio.timeout(WITHIN):
+        while not (taken := await subscription.take(limit)):
+            await subscription.wait(1)
+        return taken
+
+
+async def take_all(subscription: Subscription, count: int) -> list[Delivery]:
+    """Take until *count* messages are held."""
+    taken: list[Delivery] = []
+    while len(taken) < count:
+        taken += await take(subscription)
+    return taken
+
+
+async def settle(subscription: Subscription, taken: Sequence[Delivery], outcome: Outcome | None = Done()) -> int:  # noqa: B008
+    return await subscription.settle([(delivery, outcome) for delivery in taken])
+
+
+def values(deliveries: Sequence[Delivery]) -> list[str]:
+    return [delivery.message.value.decode() for delivery in deliveries]
+
+
+Handle = Callable[[Delivery], Awaitable[Outcome]]
+
+
+@asynccontextmanager
+async def working(rig: Rig, handle: Handle, name: str = "w", delivering: Delivering = LONG) -> AsyncIterator[None]:
+    """A worker at work; it stops and leaves at the end."""
+    async with rig.bus.subscribe(rig.topic, worker=name, delivering=delivering) as subscription:
+        poll = timedelta(milliseconds=200)
+        worker = Worker(subscription, each(handle, subscription), Telemetry(), batch=10, poll=poll)
+        running = asyncio.create_task(worker.run())
+        try:
+            yield
+        finally:
+            worker.stop()
+            await running
+
+
+class Notes:
+    """What workers handled, in order; a test waits until enough of it happened."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Delivery]] = []
+        self._news = asyncio.Condition()
+
+    async def add(self, worker: str, delivery: Delivery) -> None:
+        async with self._news:
+            self.seen.append((worker, delivery))
+            self._news.notify_all()
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WITHIN), self._news:
+            await self._news.wait_for(reached)
+
+    async def until_handled(self, count: int) -> None:
+        await self.until(lambda: len({delivery.message.value for _, delivery in self.seen}) >= count)
+
+    def of_key(self, key: str) -> list[str]:
+        return values([delivery for _, delivery in self.seen if delivery.message.key == key])
+
+
+# Order
+
+
+async def test_messages_of_a_key_come_in_order(rig: Rig) -> None:
+    """R9: in order per key, over any number of batches."""
+    keys = ["a", "b", "c"]
+    await publish(rig, *[(key, f"{key}{n}") for n in range(20) for key in keys])
+    seen: dict[str, list[str]] = defaultdict(list)
+    async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
+        while sum(map(len, seen.values())) < 60:
+            taken = await take(subscription, limit=7)
+            assert len(taken) <= 7
+            for delivery in taken:
+                seen[delivery.message.key].append(delivery.message.value.decode())
+            assert await settle(subscription, taken) == 0
+    assert seen == {key: [f"{key}{n}" for n in range(20)] for key in keys}
+
+
+async def test_nothing_overtakes_a_message_that_is_retried(rig: Rig) -> None:
+    """R9, R11: a key goes on only after the message before was settled; a retry repeats it first."""
+    await publish(rig, *[("a", str(n)) for n in range(6)])
+    notes = Notes()
+
+    async def handle(delivery: Delivery) -> Outcome:
+        await notes.add("w", delivery)
+        retried = delivery.message.value in {b"1", b"3"} and delivery.attempt < 3
+        return Retry("not yet", after=QUICK) if retried else Done()
+
+    async with working(rig, handle):
+        await notes.until_handled(6)
+    assert notes.of_key("a") == ["0", "1", "1", "1", "2", "3", "3", "3", "4", "5"]
+    assert [delivery.attempt for _, delivery in notes.seen] == [1, 1, 2, 3, 1, 1, 2, 3, 1, 1]
+
+
+async def test_what_is_out_is_not_handed_out_again(rig: Rig) -> None:
+    """A key's next message waits until the one before it is settled, also for the worker that holds it."""
+    await publish(rig, ("a", "1"), ("a", "2"))
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+        first = await take(subscription, limit=1)
+        assert values(first) == ["1"]
+        assert await subscription.take(10) == []
+        await settle(subscription, first)
+        assert values(await take(subscription)) == ["2"]
+
+
+async def test_publishing_wakes_a_waiting_worker(rig: Rig) -> None:
+    """Nobody sleeps through a message."""
+    async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
+        await publish(rig, ("a", "first"))
+        await settle(subscription, await take(subscription))
+        waiting = asyncio.create_task(take_after_one_wait(subscription))
+        await publish(rig, ("a", "second"))
+        assert values(await waiting) == ["second"]
+
+
+async def take_after_one_wait(subscription: Subscription) -> Sequence[Delivery]:
+    async with asyncio.timeout(WITHIN / 2):
+        while not (taken := await subscription.take(10)):
+            await subscription.wait(WITHIN)  # would time out, did nothing wake it
+        return taken
+
+
+async def test_a_message_published_before_a_wait_ends_it(rig: Rig) -> None:
+    """What came between a take that found nothing and the wait after it is not waited for."""
+    async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
+        assert await subscription.take(10) == []
+        await publish(rig, ("a", "1"))
+        assert values(await take_after_one_wait(subscription)) == ["1"]
+
+
+# Many workers
+
+
+async def test_keys_are_spread_over_workers(rig: Rig) -> None:
+    """R9: several workers share a topic; each message is handled once, each key in order."""
+    notes = Notes()
+
+    async def handler(name: str) -> Handle:
+        async def handle(delivery: Delivery) -> Outcome:
+            await notes.add(name, delivery)
+            return Done()
+
+        return handle
+
+    async with working(rig, await handler("one"), "one"), working(rig, await handler("two"), "two"):
+        rounds = 0
+        while len({worker for worker, _ in notes.seen}) < 2:  # until both have joined
+            await publish(rig, *[(f"k{n}", f"k{n} {rounds:03}") for n in range(20)])
+            rounds += 1
+            await notes.until_handled(20 * rounds)
+    check_once_and_in_order(notes, 20 * rounds)
+
+
+async def test_workers_join_and_leave_and_every_message_is_handled(rig: Rig) -> None:
+    """R11: a change of workers neither loses nor doubles nor reorders anything."""
+    notes, total = Notes(), 0
+
+    def handler(name: str) -> Handle:
+        async def handle(delivery: Delivery) -> Outcome:
+            await notes.add(name, delivery)
+            return Done()
+
+        return handle
+
+    async def publish_some() -> None:
+        nonlocal total
+        await publish(rig, *[(f"k{n % 20}", f"k{n % 20} {n:05}") for n in range(total, total + 100)])
+        total += 100
+
+    async with AsyncExitStack() as workers:
+        first = await workers.enter_async_context(AsyncExitStack())
+        await first.enter_async_context(working(rig, handler("first"), "first"))
+        await publish_some()
+        await workers.enter_async_context(working(rig, handler("second"), "second"))
+        for _ in range(3):
+            await publish_some()
+            await notes.until_handled(total // 2)
+        await publish_some()
+        await first.aclose()
+        await workers.enter_async_context(working(rig, handler("third"), "third"))
+        await publish_some()
+        await notes.until_handled(total)
+    check_once_and_in_order(notes, total)
+    assert await rig.bus.backlog(rig.topic) == 0
+
+
+def check_once_and_in_order(notes: Notes, total: int) -> None:
+    times = Counter(delivery.message.value for _, delivery in notes.seen)
+    assert len(times) == total
+    assert set(times.values()) == {1}
+    for key in {delivery.message.key for _, delivery in notes.seen}:
+        assert notes.of_key(key) == sorted(notes.of_key(key))
+
+
+async def test_leaving_gives_back_untouched_messages_at_once(rig: Rig) -> None:
+    """A worker that stops leaves the rest of its batch to the others: now, in order, and as if never taken."""
+    await publish(rig, *[("a", str(n)) for n in range(5)])
+    async with rig.bus.subscribe(rig.topic, worker="leaving", delivering=LONG) as subscription:
+        held = await take_all(subscription, 5)
+        await subscription.settle([(held[0], Done()), *[(delivery, None) for delivery in held[1:]]])
+    async with rig.bus.subscribe(rig.topic, worker="staying", delivering=LONG) as subscription:
+        given = await take_all(subscription, 4)
+    assert values(given) == ["1", "2", "3", "4"]
+    assert {delivery.attempt for delivery in given} == {1}
+
+
+async def test_leaving_gives_back_what_was_never_settled(rig: Rig) -> None:
+    """A worker that falls out of its loop still leaves nothing behind that others would have to wait for."""
+    await publish(rig, ("a", "1"), ("b", "2"))
+    with pytest.raises(LookupError):
+        async with rig.bus.subscribe(rig.topic, worker="failing", delivering=LONG) as subscription:
+            await take_all(subscription, 2)
+            raise LookupError
+    async with rig.bus.subscribe(rig.topic, worker="next", delivering=LONG) as subscription:
+        assert sorted(values(await take_all(subscription, 2))) == ["1", "2"]
+
+
+async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
+    """Each loop of a process may have a bus of its own; together they handle each message once."""
+    await publish(rig, *[(f"k{n}", str(n)) for n in range(40)])
+    handled: list[str] = []
+    address = rig.address()
+
+    async def run() -> None:
+        async with address.open() as bus, bus.subscribe(rig.topic, worker=threading.current_thread().name) as queue:
+            while len(handled) < 40:
+                taken = await queue.take(3)
+                handled.extend(values(taken))
+                await settle(queue, taken)
+                if not taken:
+                    await queue.wait(0.1)
+
+    async with asyncio.timeout(WITHIN):
+        await asyncio.gather(*[asyncio.to_thread(asyncio.run, run()) for _ in range(3)])
+    assert sorted(handled, key=int) == [str(n) for n in range(40)]
+
+
+# Losing the hold
+
+
+async def test_a_settle_after_the_hold_was_lost_changes_nothing(rig: Rig) -> None:
+    """R11: a worker whose lease ran out is told so; the message is still with the one that took it over."""
+    await publish(rig, ("a", "1"), ("a", "2"))
+    short = Delivering(lease_for=SHORT)
+    async with rig.bus.subscribe(rig.topic, worker="slow", delivering=short) as slow:
+        held = await take(slow, limit=1)
+        async with rig.bus.subscribe(rig.topic, worker="quick", delivering=LONG) as quick:
+            taken = await take(quick)
+            assert await settle(slow, held) == 1
+            assert await settle(slow, held, Failed("no")) == 1
+            assert await rig.bus.backlog(rig.topic) == 2
+            assert (values(taken), taken[0].attempt) == (["1"], 2)
+            assert await settle(quick, taken) == 0
+            assert values(await take(quick)) == ["2"]
+    assert await rig.bus.dead_letters(rig.topic) == []
+
+
+async def test_a_batch_is_settled_once(rig: Rig) -> None:
+    """Saying it again says nothing new."""
+    await publish(rig, ("a", "1"), ("a", "2"))
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+        held = await take(subscription, limit=1)
+        assert await settle(subscription, held) == 0
+        assert await settle(subscription, held) == 1
+        assert values(await take(subscription)) == ["2"]
+
+
+async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
+    """Work may take longer than a lease; the work loop keeps the hold meanwhile, and nobody else gets the message."""
+    await publish(rig, ("a", "1"))
+    started, finish, attempts = asyncio.Event(), asyncio.Event(), []
+
+    async def handle(delivery: Delivery) -> Outcome:
+        attempts.append(delivery.attempt)
+        started.set()
+        await finish.wait()
+        return Done()
+
+    short = Delivering(lease_for=SHORT)
+    async with working(rig, handle, "long", short), asyncio.timeout(WITHIN):
+        await started.wait()
+        async with rig.bus.subscribe(rig.topic, worker="idle", delivering=short) as idle:
+            until = time.monotonic() + 3 * SHORT.total_seconds()
+            while (left := until - time.monotonic()) > 0:
+                assert await idle.take(10) == []
+                await idle.wait(left)
+            finish.set()
+            while await rig.bus.backlog(rig.topic):
+                assert await idle.take(10) == []
+    assert attempts == [1]
+
+
+async def test_messages_of_a_killed_worker_are_handed_out_again(rig: Rig) -> None:
+    """A worker killed in mid-batch leaves all of it to another, in order, one by one: any may be what killed it."""
+    await publish(rig, *[("a", f"a{n}") for n in range(3)], *[("b", f"b{n}") for n in range(3)])
+    async with child(rig, "hold", lease=SHORT) as dying:
+        held = await dying.taken()
+        dying.send(signal.SIGKILL)
+        await dying.ended()
+    async with rig.bus.subscribe(rig.topic, worker="next", delivering=LONG) as subscription:
+        seen: list[Delivery] = []
+        while len(seen) < 6:
+            taken = await take(subscription)
+            suspects = [delivery for delivery in taken if delivery.message.value.decode() in held]
+            assert not suspects or (len(taken) == 1 and suspects[0].attempt == 2)
+            seen += taken
+            assert await settle(subscription, taken) == 0
+    assert sorted(values(seen)) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    for key in "ab":
+        assert [value for value in values(seen) if value[0] == key] == [f"{key}{n}" for n in range(3)]
+
+
+async def test_a_frozen_worker_loses_its_messages_and_is_told(rig: Rig) -> None:
+    """R11: a worker stopped for longer than its lease cannot settle what another took over meanwhile."""
+    await publish(rig, ("a", "1"))
+    async with child(rig, "hold", lease=SHORT) as zombie:
+        assert await zombie.taken() == ["1"]
+        zombie.send(signal.SIGSTOP)
+        async with rig.bus.subscribe(rig.topic, worker="next", delivering=LONG) as subscription:
+            taken = await take(subscription)
+            assert (values(taken), taken[0].attempt) == (["1"], 2)
+            zombie.send(signal.SIGCONT)
+            await zombie.tell("settle")
+            assert await zombie.line() == "lost 1 1"
+            assert await rig.bus.backlog(rig.topic) == 1
+            assert await settle(subscription, taken) == 0
+
+
+async def test_a_message_that_kills_its_workers_is_set_aside_alone(rig: Rig) -> None:
+    """H6, R10: after so many deaths it is dead-lettered with the reason; what was with it is handled."""
+    others = [f"a{n}" for n in range(3)] + [f"b{n}" for n in range(3)]
+    await publish(rig, ("b", "b0"), ("a", "a0"), ("a", "poison"), ("a", "a1"), ("b", "b1"), ("a", "a2"), ("b", "b2"))
+    handled: list[str] = []
+    exits: list[int] = []
+    while 0 not in exits and len(exits) < 5:
+        async with child(rig, "work", lease=SHORT, max_attempts=2) as worker:
+            handled += await worker.handled()
+            exits.append(await worker.ended())
+    assert exits == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert handled.count("poison") == 2
+    assert sorted({value for value in handled if value != "poison"}) == others
+    [letter] = await rig.bus.dead_letters(rig.topic)
+    assert (letter.message.key, letter.message.value) == ("a", b"poison")
+    assert letter.reason == "its workers died or froze 2 times"
+    assert await rig.bus.backlog(rig.topic) == 0
+
+
+# Retry and dead letters
+
+
+async def test_a_retry_is_handed_out_no_sooner_than_told(rig: Rig) -> None:
+    """Retry(after) holds its partition back for that long."""
+    pause = timedelta(milliseconds=400)
+    await publish(rig, ("a", "1"), ("a", "2"))
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+        taken = await take_all(subscription, 2)
+        before = time.monotonic()
+        assert await subscription.settle([(taken[0], Retry("later", after=pause)), (taken[1], None)]) == 0
+        assert await subscription.take(10) == []
+        again = await take_all(subscription, 2)
+        assert time.monotonic() - before >= pause.total_seconds()
+        assert [(d.message.value, d.attempt) for d in again] == [(b"1", 2), (b"2", 1)]
+
+
+async def test_attempts_and_delay_outlive_the_worker(rig: Rig) -> None:
+    """H6: how often a message was tried is known to whoever gets it next, and when it is due."""
+    pause = timedelta(milliseconds=400)
+    await publish(rig, ("a", "1"))
+    async with rig.bus.subscribe(rig.topic, worker="first", delivering=LONG) as subscription:
+        taken = await take(subscription)
+        before = time.monotonic()
+        await settle(subscription, taken, Retry("later", after=pause))
+    async with rig.bus.subscribe(rig.topic, worker="second", delivering=LONG) as subscription:
+        [again] = await take(subscription)
+        assert time.monotonic() - before >= pause.total_seconds()
+    assert again.attempt == 2
+    assert again.fence > taken[0].fence
+
+
+async def test_a_message_is_set_aside_after_so_many_attempts(rig: Rig) -> None:
+    """H6: redelivered at most so often, then dead-lettered with the error; the key goes on."""
+    await rig.bus.publish(
+        [Message(rig.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"}), Message(rig.topic, "a", b"good")]
+    )
+    notes = Notes()
+
+    async def handle(delivery: Delivery) -> Outcome:
+        await notes.add("w", delivery)
+        return Retry("disk full", after=QUICK) if delivery.message.value == b"bad" else Done()
+
+    async with working(rig, handle, delivering=Delivering(max_attempts=3)):
+        await notes.until_handled(2)
+    assert notes.of_key("a") == ["bad", "bad", "bad", "good"]
+    [letter] = await rig.bus.dead_letters(rig.topic)
+    assert letter.message == Message(rig.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
+    assert letter.reason == "gave up after 3 attempts: disk full"
+    assert letter.attempts == 3
+    assert abs(letter.died_at - rig.db.clock.now()) < timedelta(minutes=1)
+
+
+async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(rig: Rig) -> None:
+    """R10, R11: what cannot be read is dead-lettered with the reason, whatever that says; the next is handled."""
+    await publish(rig, *[("a", str(n)) for n in range(4)])
+    reason = "no \0 JSON \ud800 ✗"
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+        taken = await take_all(subscription, 4)
+        outcomes: list[Outcome] = [Failed(reason), Done(), Failed("x" * 10_000), Done()]
+        assert await subscription.settle(list(zip(taken, outcomes, strict=True))) == 0
+        assert await rig.bus.backlog(rig.topic) == 0
+        await publish(rig, ("a", "next"))
+        assert values(await take(subscription)) == ["next"]
+    letters = await rig.bus.dead_letters(rig.topic)
+    assert [letter.message.value for letter in letters] == [b"0", b"2"]
+    assert letters[0].reason == "no � JSON ? ✗"
+    assert letters[1].reason.startswith("xxx")
+    assert [letter.message.value for letter in await rig.bus.dead_letters(rig.topic, limit=1)] == [b"0"]
+
+
+# Publishing
+
+
+async def test_what_a_transaction_publishes_is_seen_when_it_commits(rig: Rig) -> None:
+    """H4: the next message and the change that causes it are one; before the commit nobody sees it."""
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+        async with rig.db.transaction() as tx:
+            await rig.bus.publish([Message(rig.topic, "a", b"1", {"n": "1"}), Message(rig.topic, "a", b"2")], tx=tx)
+            await rig.relay()
+            assert await rig.bus.backlog(rig.topic) == 0
+        await rig.relay()
+        taken = await take_all(subscription, 2)
+        assert [(d.message.value, dict(d.message.headers)) for d in taken] == [(b"1", {"n": "1"}), (b"2", {})]
+
+
+async def test_what_a_rolled_back_transaction_published_is_never_seen(rig: Rig) -> None:
+    """H4: without the commit there is no message."""
+    with pytest.raises(LookupError):
+        async with rig.db.transaction() as tx:
+            await rig.bus.publish([Message(rig.topic, "a", b"never")], tx=tx)
+            raise LookupError
+    await rig.relay()
+    await publish(rig, ("a", "after"))
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+        assert values(await take(subscription)) == ["after"]
+
+
+async def test_publishing_to_a_server_that_is_down_says_so(rig: Rig) -> None:
+    """R8: within seconds, as Transient with a hint; so the caller can answer 503."""
+    async with rig.dead() as bus, asyncio.timeout(10):
+        with pytest.raises(Transient) as failure:
+            await bus.publish([Message(rig.topic, "a", b"1")])
+        assert failure.value.hint
+        with pytest.raises(Transient) as failure:
+            await bus.check()
+        assert failure.value.code == "BUS_DOWN"
+        assert failure.value.hint
+
+
+async def test_a_bus_that_is_up_says_so(rig: Rig) -> None:
+    await rig.bus.check()
+
+
+async def test_messages_arrive_as_they_were_published(rig: Rig) -> None:
+    """Keys of any script and of the full length, empty values, headers, bytes up to the limit."""
+    messages = [
+        Message(rig.topic, "ключ/鍵:🔑", bytes(range(256)), {"traceId": "00-aß", "empty": ""}),
+        Message(rig.topic, "é" * (KEY_LIMIT // 2), b""),
+        Message(rig.topic, "big", b"x" * VALUE_LIMIT),
+    ]
+    await rig.bus.publish(messages)
+    await rig.bus.publish([])
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+        taken = await take_all(subscription, 3)
+    arrived = {delivery.message.key: delivery.message for delivery in taken}
+    assert arrived == {message.key: message for message in messages}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("", b""), ("k" * (KEY_LIMIT + 1), b""), ("a\0b", b""), ("a", b"x" * (VALUE_LIMIT + 1))]
+)
+async def test_what_no_bus_could_carry_is_refused(rig: Rig, key: str, value: bytes) -> None:
+    """R8: over a limit is the caller's mistake, told before anything is sent."""
+    with pytest.raises(Invalid, match=r"key|bytes"):
+        await rig.bus.publish([Message(rig.topic, "fine", b""), Message(rig.topic, key, value)])
+    assert await rig.bus.backlog(rig.topic) == 0
+
+
+async def test_the_backlog_counts_what_is_not_settled(rig: Rig) -> None:
+    """What waits and what is out count; what is done or dead does not; an unknown topic has none."""
+    assert await rig.bus.backlog(rig.topic) == 0
+    assert await rig.bus.dead_letters(rig.topic) == []
+    await publish(rig, *[(f"k{n}", str(n)) for n in range(10)])
+    assert await rig.bus.backlog(rig.topic) == 10
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+        taken = await take_all(subscription, 10)
+        assert await rig.bus.backlog(rig.topic) == 10
+        outcomes = [Failed("no") if n < 3 else Done() if n < 7 else None for n in range(10)]
+        await subscription.settle(list(zip(taken, outcomes, strict=True)))
+        kept = settled_before_first_open(taken, outcomes)
+        assert await rig.bus.backlog(rig.topic) == 10 - kept
+
+
+def settled_before_first_open(taken: Sequence[Delivery], outcomes: Sequence[Outcome | None]) -> int:
+    """How many ended: in each partition, those before its first that did not."""
+    open_partitions: set[int] = set()
+    ended = 0
+    for delivery, outcome in zip(taken, outcomes, strict=True):
+        if outcome is None:
+            open_partitions.add(delivery.partition)
+        ended += delivery.partition not in open_partitions
+    return ended

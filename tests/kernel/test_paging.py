@@ -1,0 +1,122 @@
+"""Keyset paging: walking a table that moves, and cursors nobody can break anything with."""
+
+import base64
+import contextlib
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Invalid
+from penstock.kernel.paging import Page, decode, encode, page
+
+TYPES = (datetime, int, str)
+MOMENTS = st.datetimes(timezones=st.just(UTC) | st.just(timezone(timedelta(hours=5, minutes=45))))
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+READ = """
+SELECT at, id FROM item
+WHERE $1::timestamptz IS NULL OR (at, id) > ($1::timestamptz, $2::bigint)
+ORDER BY at, id LIMIT $3 + 1
+"""
+
+
+async def read_page(db: Database, cursor: str | None, limit: int) -> Page[Any]:
+    at, id_ = decode(cursor, (datetime, int)) if cursor else (None, None)
+    return page(await db.fetch(READ, at, id_, limit), limit, lambda row: (row["at"], row["id"]))
+
+
+async def test_a_walk_over_a_moving_table_misses_and_repeats_nothing(db: Database) -> None:
+    """T5: rows come, go and leave behind the walk; each row that stayed is seen exactly once."""
+    await db.execute("CREATE TABLE item (id bigint PRIMARY KEY, at timestamptz NOT NULL)")
+    # Ten rows share each moment, and the first ones were always there: the moment alone is no key.
+    await db.execute(
+        "INSERT INTO item SELECT n * 10, CASE WHEN n < 20 THEN '-infinity' ELSE now() + n / 10 * '1 s'::interval END"
+        " FROM generate_series(1, 200) AS n"
+    )
+    seen: list[int] = []
+    cursor: str | None = None
+    while True:
+        found = await read_page(db, cursor, 7)
+        seen += [row["id"] for row in found.items]
+        if (cursor := found.next) is None:
+            break
+        await db.execute("DELETE FROM item WHERE id = $1", found.items[0]["id"])  # behind the walk
+        await db.execute("DELETE FROM item WHERE id = $1", found.items[-1]["id"])  # the very row it stands on
+        await db.execute("INSERT INTO item VALUES ($1, '-infinity')", len(seen))  # before it
+    assert [id_ for id_ in seen if id_ % 10 == 0] == list(range(10, 2001, 10))
+    assert len(seen) == len(set(seen))
+
+
+@pytest.mark.parametrize(("count", "items", "more"), [(0, 0, False), (1, 1, False), (3, 3, False), (4, 3, True)])
+def test_a_page_knows_whether_there_is_more(count: int, items: int, more: bool) -> None:
+    """T5: `next` is there exactly when a row beyond the limit was read, and points at the last item."""
+    cut = page(list(range(count)), 3, lambda row: (row,))
+    assert len(cut.items) == items
+    assert cut.next == (encode([2]) if more else None)
+
+
+@given(MOMENTS, NUMBERS, NAMES)
+def test_a_cursor_gives_back_what_went_in(at: datetime, number: int, name: str) -> None:
+    """T5: the values a page ended with come back the same, to the microsecond."""
+    assert decode(encode((at, number, name)), TYPES) == (at, number, name)
+
+
+@pytest.mark.parametrize("at", [datetime.min, datetime.max])  # noqa: DTZ901 - as asyncpg reads them
+def test_a_cursor_carries_the_infinities(at: datetime) -> None:
+    """T5: rows due since ever, which PostgreSQL calls -infinity, are a place to go on from as well."""
+    assert decode(encode([at]), [datetime]) == (at,)
+
+
+@given(st.text() | st.binary().map(lambda raw: base64.urlsafe_b64encode(raw).decode()))
+def test_garbage_is_no_cursor(cursor: str) -> None:
+    """T5: whatever text a caller sends, the worst answer is Invalid BAD_CURSOR."""
+    with pytest.raises(Invalid) as refused:
+        decode(cursor, TYPES)
+    assert refused.value.code == "BAD_CURSOR"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | MOMENTS.map(str),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(st.lists(JSON, max_size=4) | JSON)
+def test_a_forged_cursor_holds_values_of_the_types_asked_for(values: Any) -> None:
+    """T5: a cursor made up with care either holds just these types or is refused."""
+    cursor = base64.urlsafe_b64encode(orjson.dumps(values)).decode()
+    with contextlib.suppress(Invalid):
+        assert tuple(type(value) for value in decode(cursor, TYPES)) == TYPES
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([True], int),
+        ([1], bool),
+        ([1.0], int),
+        (["1"], int),
+        ([None], str),
+        ([1, 2], int),
+        ([], int),
+        ([1], datetime),
+        (["yesterday"], datetime),
+        (["2026-01-01T00:00:00"], datetime),
+        (["0001-01-01T00:00:00+14:00"], datetime),
+        (["9999-12-31T23:59:59-14:00"], datetime),
+        ([2**63], int),
+        (["a\0b"], str),
+        (["a" * 4000], str),
+    ],
+)
+def test_a_value_of_another_type_or_beyond_postgresql_is_refused(values: list[Any], kind: type) -> None:
+    """T5: a bool is not an int, and what PostgreSQL would choke on is the caller's mistake, not a failure of ours."""
+    with pytest.raises(Invalid) as refused:
+        decode(encode(values), [kind])
+    assert refused.value.code == "BAD_CURSOR"

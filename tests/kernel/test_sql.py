@@ -1,0 +1,73 @@
+"""SQL in files: cut by name, filled by machines."""
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel import sql
+from tests.kernel.jobs import JOB
+
+SOURCES = Path(str(files("penstock")))
+FILES = sorted(
+    str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.sql") if path.parent.name not in ("migrations", "db")
+)
+TEXT = """
+-- name: one
+-- The first.
+SELECT 1;
+
+-- name: two
+SELECT '-- name: no', status FROM job WHERE status IN {job.open};
+"""
+
+
+def test_statements_are_known_by_name() -> None:
+    """A file is cut at its `-- name:` lines, and only there."""
+    assert sql.parse(TEXT, {"job": JOB}) == {
+        "one": "-- The first.\nSELECT 1;",
+        "two": "SELECT '-- name: no', status FROM job WHERE status IN ('new', 'started');",
+    }
+
+
+def test_a_name_given_twice_is_refused() -> None:
+    """Two statements of one name are a mistake: one of them would silently be lost."""
+    with pytest.raises(ValueError, match="named twice"):
+        sql.parse(TEXT + TEXT, {"job": JOB})
+
+
+@pytest.mark.parametrize(
+    ("body", "filled"),
+    [
+        ("status = {job.NEW}", "status = 'new'"),
+        ("{job.done} {job.to_FAILED} {job.open}", "('started') ('new', 'started') ('new', 'started')"),
+        ("'{}'::jsonb || '{a}' || '{\"a\": {}}'", "'{}'::jsonb || '{a}' || '{\"a\": {}}'"),
+        ("'{Job.NEW}' '{1.2}' '{job.}'", "'{Job.NEW}' '{1.2}' '{job.}'"),
+    ],
+)
+def test_words_of_machines_are_filled_and_other_braces_stay(body: str, filled: str) -> None:
+    """`{machine.WORD}` becomes the machine's literal; JSON and arrays in SQL are left alone."""
+    assert sql.fill(body, {"job": JOB}) == filled
+
+
+@pytest.mark.parametrize("body", ["{jab.NEW}", "{job.NEWER}", "{job.new}"])
+def test_an_unknown_machine_or_word_is_a_mistake(body: str) -> None:
+    """What no machine answers for fails when the file is loaded."""
+    with pytest.raises(LookupError):
+        sql.fill(body, {"job": JOB})
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_statement_of_ours_is_named_and_described(file: str) -> None:
+    """No statement hides behind a name line the loader does not read, none stands without a sentence."""
+    text = (SOURCES / file).read_text(encoding="utf-8")
+    statements = sql.parse(re.sub(r"\{[a-z]\w*\.\w+\}", "(NULL)", text), {})
+    assert text.startswith("-- name: ")
+    assert len(statements) == len(re.findall(r"^\s*--\s*name", text, re.MULTILINE)) > 0
+    assert [name for name, body in statements.items() if not body.startswith("-- ")] == []
+
+
+def test_a_file_is_loaded_from_its_package() -> None:
+    """`load` reads the file that lies beside the code, from a wheel as well."""
+    assert set(sql.load("penstock.kernel", file="journal.sql")) >= {"append", "history", "tail", "prune"}

@@ -1,0 +1,357 @@
+"""Configuration: every mistake is told with its place, and no mistake is told any other way."""
+
+import contextlib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.kernel.config import resolve
+from penstock.kernel.errors import BadConfig
+from penstock.settings import Settings, load_settings
+
+EXAMPLE = """
+data_dir: /var/lib/penstock
+server: {host: 0.0.0.0, port: 80, drain_timeout: 20}
+database:
+  url: postgresql://penstock@db-1:5432,db-2:5433/penstock
+  password: env:DB_PASSWORD
+  statement_timeout: PT1M
+bus:
+  kafka: {bootstrap: "kafka:9092", options: {acks: all}, password: file:/run/secrets/kafka}
+signals:
+  redis: {nodes: [r1:6379], mode: single, tls: true}
+storage: {url: s3://bucket/prefix, secrets: {secret_access_key: env:KEY}}
+auth:
+  jwt: {jwks_file: /etc/penstock/jwks.json, audience: penstock, leeway: 1.5}
+telemetry: {log_level: WARNING, otlp_endpoint: "http://collector:4318/v1/traces"}
+"""
+
+
+class Config:
+    """A configuration file in a test's hand."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self, content: str | bytes, env: dict[str, str] | None = None, **overrides: Any) -> Settings:
+        self.path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return load_settings(self.path, env or {}, overrides)
+
+    def refused(self, content: str | bytes, env: dict[str, str] | None = None, **overrides: Any) -> str:
+        """What is told about a broken one, with FILE for its path."""
+        with pytest.raises(BadConfig) as refused:
+            self.load(content, env, **overrides)
+        assert refused.value.exit_code == 3
+        return refused.value.message.replace(str(self.path), "FILE")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(tmp_path / "penstock.yaml")
+
+
+def test_a_full_example_is_understood(config: Config) -> None:
+    """Every section can be set, durations as seconds or as ISO 8601, hosts of PostgreSQL as a list."""
+    found = config.load(EXAMPLE)
+    assert (found.server.port, found.server.drain_timeout) == (80, timedelta(seconds=20))
+    assert found.database.statement_timeout == timedelta(minutes=1)
+    assert found.bus.kafka is not None
+    assert found.bus.kafka.options == {"acks": "all"}
+
+
+@pytest.mark.parametrize("content", ["", "# nothing yet\n", "---\n", "null", "{}", "\ufeff"])
+def test_an_empty_file_is_a_configuration(config: Config, content: str) -> None:
+    """Everything has a default."""
+    assert config.load(content) == Settings()
+
+
+def test_no_file_at_all_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --config the file beside the program is read when there is one."""
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(None, {}) == Settings()
+    (tmp_path / "penstock.yaml").write_text("server: {port: 99}")
+    assert load_settings(None, {}).server.port == 99
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("server: {port: 1\n", "FILE:2:1: not valid YAML: expected ',' or '}'"),
+        ("a: b: c", "FILE:1:5: not valid YAML: mapping values are not allowed here"),
+        ("server:\n\tport: 1", "FILE:2:1: not valid YAML: found character '\\t'"),
+        ("server:\n  port: 1\n  port: 2\n", 'FILE:3:3: not valid YAML: found duplicate key "port"'),
+        ("server: {port: 1}\n---\nbus: {}\n", "FILE:2:1: not valid YAML: but found another document"),
+        ("server: *nobody", "FILE:1:9: not valid YAML: found undefined alias 'nobody'"),
+        ("- server\n- bus\n", "FILE:1:1: the file must hold a mapping of sections"),
+        ("just words", "FILE:1:1: the file must hold a mapping of sections"),
+        ("server: {port: 2001-99-99}", "FILE: not valid YAML: month must be in 1..12"),
+        ("server: !!float ''", "FILE: not valid YAML: a value does not match its tag"),
+        ("[" * 2_000, "FILE: not valid YAML: nested too deep"),
+        ("server: \0", "FILE: not valid YAML: unacceptable character #x0000"),
+        (b"\x7fELF\xff\xfe\x00\x01", "FILE is not UTF-8"),
+        ("server: {}".encode("utf-16"), "FILE is not UTF-8"),
+        (b"#" * 1_000_001, "FILE is over 1000000 bytes"),
+    ],
+)
+def test_what_is_no_yaml_is_told_with_its_place(config: Config, content: str | bytes, told: str) -> None:
+    """A file that cannot be read as a mapping says why, and where the parser knows it, the line and column."""
+    assert config.refused(content).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("sever: {}", ["FILE:1:1: sever: unknown key; did you mean 'server'?"]),
+        ("server:\n  hots: x\n", ["FILE:2:3: server.hots: unknown key; did you mean 'host'?"]),
+        (
+            "bus:\n  kafka:\n    bootstrap: k:9092\n    optons: {}\n",
+            ["FILE:4:5: bus.kafka.optons: unknown key; did you mean 'options'?"],
+        ),
+        (
+            "bus: {kafka: {bootstrp: x}}",
+            [
+                "FILE:1:7: bus.kafka.bootstrap: Field required",
+                "FILE:1:15: bus.kafka.bootstrp: unknown key; did you mean 'bootstrap'?",
+            ],
+        ),
+        ("auth:\n  jwt:\n    zzz: 1\n    jwks_file: /k\n", ["FILE:3:5: auth.jwt.zzz: unknown key; known keys: algor"]),
+        ("flows: {x: 1}", ["FILE:1:9: flows.x: unknown key; "]),
+        ("1: 2", ["FILE:1:1: 1: Keys should be strings"]),
+        ("server:\n  port: many\n", ["FILE:2:3: server.port: Input should be a valid integer"]),
+        ("server: {port: 65536}", ["FILE:1:10: server.port: Input should be less than or equal to 65535"]),
+        ("server: 5", ["FILE:1:1: server: Input should be a valid dictionary"]),
+        ("server: [1]", ["FILE:1:1: server: Input should be a valid dictionary"]),
+        ("server: {drain_timeout: soon}", ["FILE:1:10: server.drain_timeout: Input should be a valid timedelta"]),
+        ("server: {drain_timeout: -5}", ["FILE:1:10: server.drain_timeout: Input should be greater than or equal"]),
+        ("database: {statement_timeout: 0}", ["FILE:1:12: database.statement_timeout: Input should be greater"]),
+        ("telemetry: {log_level: LOUD}", ["FILE:1:13: telemetry.log_level: Input should be 'DEBUG', 'INFO'"]),
+        (
+            "signals:\n  redis:\n    nodes:\n    - a:1\n    - [b]\n",
+            ["FILE:5:7: signals.redis.nodes.1: Input should be a valid string"],
+        ),
+        ("server: {port: x}\nbus: {partitions: y}", ["FILE:1:10: server.port: ", "FILE:2:7: bus.partitions: "]),
+    ],
+)
+def test_every_wrong_key_and_value_is_told_with_line_and_column(config: Config, content: str, told: list[str]) -> None:
+    """All mistakes are told at once, each where it is, and a misspelt key with the right one."""
+    lines = config.refused(content).splitlines()
+    assert len(lines) == len(told)
+    assert all(line.startswith(start) for line, start in zip(lines, told, strict=True)), lines
+
+
+def test_mistakes_come_as_data_too(config: Config) -> None:
+    """`--json` gets place, path and message apart."""
+    with pytest.raises(BadConfig) as refused:
+        config.load("server: {hots: x}")
+    (problem,) = refused.value.as_dict()["problems"]
+    assert (problem["place"], problem["path"]) == (f"{config.path}:1:10", "server.hots")
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str) -> None:
+    """A missing file or a folder in its place is a mistake in the configuration."""
+    with pytest.raises(BadConfig) as refused:
+        load_settings(tmp_path / name, {})
+    assert refused.value.code == "CONFIG_UNREADABLE"
+
+
+def test_the_command_line_beats_the_environment_beats_the_file(config: Config) -> None:
+    """What is nearer to the caller wins, value by value."""
+    content = "server: {port: 1, query_port: 1, body_limit: 1001}"
+    env = {"PENSTOCK__SERVER__PORT": "2", "PENSTOCK__SERVER__QUERY_PORT": "2", "OTHER": "x"}
+    server = config.load(content, env, **{"server.port": 3, "server.host": None}).server
+    assert (server.port, server.query_port, server.body_limit, server.host) == (3, 2, 1001, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("SERVER__PORT", "many", "server.port: Input should be a valid integer"),
+        ("SERVER__HOTS", "x", "server.hots: unknown key; did you mean 'host'?"),
+        ("SEVER__PORT", "1", "sever: unknown key; did you mean 'server'?"),
+        ("SERVER__PORT__X", "1", "server.port.x: there is no such place"),
+        ("SERVER", "5", "server: Input should be a valid dictionary"),
+        ("SERVER", "{port: 1", "not a YAML value: "),
+        ("SERVER__PORT", "2001-99-99", "not a YAML value: month must be in 1..12"),
+        ("SERVER__PORT", "!!float ''", "not a YAML value: a value does not match its tag"),
+        ("DATABASE__PASSWORD", "hunter2", "database.password: a secret is given by reference"),
+        ("", "1", ": unknown key"),
+    ],
+)
+def test_a_wrong_variable_is_told_by_its_name(config: Config, name: str, value: str, told: str) -> None:
+    """What came from the environment is told as such, never as a line of the file."""
+    message = config.refused("server: {port: 1}", {f"PENSTOCK__{name}": value})
+    assert "FILE" not in message
+    assert f"environment variable PENSTOCK__{name}: {told}".replace(": : ", ": ") in message
+
+
+def test_variables_reach_sections_the_file_leaves_out(config: Config) -> None:
+    """A variable makes the sections on its way, and its text is read as YAML."""
+    found = config.load("signals:\n", {"PENSTOCK__SIGNALS__REDIS__NODES": "[a:1, b:2]"})
+    assert found.signals.redis is not None
+    assert found.signals.redis.nodes == ["a:1", "b:2"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "database: {password: hunter2}",
+        "database: {password: 'env:'}",
+        "database: {password: 'env:hunter2 '}",
+        'database: {password: "env:A\\nhunter2"}',
+        'database: {password: "file:/hunter2\\n"}',
+        "database: {password: file:hunter2}",
+        "database: {password: [hunter2]}",
+        "storage: {secrets: {key: hunter2}}",
+        "auth: {jwt: {secret: hunter2, algorithms: [HS256]}}",
+        "database: {url: 'postgresql://u:hunter2@h/d'}",
+        "database: {url: 'postgresql://u:p@hunter2@h/d'}",
+        "database: {url: 'postgresql://u:hunter2/x@h/d'}",
+        "database: {url: 'postgresql://u:hunter2@[h/d'}",
+        "database: {url: 'postgresql://u:hunter2@h\u2100/d'}",
+        "database: {url: 'postgresql://u:hunter2@h:port/d'}",
+        "database: {url: 'postgresql://h/d?user=u&password=hunter2'}",
+        "auth: {jwt: {jwks_url: 'https://u:hunter2@h/jwks'}}",
+        "storage: {url: 's3://key:hunter2@bucket'}",
+        "telemetry: {otlp_endpoint: 'http://u:hunter2@h'}",
+    ],
+)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(config: Config, content: str) -> None:
+    """A secret is given by reference only; the refusal, which ends in a log, does not say it once more."""
+    with pytest.raises(BadConfig) as refused:
+        config.load(content)
+    assert "hunter2" not in f"{refused.value.as_dict()}"
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://h:x/d", "postgresql://h:1,i:x/d", "postgresql://h:70000/d", "http://[h/"]
+)
+def test_a_url_that_is_none_is_told(config: Config, url: str) -> None:
+    """A port that is no port is found before anything starts."""
+    assert config.refused(f"database: {{url: '{url}'}}").startswith("FILE:1:12: database.url: ")
+
+
+def test_a_reference_is_resolved_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """env: and file: give the secret, a file without the newline an editor left."""
+    monkeypatch.setenv("A_SECRET", "s3cret\n")
+    (tmp_path / "secret").write_text("s3cret two\n")
+    assert resolve("env:A_SECRET", "x") == "s3cret\n"
+    assert resolve(f"file:{tmp_path / 'secret'}", "x") == "s3cret two"
+
+
+@pytest.mark.parametrize(
+    "reference", ["env:NOT_SET_AT_ALL", "file:/no/such/file", "file:/", "file:/a\0b", "file:BINARY"]
+)
+def test_a_missing_secret_is_told_by_name(tmp_path: Path, reference: str) -> None:
+    """A reference to nothing names the setting and the reference."""
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    reference = reference.replace("BINARY", str(tmp_path / "binary"))
+    with pytest.raises(BadConfig) as refused:
+        resolve(reference, "database.password")
+    assert refused.value.code == "SECRET_MISSING"
+    assert f"database.password refers to {reference}" in refused.value.message
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
+@pytest.mark.parametrize("by", ["file", "environment variable PENSTOCK__SERVER__HOST", "command line"])
+def test_without_authentication_only_loopback_is_served(config: Config, host: str, by: str) -> None:
+    """R25: a host others can reach is refused while auth.jwt is not set, and told where the host was set."""
+    content = f"server: {{host: '{host}'}}" if by == "file" else ""
+    env = {"PENSTOCK__SERVER__HOST": f"'{host}'"} if by.startswith("env") else {}
+    told = config.refused(content, env, **({"server.host": host} if by == "command line" else {}))
+    assert told.startswith(f"{'FILE:1:10' if by == 'file' else by}: server.host: {host} can be reached")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_no_authentication(config: Config, host: str) -> None:
+    """R25: on this machine it runs without any setting."""
+    assert config.load(f"server: {{host: '{host}'}}").server.is_loopback
+
+
+@pytest.mark.parametrize(
+    ("jwt", "told"),
+    [
+        ("{}", "give exactly one of"),
+        ("{jwks_file: /k, jwks_url: 'https://h/k'}", "give exactly one of"),
+        ("{secret: 'env:S', jwks_file: /k, algorithms: [HS256]}", "give exactly one of"),
+        ("{secret: 'env:S'}", "a secret goes with"),
+        ("{secret: 'env:S', algorithms: [HS256, RS256]}", "a secret goes with"),
+        ("{jwks_file: /k, algorithms: [HS256]}", "a secret goes with"),
+        ("{jwks_file: /k, algorithms: [HS256, RS256]}", "a secret goes with"),
+        ("{jwks_url: 'https://h/k', algorithms: [none]}", "Input should be 'HS256', 'RS256' or 'ES256'"),
+        ("{jwks_file: /k, algorithms: []}", "at least 1 item"),
+        ("{jwks_file: /k, leeway: -1}", "greater than or equal to 0"),
+    ],
+)
+def test_keys_and_algorithms_must_fit(config: Config, jwt: str, told: str) -> None:
+    """R25: one source of keys, and never a public key where a shared secret is expected."""
+    assert told in config.refused(f"auth: {{jwt: {jwt}}}")
+
+
+@pytest.mark.parametrize(
+    "jwt",
+    ["{secret: 'env:S', algorithms: [HS256]}", "{jwks_file: /k}", "{jwks_url: 'https://h/k', algorithms: [ES256]}"],
+)
+def test_with_authentication_any_host_is_served(config: Config, jwt: str) -> None:
+    """R25: keys open the server to other machines."""
+    assert config.load(f"server: {{host: 0.0.0.0}}\nauth: {{jwt: {jwt}}}").auth.jwt is not None
+
+
+SCHEMA = jsonschema.Draft202012Validator(Settings.model_json_schema())
+
+
+def test_the_schema_takes_what_the_program_takes() -> None:
+    """An editor that checks by the JSON Schema marks neither the example nor the defaults."""
+    from ruamel.yaml import YAML
+
+    jsonschema.Draft202012Validator.check_schema(SCHEMA.schema)
+    assert list(SCHEMA.iter_errors(YAML(typ="safe").load(EXAMPLE))) == []
+    assert list(SCHEMA.iter_errors(Settings().model_dump(mode="json"))) == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"sever": {}},
+        {"server": {"port": "many"}},
+        {"server": {"drain_timeout": -1}},
+        {"bus": {"kafka": {"bootstrap": "k", "optons": {}}}},
+        {"bus": {"kafka": {}}},
+        {"telemetry": {"log_level": "LOUD"}},
+        [],
+    ],
+)
+def test_the_schema_refuses_what_the_program_refuses(document: Any) -> None:
+    """Unknown keys, wrong types and missing ones are marked while they are typed."""
+    assert list(SCHEMA.iter_errors(document))
+
+
+TOKENS = (
+    "server bus kafka port host : - ? , [ ] { } ' \" | > & &a *a << ! !!int !!float !!set !!omap !!binary !!timestamp "
+    "!!bool !x %YAML --- ... # 0x 0b1 1_0 1e .nan -.inf 1:2:3 2001-13-01 ~ null yes = @ ` \\"
+)
+SPACES = st.sampled_from([" ", "\n", "\n  ", "\n    ", "", "\t", "\r", "\0", "\x85", "\u2028", "\ufeff"])
+YAML_LIKE = st.lists(st.tuples(st.sampled_from(TOKENS.split()), SPACES), max_size=15).map(
+    lambda pairs: "".join(map("".join, pairs))
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(YAML_LIKE.map(str.encode) | st.text().map(str.encode) | st.binary())
+def test_no_file_breaks_anything_but_itself(config: Config, content: bytes) -> None:
+    """Whatever is in the file, it is a configuration or BadConfig."""
+    with contextlib.suppress(BadConfig):
+        config.load(content)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(["SERVER", "SERVER__PORT", "DATA_DIR", "BUS__KAFKA__OPTIONS", "A__B"]), YAML_LIKE | st.text())
+def test_no_variable_breaks_anything_but_itself(name: str, value: str) -> None:
+    """Whatever is in the environment, it is a configuration or BadConfig."""
+    with contextlib.suppress(BadConfig):
+        load_settings(None, {f"PENSTOCK__{name}": value})
