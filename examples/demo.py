@@ -44,9 +44,7 @@ def main() -> int:
     say("\nwhat happened")
     for finding, detail, held in findings:
         say(f"  {'ok  ' if held else 'FAIL'}  {finding.ljust(width)}  {detail}")
-    say(
-        "\nnext: `make up` keeps it running; README.md says what is there today; `penstock doctor` looks at this machine"
-    )
+    say("\nnext: `make up` keeps it running, `penstock doctor` looks at this machine, README.md says what is there")
     return 0 if all(held for _, _, held in findings) else 1
 
 
@@ -72,9 +70,7 @@ async def tell_the_story(folder: Path) -> list[tuple[str, str, bool]]:
 async def work_and_kill(db: Database) -> list[tuple[str, str, bool]]:
     bus = PostgresBus(db)
     await db.execute("CREATE TABLE shipped (number int PRIMARY KEY, worker text NOT NULL)")
-    say(
-        f"2. {ORDERS:,} orders go on the bus in one transaction; another transaction is rolled back; one order is rubbish"
-    )
+    say(f"2. {ORDERS:,} orders and one piece of rubbish go on the bus in a transaction; another one is rolled back")
     await publish(db, bus)
     say("3. a worker is killed with kill -9 in mid-batch; another one takes over when its lease has run out")
     killed_at = await asyncio.to_thread(start_and_kill, db.dsn)

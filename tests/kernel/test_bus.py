@@ -288,7 +288,8 @@ async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
     address = rig.address()
 
     async def run() -> None:
-        async with address.open() as bus, bus.subscribe(rig.topic, worker=threading.current_thread().name) as queue:
+        name = threading.current_thread().name
+        async with address.open() as bus, bus.subscribe(rig.topic, worker=name) as queue, asyncio.timeout(WITHIN):
             while len(handled) < 40:
                 taken = await queue.take(3)
                 handled.extend(values(taken))
@@ -296,8 +297,7 @@ async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
                 if not taken:
                     await queue.wait(0.1)
 
-    async with asyncio.timeout(WITHIN):
-        await asyncio.gather(*[asyncio.to_thread(asyncio.run, run()) for _ in range(3)])
+    await asyncio.gather(*[asyncio.to_thread(asyncio.run, run()) for _ in range(3)])
     assert sorted(handled, key=int) == [str(n) for n in range(40)]
 
 

@@ -120,3 +120,10 @@ def test_a_value_of_another_type_or_beyond_postgresql_is_refused(values: list[An
     with pytest.raises(Invalid) as refused:
         decode(encode(values), [kind])
     assert refused.value.code == "BAD_CURSOR"
+
+
+@pytest.mark.parametrize("values", [{"a": 1}, "a", 5, None])
+def test_what_is_no_list_is_no_cursor(values: Any) -> None:
+    """T5: JSON that is not a list of values is refused, though Python could walk over some of it."""
+    with pytest.raises(Invalid):
+        decode(base64.urlsafe_b64encode(orjson.dumps(values)).decode(), [str])

@@ -509,6 +509,20 @@ async def test_the_stream_is_trimmed(cluster: RedisCluster) -> None:
         assert 100 <= rig.server.xlen(rig.stream) < 300
 
 
+async def test_a_user_with_a_password_is_let_in_and_without_it_is_told(single: RedisServer) -> None:
+    """R16: Redis may ask for user and password; a wrong one is Transient with a hint, as it may be mended there."""
+    user = {"username": "pod", "password": "secret"}
+    single.holder("").acl_setuser(
+        "pod", enabled=True, passwords=["+secret"], keys="*", channels="*", categories=["+@all"]
+    )
+    async with redis_rig(single, **user) as rig, rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        await rig.signals.announce(["known"])
+        await heard(feed, "known")
+    async with redis_rig(single, **user | {"password": "wrong"}) as rig:
+        await assert_down(rig.signals)
+
+
 @pytest.mark.parametrize("nodes", [[], ["no-port"], [":6379"], ["a:x"]])
 def test_addresses_that_are_none_are_refused(nodes: list[str]) -> None:
     """R16: bad addresses are bad configuration."""

@@ -28,7 +28,9 @@ def running_mariadb() -> Iterator[Path]:
     )
     socket = folder / "socket"
     process = subprocess.Popen(
-        [binary, *common, f"--socket={socket}", "--skip-networking"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [binary, *common, f"--socket={socket}", "--skip-networking"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         _wait(socket, process)

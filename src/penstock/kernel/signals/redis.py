@@ -59,9 +59,8 @@ class RedisSignals:
         """Add to the stream, then publish, each body in its turn; Transient SIGNALS_DOWN when some may not be out."""
         checked = [checked_body(body) for body in bodies]
         for start in range(0, len(checked), _BATCH):
-            arguments = [str(self._stream_length), self._route.pub_channel, *checked[start : start + _BATCH]]
             async with asked():
-                await self._link.ask(lambda redis: redis.eval(_ANNOUNCE, 1, self._route.stream_key, *arguments))
+                await self._announce(checked[start : start + _BATCH])
 
     @asynccontextmanager
     async def listen(self, listener: str) -> AsyncIterator[AsyncIterator[Signal | Resync]]:
@@ -89,6 +88,10 @@ class RedisSignals:
     async def close(self) -> None:
         """Close every connection; those who still listen are to be closed before."""
         await self._link.close()
+
+    async def _announce(self, bodies: Sequence[str]) -> None:
+        arguments = [str(self._stream_length), self._route.pub_channel, *bodies]
+        await self._link.ask(lambda redis: redis.eval(_ANNOUNCE, 1, self._route.stream_key, *arguments))
 
     async def _leave(self, group: str) -> None:
         try:

@@ -79,9 +79,8 @@ class Link:
         """Close every connection of the client."""
         with suppress(*TROUBLE):
             await self._client.aclose()
-            if isinstance(
-                self._client, RedisCluster
-            ):  # after an error its aclose does nothing, and leaves sockets open
+            if isinstance(self._client, RedisCluster):
+                # After an error its aclose does nothing, and would leave sockets open.
                 await self._client.nodes_manager.aclose()
                 await self._client.nodes_manager.aclose("startup_nodes")
 

@@ -1,0 +1,259 @@
+"""R25: who may come in, who may not, and what is remembered of both."""
+
+import base64
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kernel import auth
+from penstock.kernel.auth import (
+    CACHE_SIZE,
+    OPERATOR,
+    REFUSAL_SECONDS,
+    TOKEN_LIMIT,
+    JwtAuthenticator,
+    Keys,
+    NoAuthenticator,
+    SharedSecret,
+)
+from penstock.kernel.errors import BadConfig, Forbidden, Transient, Unauthorized
+from tests.kernel.tokens import (
+    ANY_TEXT,
+    CLAIMS,
+    HEADERS,
+    JSON,
+    LATER,
+    SECRET,
+    Hours,
+    come_in,
+    forged,
+    refusal,
+    shared,
+    signed,
+)
+
+
+@pytest.fixture
+def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
+    return Hours(monkeypatch)
+
+
+@dataclass
+class Counted:
+    """Keys that count how often they are asked for."""
+
+    inner: Keys = field(default_factory=lambda: SharedSecret(SECRET))
+    asked: int = 0
+
+    async def key_for(self, token: str) -> Any:
+        self.asked += 1
+        return await self.inner.key_for(token)
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
+async def test_a_good_token_tells_who_is_asking(scheme: str) -> None:
+    """R25: subject, tenant and claims come from the token."""
+    caller = await shared().authenticate(f"{scheme} {signed(role='writer')}")
+    assert (caller.subject, caller.tenant, caller.is_operator) == ("daemon-7", "acme", False)
+    assert caller.claims["role"] == "writer"
+
+
+async def test_without_authentication_everybody_is_the_operator() -> None:
+    """R25: on loopback without keys the caller may act for every tenant."""
+    assert await NoAuthenticator().authenticate(None) is OPERATOR
+    OPERATOR.must_act_for("acme")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Basic dTpw", signed(), f"Bearer {'a' * (TOKEN_LIMIT + 1)}", "Bearer\t" + signed()],
+)
+async def test_without_a_token_nobody_comes_in(header: str | None) -> None:
+    """R25: no header, another scheme, no token or one beyond all measure is 401."""
+    with pytest.raises(Unauthorized) as refused:
+        await shared().authenticate(header)
+    assert refused.value.code == "NO_TOKEN"
+    assert refused.value.status == 401
+
+
+NOW = int(time.time())
+HEADER = {"alg": "HS256", "typ": "JWT"}
+BAD_TOKENS = {
+    "expired": (signed(exp=NOW - 3600), "TOKEN_EXPIRED"),
+    "not yet valid": (signed(nbf=LATER - 1), "BAD_TOKEN"),
+    "issued in the future": (signed(iat=LATER - 1), "BAD_TOKEN"),
+    "without an end": (signed(exp=None), "BAD_TOKEN"),
+    "end is no number": (signed(exp="soon"), "BAD_TOKEN"),
+    "end is a list": (signed(exp=[LATER]), "BAD_TOKEN"),
+    "wrong secret": (signed("x" * 32), "BAD_TOKEN"),
+    "another algorithm": (signed("s" * 64, algorithm="HS512"), "BAD_TOKEN"),
+    "algorithm none": (forged({"alg": "none"}, CLAIMS), "BAD_TOKEN"),
+    "algorithm nOnE": (forged({"alg": "nOnE"}, CLAIMS), "BAD_TOKEN"),
+    "no algorithm": (forged({"typ": "JWT"}, CLAIMS, SECRET.encode()), "BAD_TOKEN"),
+    "algorithm is a list": (forged({"alg": ["HS256"]}, CLAIMS, SECRET.encode()), "BAD_TOKEN"),
+    "algorithm is a mapping": (forged({"alg": {"a": 1}}, CLAIMS, SECRET.encode()), "BAD_TOKEN"),
+    "unsigned": (forged(HEADER, CLAIMS), "BAD_TOKEN"),
+    "name of the key is a number": (forged({**HEADER, "kid": 5}, CLAIMS, SECRET.encode()), "BAD_TOKEN"),
+    "unknown critical header": (forged({**HEADER, "crit": ["x"], "x": 1}, CLAIMS, SECRET.encode()), "BAD_TOKEN"),
+    "claims are a list": (forged(HEADER, [1], SECRET.encode()), "BAD_TOKEN"),
+    "subject is a number": (forged(HEADER, {**CLAIMS, "sub": 5}, SECRET.encode()), "BAD_TOKEN"),
+    "cut": (signed()[:-2], "BAD_TOKEN"),
+    "two parts": ("a.b", "BAD_TOKEN"),
+    "no parts": ("token", "BAD_TOKEN"),
+    "blank": ("   ", "BAD_TOKEN"),
+    "deep": (base64.urlsafe_b64encode(b"[" * 9000).decode() + ".e30.", "BAD_TOKEN"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TOKENS)
+async def test_a_bad_token_does_not_come_in(name: str) -> None:
+    """R25: expired, early, unsigned, forged or broken tokens are 401."""
+    token, code = BAD_TOKENS[name]
+    assert await refusal(shared(), token) == code
+
+
+@pytest.mark.parametrize(
+    ("wanted", "claims", "is_good"),
+    [
+        ({"audience": "penstock"}, {"aud": "penstock"}, True),
+        ({"audience": "penstock"}, {"aud": ["other", "penstock"]}, True),
+        ({"audience": "penstock"}, {"aud": "other"}, False),
+        ({"audience": "penstock"}, {"aud": 5}, False),
+        ({"audience": "penstock"}, {}, False),
+        ({}, {"aud": "whoever"}, True),
+        ({"issuer": "https://idp"}, {"iss": "https://idp"}, True),
+        ({"issuer": "https://idp"}, {"iss": "https://idp.evil"}, False),
+        ({"issuer": "https://idp"}, {}, False),
+        ({"leeway": timedelta(hours=2)}, {"exp": NOW - 3600}, True),
+        ({"leeway": timedelta(0)}, {"exp": NOW - 3600}, False),
+    ],
+)
+async def test_audience_issuer_and_leeway_are_kept_to(wanted: Any, claims: Any, is_good: bool) -> None:
+    """R25: a token for somebody else, or by somebody else, is 401 where the settings name one."""
+    if is_good:
+        await come_in(shared(**wanted), signed(**claims))
+    else:
+        await refusal(shared(**wanted), signed(**claims))
+
+
+@pytest.mark.parametrize("tenant", [None, 5, True, ["acme"], {"acme": 1}, "", "ACME", "acme2"])
+async def test_a_token_acts_for_its_own_tenant_only(tenant: Any) -> None:
+    """R25: the claim must equal the path's tenant, as text and exactly; else 403."""
+    caller = await come_in(shared(), signed(tenant_id=tenant))
+    with pytest.raises(Forbidden) as refused:
+        caller.must_act_for("acme")
+    assert (refused.value.code, refused.value.status) == ("WRONG_TENANT", 403)
+    (await come_in(shared(), signed())).must_act_for("acme")
+
+
+async def test_the_claim_that_names_the_tenant_can_be_chosen() -> None:
+    """R25: where tokens carry the tenant under another name, that name is set, and no other counts."""
+    authenticator = shared(tenant_claim="org")
+    assert (await come_in(authenticator, signed(org="globex"))).tenant == "globex"
+    assert (await come_in(authenticator, signed())).tenant is None
+
+
+@pytest.mark.parametrize("secret", ["", "s" * 31, "é" * 15])
+def test_a_weak_secret_is_refused_at_the_start(secret: str) -> None:
+    """R25: an HS256 secret shorter than its hash does not start."""
+    with pytest.raises(BadConfig) as refused:
+        SharedSecret(secret)
+    assert refused.value.code == "WEAK_SECRET"
+    SharedSecret("é" * 16)
+
+
+ENDS = st.just(LATER) | st.sampled_from(["9" * 400, 10**400, 1e308, True, "١٢٣", " 4000000000 "]) | JSON
+BODIES = st.fixed_dictionaries(
+    {"exp": ENDS}, optional={"nbf": JSON, "iat": JSON, "aud": JSON, "iss": JSON, "sub": JSON, "tenant_id": JSON}
+)
+
+
+@given(ANY_TEXT)
+async def test_any_header_gets_an_answer(header: str) -> None:
+    """R25: nothing but Unauthorized comes of whatever is sent."""
+    for value in (header, f"Bearer {header}", f"Bearer {header}.{header}.{header}"):
+        with pytest.raises(Unauthorized):
+            await shared().authenticate(value)
+
+
+@given(HEADERS | JSON, BODIES | JSON)
+async def test_any_claims_get_an_answer(header: Any, claims: Any) -> None:
+    """R25: a well-signed token of any shape lets somebody in or is 401."""
+    try:
+        caller = await come_in(shared(audience="penstock", issuer="idp"), forged(header, claims, SECRET.encode()))
+    except Unauthorized:
+        return
+    assert caller.tenant is None or isinstance(caller.tenant, str)
+
+
+async def test_a_token_is_verified_once() -> None:
+    """R25: a verified token is remembered; the keys are not asked again."""
+    keys = Counted()
+    authenticator = JwtAuthenticator(keys, algorithms=["HS256"])
+    assert [await come_in(authenticator, signed()) for _ in range(5)] == [await come_in(shared(), signed())] * 5
+    assert keys.asked == 1
+
+
+async def test_a_remembered_token_ends_when_it_expires(hours: Hours) -> None:
+    """R25: memory does not outlive the token."""
+    authenticator = shared(leeway=timedelta(seconds=5))
+    token = signed(exp=NOW + 60)
+    await come_in(authenticator, token)
+    hours.ahead = 70
+    assert await refusal(authenticator, token) == "TOKEN_EXPIRED"
+
+
+async def test_a_refusal_is_remembered_briefly(hours: Hours) -> None:
+    """R25: a bad token is not verified again and again, but it is again a while later."""
+    keys = Counted()
+    authenticator = JwtAuthenticator(keys, algorithms=["HS256"])
+    assert {await refusal(authenticator, "bad") for _ in range(5)} == {"BAD_TOKEN"}
+    assert keys.asked == 1
+    hours.ahead = REFUSAL_SECONDS + 1
+    await refusal(authenticator, "bad")
+    assert keys.asked == 2
+
+
+async def test_a_remembered_refusal_keeps_no_request_alive() -> None:
+    """R25: each refusal is an error of its own; what is remembered carries no traceback, and so no request."""
+    authenticator, raised = shared(), []
+    for _ in range(2):
+        with pytest.raises(Unauthorized) as refused:
+            await come_in(authenticator, "bad")
+        raised.append(refused.value)
+    (_, remembered) = authenticator._known["bad"]
+    assert raised[0] is not raised[1]
+    assert isinstance(remembered, Unauthorized)
+    assert (remembered.__traceback__, remembered.__context__) == (None, None)
+
+
+async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R25: a flood of tokens pushes out the oldest, it does not fill the memory."""
+    assert CACHE_SIZE <= 10_000
+    monkeypatch.setattr(auth, "CACHE_SIZE", 10)
+    authenticator = shared()
+    for number in range(50):
+        await refusal(authenticator, f"bad{number}")
+    assert list(authenticator._known) == [f"bad{number}" for number in range(40, 50)]
+
+
+async def test_an_outage_is_not_remembered() -> None:
+    """R25: a token that could not be verified is verified when it comes again."""
+
+    class Down:
+        async def key_for(self, token: str) -> Any:  # noqa: ARG002 - it comes to nothing
+            raise Transient("KEYS_DOWN", "down")
+
+    keys = Counted(Down())
+    authenticator = JwtAuthenticator(keys, algorithms=["HS256"])
+    for _ in range(2):
+        with pytest.raises(Transient):
+            await come_in(authenticator, signed())
+    keys.inner = SharedSecret(SECRET)
+    await come_in(authenticator, signed())
+    assert keys.asked == 3

@@ -1,0 +1,272 @@
+"""R25: keys from a file and from an address, rotated, withdrawn, broken and out of reach."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import given, settings
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from structlog.testing import capture_logs
+
+from penstock.kernel.auth import (
+    KEYS_LIFESPAN,
+    KEYS_PAUSE,
+    KEYS_RETRY,
+    REMEMBER_SECONDS,
+    JwtAuthenticator,
+    KeyFile,
+    Keys,
+    KeyUrl,
+)
+from penstock.kernel.errors import BadConfig, Transient, Unauthorized
+from tests.kernel.tokens import (
+    ANY_TEXT,
+    CLAIMS,
+    EC_KEY,
+    HEADERS,
+    JSON,
+    JWKS,
+    RSA_KEY,
+    RSA_OTHER,
+    Hours,
+    KeyServer,
+    come_in,
+    forged,
+    public,
+    refusal,
+    signed,
+    with_keys,
+    write,
+)
+
+
+@pytest.fixture
+def jwks_file(tmp_path: Path) -> Path:
+    return write(tmp_path / "jwks.json", JWKS)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyServer]:
+    monkeypatch.setenv("no_proxy", "*")
+    running = KeyServer()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
+    return Hours(monkeypatch)
+
+
+@pytest.mark.parametrize(("key", "kid", "algorithm"), [(RSA_KEY, "rsa", "RS256"), (EC_KEY, "ec", "ES256")])
+async def test_public_keys_let_in_their_tokens(jwks_file: Path, key: Any, kid: str, algorithm: str) -> None:
+    """R25: RS256 and ES256 tokens are verified with the key they name."""
+    assert (await come_in(with_keys(KeyFile(jwks_file)), signed(key, kid, algorithm))).tenant == "acme"
+
+
+async def test_a_single_key_needs_no_name(tmp_path: Path) -> None:
+    """R25: where there is but one key, a token need not name it."""
+    keys = KeyFile(write(tmp_path / "jwks.json", {"keys": [public(RSA_KEY, None)]}))
+    assert (await come_in(with_keys(keys), signed(RSA_KEY, None, "RS256"))).subject == "daemon-7"
+
+
+@pytest.mark.parametrize("algorithms", [["RS256", "ES256"], ["HS256", "RS256", "ES256"]])
+@pytest.mark.parametrize("source", ["file", "url"])
+async def test_a_public_key_is_no_secret(
+    jwks_file: Path, server: KeyServer, algorithms: list[str], source: str
+) -> None:
+    """R25: an HS256 token signed with the RSA public key is refused, even where HS256 was allowed by mistake."""
+    pem = RSA_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    keys: Keys = KeyFile(jwks_file) if source == "file" else KeyUrl(server.url)
+    token = forged({"alg": "HS256", "kid": "rsa"}, CLAIMS, pem)
+    assert await refusal(JwtAuthenticator(keys, algorithms=algorithms), token) == "BAD_TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("key", "kid", "algorithm", "code"),
+    [
+        (RSA_OTHER, "rsa", "RS256", "BAD_TOKEN"),
+        (EC_KEY, "rsa", "ES256", "BAD_TOKEN"),
+        (RSA_KEY, "ec", "RS256", "BAD_TOKEN"),
+        (RSA_KEY, "rsa", "RS512", "BAD_TOKEN"),
+        (RSA_OTHER, "nobody", "RS256", "UNKNOWN_KEY"),
+        (RSA_KEY, None, "RS256", "UNKNOWN_KEY"),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "url"])
+async def test_only_the_named_key_and_its_algorithm_count(
+    jwks_file: Path, server: KeyServer, source: str, key: Any, kid: str | None, algorithm: str, code: str
+) -> None:
+    """R25: another key's signature, another algorithm or an unknown name is 401."""
+    keys: Keys = KeyFile(jwks_file) if source == "file" else KeyUrl(server.url)
+    assert await refusal(with_keys(keys), signed(key, kid, algorithm)) == code
+
+
+async def test_keys_rotate_with_the_file(jwks_file: Path) -> None:
+    """R25: a new key works as soon as it is in the file."""
+    authenticator = with_keys(KeyFile(jwks_file))
+    await come_in(authenticator, signed(RSA_KEY, "rsa", "RS256"))
+    write(jwks_file, {"keys": [public(RSA_OTHER, "rsa")]})
+    assert await refusal(authenticator, signed(RSA_KEY, "rsa", "RS256", jti="2")) == "BAD_TOKEN"
+    await come_in(authenticator, signed(RSA_OTHER, "rsa", "RS256"))
+
+
+async def test_a_withdrawn_key_stops_working(jwks_file: Path, hours: Hours) -> None:
+    """R25: a token whose key was withdrawn is let in no longer than memory lasts, whatever its end."""
+    authenticator = with_keys(KeyFile(jwks_file))
+    token = signed(RSA_KEY, "rsa", "RS256")
+    await come_in(authenticator, token)
+    write(jwks_file, {"keys": [public(EC_KEY, "ec")]})
+    hours.ahead = REMEMBER_SECONDS + 31
+    assert await refusal(authenticator, token) == "UNKNOWN_KEY"
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"keys": []}', "\udcff"])
+async def test_a_file_that_breaks_later_harms_nobody(jwks_file: Path, content: str | None) -> None:
+    """R25: while the file is gone or broken the keys at hand go on serving, and one warning says so."""
+    authenticator = with_keys(KeyFile(jwks_file))
+    if content is None:
+        jwks_file.unlink()
+    else:
+        jwks_file.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with capture_logs() as logs:
+        for number in range(3):
+            await come_in(authenticator, signed(RSA_KEY, "rsa", "RS256", jti=f"{number}"))
+    assert [(log["event"], log["log_level"]) for log in logs] == [("jwks_not_read", "warning")]
+    write(jwks_file, {"keys": [public(RSA_OTHER, "new")]})
+    await come_in(authenticator, signed(RSA_OTHER, "new", "RS256"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "5",
+        "{}",
+        '{"keys": 5}',
+        '{"keys": [5]}',
+        '{"keys": [{"kty": "RSA", "alg": ["x"]}]}',
+        json.dumps({"keys": [{**public(RSA_KEY, None), "kid": ["rsa"]}]}),
+        json.dumps({"keys": [RSAAlgorithm.to_jwk(RSA_KEY, as_dict=True)]}),
+        json.dumps({"keys": [ECAlgorithm.to_jwk(EC_KEY, as_dict=True)]}),
+    ],
+)
+def test_a_file_without_public_keys_does_not_start(tmp_path: Path, content: str) -> None:
+    """R25: a broken JWKS file, or one with private keys in it, is a mistake in the configuration."""
+    (tmp_path / "jwks.json").write_text(content)
+    with pytest.raises(BadConfig) as refused:
+        KeyFile(tmp_path / "jwks.json")
+    assert refused.value.code == "BAD_JWKS"
+
+
+def test_a_missing_file_does_not_start(tmp_path: Path) -> None:
+    """R25: keys that are not there are told at the start."""
+    with pytest.raises(BadConfig):
+        KeyFile(tmp_path / "jwks.json")
+
+
+RSA_TOKEN = signed(RSA_KEY, "rsa", "RS256")
+
+
+async def test_keys_are_fetched_once_for_all_who_wait(server: KeyServer) -> None:
+    """R25: many callers at once cost one request, and later ones none."""
+    authenticator = with_keys(KeyUrl(server.url))
+    tokens = [signed(RSA_KEY, "rsa", "RS256", jti=f"{n}") for n in range(8)] + [signed(EC_KEY, "ec", "ES256")]
+    assert len(await asyncio.gather(*(come_in(authenticator, token) for token in tokens))) == 9
+    assert server.asked == 1
+
+
+async def test_an_unknown_name_asks_again_but_not_at_once(server: KeyServer, hours: Hours) -> None:
+    """R25: a rotated key is found, yet made-up names do not hammer the address."""
+    authenticator = with_keys(KeyUrl(server.url))
+    await come_in(authenticator, RSA_TOKEN)
+    server.body = json.dumps({"keys": [public(RSA_OTHER, "new")]}).encode()
+    for number in range(5):
+        assert await refusal(authenticator, signed(RSA_OTHER, f"made-up-{number}", "RS256")) == "UNKNOWN_KEY"
+    assert server.asked == 1
+    hours.ahead = KEYS_PAUSE + 1
+    await come_in(authenticator, signed(RSA_OTHER, "new", "RS256"))
+    assert server.asked == 2
+
+
+async def test_a_key_withdrawn_from_the_address_stops_working(server: KeyServer, hours: Hours) -> None:
+    """R25: keys are fetched anew when they are old, so that a withdrawn one is forgotten."""
+    authenticator = with_keys(KeyUrl(server.url))
+    await come_in(authenticator, RSA_TOKEN)
+    server.body = json.dumps({"keys": [public(EC_KEY, "ec")]}).encode()
+    hours.ahead = max(KEYS_LIFESPAN, REMEMBER_SECONDS) + 31
+    assert await refusal(authenticator, RSA_TOKEN) == "UNKNOWN_KEY"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "cut"),
+    [
+        (500, b"{}", False),
+        (302, b"", False),
+        (200, b"<html>maintenance</html>", False),
+        (200, b"\xff\xfe", False),
+        (200, b"[]", False),
+        (200, b'{"keys": []}', False),
+        (200, b'{"keys": [{"kty": "RSA", "alg": []}]}', False),
+        (200, b'{"keys": [', True),
+    ],
+)
+async def test_an_address_that_answers_nonsense_is_down(
+    server: KeyServer, hours: Hours, status: int, body: bytes, cut: bool
+) -> None:
+    """R25: without keys a good token is 503, not 401; those at hand serve through an outage; then all is well again."""
+    good, fresh, known = server.body, with_keys(KeyUrl(server.url)), with_keys(KeyUrl(server.url))
+    await come_in(known, RSA_TOKEN)
+    server.status, server.body, server.cut = status, body, cut
+    hours.ahead = KEYS_LIFESPAN + 31
+    assert (await come_in(known, signed(RSA_KEY, "rsa", "RS256", jti="2"))).tenant == "acme"
+    for _ in range(3):
+        with pytest.raises(Transient) as down:
+            await come_in(fresh, RSA_TOKEN)
+        assert down.value.code == "KEYS_DOWN"
+    assert server.asked == 3, "a failed fetch is not repeated by every caller"
+    server.status, server.body, server.cut = 200, good, False
+    hours.ahead += KEYS_RETRY + 1
+    await come_in(fresh, RSA_TOKEN)
+
+
+async def test_an_address_nobody_serves_is_down(server: KeyServer) -> None:
+    """R25: when nobody answers, nobody is let in, and the caller is told to try again."""
+    server.stop()
+    with pytest.raises(Transient) as down:
+        await come_in(with_keys(KeyUrl(server.url)), RSA_TOKEN)
+    assert (down.value.code, down.value.status) == ("KEYS_DOWN", 503)
+
+
+async def test_a_malformed_token_does_not_reach_the_address(server: KeyServer) -> None:
+    """R25: what is no token costs no request."""
+    assert await refusal(with_keys(KeyUrl(server.url)), "a.b.c") == "BAD_TOKEN"
+    assert server.asked == 0
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://h/k", "jwks.json", ""])
+def test_only_http_addresses_are_asked(url: str) -> None:
+    """R25: an address of another scheme is a mistake in the configuration."""
+    with pytest.raises(BadConfig) as refused:
+        KeyUrl(url)
+    assert refused.value.code == "BAD_JWKS"
+
+
+@pytest.fixture(scope="module")
+def steady_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("keys") / "jwks.json", JWKS)
+
+
+@given(header=HEADERS | JSON, junk=ANY_TEXT)
+@settings(max_examples=50)
+async def test_any_token_gets_an_answer_from_public_keys(steady_file: Path, header: Any, junk: str) -> None:
+    """R25: a key is looked for in whatever is sent, and nothing but Unauthorized comes of it."""
+    authenticator = with_keys(KeyFile(steady_file))
+    for token in (forged(header, CLAIMS, b"x"), f"{junk}.{junk}.", junk):
+        with pytest.raises(Unauthorized):
+            await authenticator.authenticate(f"Bearer {token}")

@@ -1,0 +1,37 @@
+"""What the documents say is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from penstock.settings import Settings, load_settings
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page is a file of the repository."""
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+
+
+def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
+    """The example in the README loads as it stands."""
+    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "penstock.yaml").write_text(block)
+    settings = load_settings(tmp_path / "penstock.yaml", {})
+    assert settings.bus.kafka is not None
+    assert set(YAML(typ="safe").load(block)) <= set(Settings.model_fields)
+
+
+def test_every_setting_is_documented() -> None:
+    """docs/configuration.md names each section and key there is."""
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    for name, field in Settings.model_fields.items():
+        assert f"`{name}" in page, name
+        keys = getattr(field.annotation, "model_fields", {})
+        assert [key for key in keys if f".{key}`" not in page and f".{key}." not in page] == [], name

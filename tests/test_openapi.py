@@ -1,0 +1,67 @@
+"""Every answer is as the OpenAPI document declares it, and nothing makes the server fail."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case
+from schemathesis.core.result import Ok
+
+from tests.services.program import Up
+
+SECRET = "a secret of thirty-two bytes or more"
+WITH_TOKENS = {
+    "SIGNING_SECRET": SECRET,
+    "PENSTOCK__AUTH__JWT__SECRET": "env:SIGNING_SECRET",
+    "PENSTOCK__AUTH__JWT__ALGORITHMS": "[HS256]",
+    "PENSTOCK__AUTH__JWT__AUDIENCE": "penstock",
+}
+
+
+def token(**claims: object) -> dict[str, str]:
+    known = {"sub": "ann", "tenant_id": "a", "aud": "penstock", "exp": 4_000_000_000}
+    return {"authorization": "Bearer " + jwt.encode({**known, **claims}, SECRET, algorithm="HS256")}
+
+
+@pytest.mark.parametrize("port", ["api", "query"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_document_is_kept(tmp_path: Path, port: str) -> None:
+    """R27: whatever is sent, no 5xx, and every status, header and body as declared."""
+    with Up(tmp_path) as up:
+        schema = schemathesis.openapi.from_url(f"{getattr(up, port)}/openapi.json")
+        for found in schema.get_all_operations():
+            assert isinstance(found, Ok)
+            operation = found.ok()
+
+            @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+            @given(case=operation.as_strategy())
+            def probe(case: Case[Any]) -> None:
+                case.call_and_validate()
+
+            probe()
+
+
+def test_with_tokens_nobody_comes_in_without_one(tmp_path: Path) -> None:
+    """R25: with auth on, no token, an expired one or another audience's is 401; health and metrics stay open."""
+    with Up(tmp_path, env=WITH_TOKENS) as up:
+        whoami = f"{up.api}/api/v1/whoami"
+        assert httpx.get(whoami).status_code == 401
+        assert httpx.get(whoami, headers=token(exp=1)).json()["code"] == "TOKEN_EXPIRED"
+        assert httpx.get(whoami, headers=token(aud="another")).json()["code"] == "BAD_TOKEN"
+        mine = httpx.get(whoami, headers=token()).json()
+        assert mine == {"subject": "ann", "tenant": "a", "is_operator": False}
+        assert httpx.get(f"{up.api}/actuator/health").status_code == 200
+        assert httpx.get(f"{up.api}/actuator/prometheus").status_code == 200
+        assert SECRET not in up.log_file.read_text()
+
+
+def test_with_tokens_it_may_listen_beyond_loopback(tmp_path: Path) -> None:
+    """R25: only with authentication may other machines connect."""
+    with Up(tmp_path, "--host", "0.0.0.0", env=WITH_TOKENS) as up:
+        port = up.api.rpartition(":")[2]
+        answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/whoami", headers={**token(), "host": "any.name"})
+        assert answer.status_code == 200
