@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import rfc8785
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel import canonical
@@ -21,12 +21,14 @@ PAYLOADS = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(PAYLOADS)
 def test_the_text_is_that_of_rfc_8785(payload: Any) -> None:
     """I8: for whatever a payload may hold, the bytes are those of an implementation of RFC 8785 not ours."""
     assert canonical.dumps(payload) == rfc8785.dumps(payload)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(TEXTS, INTS, min_size=2), st.randoms(use_true_random=False))
 def test_the_order_of_keys_does_not_matter(payload: dict[str, int], random: Any) -> None:
     """I8: two dictionaries that are equal have one digest, in whatever order they were filled."""

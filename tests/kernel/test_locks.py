@@ -11,7 +11,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.clock import ManualClock
@@ -125,6 +125,7 @@ async def test_an_advisory_lock_dies_with_its_connection(db: Database, database_
             pass
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_every_name_has_a_number_postgresql_takes(name: str) -> None:
     """A lock's number fits a bigint and is the same in every process."""

@@ -17,6 +17,7 @@ ONE = Migration(
 TWO = Migration("demo", 2, "two", "CREATE TABLE two (); INSERT INTO effect VALUES ('2')")
 THREE = Migration("demo", 3, "three", "CREATE TABLE three (); INSERT INTO effect VALUES ('3')")
 BROKEN = Migration("demo", 2, "two", "CREATE TABLE two (); SELECT 1 / 0")
+UNLISTED = Migration("demo", 2, "two", "CREATE TABLE two (); ALTER TABLE schema_migration ADD CHECK (name <> 'two')")
 
 
 async def tables(db: Database) -> set[str]:
@@ -48,10 +49,11 @@ async def test_callers_at_once_apply_each_migration_once(db: Database) -> None:
     assert await effects(db) == ["1", "2", "3"]
 
 
-async def test_a_failing_migration_leaves_nothing_of_itself(db: Database) -> None:
+@pytest.mark.parametrize(("failing", "why"), [(BROKEN, "DivisionByZeroError"), (UNLISTED, "CheckViolationError")])
+async def test_a_failing_migration_leaves_nothing_of_itself(db: Database, failing: Migration, why: str) -> None:
     """Those before it stay, it leaves neither table nor entry, those after it wait; mended, all goes on."""
-    with pytest.raises(asyncpg.DivisionByZeroError):
-        await migrate.migrate(db, [ONE, BROKEN, THREE])
+    with pytest.raises(getattr(asyncpg, why)):
+        await migrate.migrate(db, [ONE, failing, THREE])
     assert (await tables(db), await applied(db)) == ({"one"}, [1])
     assert await migrate.migrate(db, [ONE, TWO, THREE]) == [TWO, THREE]
 

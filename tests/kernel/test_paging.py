@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.db import Database
@@ -60,6 +60,7 @@ def test_a_page_knows_whether_there_is_more(count: int, items: int, more: bool) 
     assert cut.next == (encode([2]) if more else None)
 
 
+@settings(deadline=None)
 @given(MOMENTS, NUMBERS, NAMES)
 def test_a_cursor_gives_back_what_went_in(at: datetime, number: int, name: str) -> None:
     """T5: the values a page ended with come back the same, to the microsecond."""
@@ -72,6 +73,7 @@ def test_a_cursor_carries_the_infinities(at: datetime) -> None:
     assert decode(encode([at]), [datetime]) == (at,)
 
 
+@settings(deadline=None)
 @given(st.text() | st.binary().map(lambda raw: base64.urlsafe_b64encode(raw).decode()))
 def test_garbage_is_no_cursor(cursor: str) -> None:
     """T5: whatever text a caller sends, the worst answer is Invalid BAD_CURSOR."""
@@ -87,6 +89,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(JSON, max_size=4) | JSON)
 def test_a_forged_cursor_holds_values_of_the_types_asked_for(values: Any) -> None:
     """T5: a cursor made up with care either holds just these types or is refused."""

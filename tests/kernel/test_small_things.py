@@ -6,7 +6,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel import backoff
@@ -28,6 +28,7 @@ def test_delays_grow_to_a_limit_and_stay_there(monkeypatch: pytest.MonkeyPatch, 
     assert [delay(attempt, first=FIRST, most=MOST) for attempt in (7, 51, 1000, 10**9)] == [delays[-1]] * 4
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**6))
 def test_half_of_a_delay_is_chance(attempt: int, first: int, most: int) -> None:
     """Every delay lies between half of what it could be and all of it, so that crowds part and nobody spins."""
@@ -95,6 +96,7 @@ def test_a_manual_clock_moves_when_told() -> None:
     assert clock.now() == start + SECOND
 
 
+@settings(deadline=None)
 @given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 1, 1)))  # noqa: DTZ001 - hypothesis wants them bare
 def test_an_id_is_a_uuid_of_version_7(at: datetime) -> None:
     """Version and variant are those of RFC 9562, and the first 48 bits are the milliseconds."""

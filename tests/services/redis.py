@@ -58,8 +58,11 @@ class RedisServer:
         """A client of the server, which holds every key."""
         return self._node.client
 
+    def ask(self, *words: object) -> Any:
+        return self._node.ask(*words)
+
     def client_kill_pubsub(self) -> int:
-        return int(self._node.ask("CLIENT KILL TYPE pubsub"))
+        return int(self.ask("CLIENT KILL TYPE pubsub"))
 
     def stop(self) -> None:
         self._node.stop()
@@ -82,13 +85,17 @@ class RedisCluster:
     def addresses(self) -> list[str]:
         return [node.address for node in self._nodes]
 
+    def node(self, number: int) -> "redis.Redis":
+        """A client of that node alone, answering in text."""
+        return self._nodes[number].client
+
     def owner(self, key: str) -> int:
         """The number of the master that has *key* so long as there was no failover."""
         return key_slot(key.encode()) * MASTERS // SLOTS
 
     def holder(self, key: str) -> "redis.Redis":
         """A client of that master."""
-        return self._nodes[self.owner(key)].client
+        return self.node(self.owner(key))
 
     def kill(self, number: int) -> None:
         """SIGKILL: what the node held is gone."""
@@ -143,7 +150,8 @@ class RedisCluster:
         _wait(self._replicas_follow, "the replicas do not follow")
 
     def _everyone_knows_everyone(self) -> bool:
-        return all(node.info("cluster_known_nodes") == str(len(self._nodes)) for node in self._nodes)
+        names = {node.ask("CLUSTER MYID") for node in self._nodes}
+        return all({known["node_id"] for known in node.ask("CLUSTER NODES").values()} == names for node in self._nodes)
 
     def _replicas_follow(self) -> bool:
         roles = [node.ask("ROLE") for node in self._nodes[MASTERS:]]

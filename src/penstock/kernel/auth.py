@@ -24,14 +24,8 @@ KEYS_LIFESPAN = 300.0
 KEYS_PAUSE = 30.0  # between two fetches that unknown names ask for
 KEYS_RETRY = 5.0
 _MIN_SECRET = 32  # RFC 7518: an HS256 key is as long as its hash
-_UNUSABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    jwt.PyJWTError,
-)  # all that broken key sets were seen to raise
-
+# All that broken key sets were seen to raise.
+_UNUSABLE = (OSError, ValueError, TypeError, AttributeError, jwt.PyJWTError)
 KeySet = Mapping[str | None, jwt.PyJWK]
 
 

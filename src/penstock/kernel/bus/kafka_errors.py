@@ -7,14 +7,15 @@ from confluent_kafka import KafkaError, KafkaException
 
 from penstock.kernel.errors import Invalid, PenstockError, Transient
 
-# The broker no longer knows this member, or not in this generation: its partitions are with others.
-LOST = frozenset(
+# The broker does not know this member, or not in this generation; or it is just between two.
+OUTDATED = frozenset(
     {
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.FENCED_INSTANCE_ID,
         KafkaError.FENCED_MEMBER_EPOCH,
         KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001 - librdkafka's own errors are spelt so
     }
 )

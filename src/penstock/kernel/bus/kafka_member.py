@@ -6,22 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from penstock.kernel.bus.kafka_errors import LOST, down, problem
+from penstock.kernel.bus.kafka_errors import OUTDATED, down, problem
 from penstock.kernel.bus.kafka_log import LOGGER
 from penstock.kernel.bus.kafka_place import Mark, Place
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError
 
 R = TypeVar("R")
-_IDLE, _BUSY = 0.1, 0.02  # seconds a turn waits: for Kafka when there is nothing to do, else for the worker
+_IDLE, _BUSY = 0.05, 0.02  # seconds a turn waits: for Kafka when there is nothing to do, else for the worker
 _FETCH = 500
 _ASK_TIMEOUT = 5.0
-_REBALANCE_PATIENCE = 5.0
 
 
 class Member:
@@ -49,6 +49,8 @@ class Member:
         self._on_leave = on_leave
         self._consumer = Consumer(dict(config), logger=LOGGER)
         self._has_joined = False
+        self._is_in_callback = False
+        self._pending: _Pending | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kafka {topic}", daemon=True)
@@ -91,25 +93,35 @@ class Member:
 
     def commit(self, commits: Mapping[int, tuple[int, Mark]]) -> set[int]:
         """Commit positions; returns the partitions where it counts. The others belong to somebody else now."""
-        offsets = [TopicPartition(self.topic, p, at, metadata=mark.dump()) for p, (at, mark) in commits.items()]
-        patience = time.monotonic() + _REBALANCE_PATIENCE
-        while True:
-            errors = self._commit(offsets)
-            refused = [error for error in errors.values() if error.code() not in LOST]
-            if not refused:
-                for partition in errors:
-                    self.places.pop(partition, None)
-                return commits.keys() - errors.keys()
-            if refused[0].code() != KafkaError.REBALANCE_IN_PROGRESS or time.monotonic() > patience:
-                raise problem(refused[0])
-            time.sleep(_BUSY)  # the group is between two generations, for a moment
+        pending = _Pending(self.topic, commits, {partition: self.places[partition] for partition in commits})
+        self._pending, deadline = pending, time.monotonic() + self._patience
+        while not self._try(pending):
+            if time.monotonic() > deadline:
+                self._quit("commit_refused")
+            elif self._is_in_callback:
+                time.sleep(_BUSY)
+            else:
+                self._fetch(_BUSY)  # brings the news why the commit was refused
+        return pending.counted
 
-    def _commit(self, offsets: list[TopicPartition]) -> dict[int, KafkaError]:
+    def _try(self, pending: "_Pending") -> bool:
+        """Whether it is known what became of *pending*. A refusal is no proof of a loss: the next callback tells."""
+        if not pending.is_decided:
+            offsets = pending.offsets(self.places)
+            error = self._commit(offsets) if offsets else None
+            if error is not None and error.code() not in OUTDATED:
+                raise problem(error)
+            pending.is_decided = error is None
+            pending.counted = {place.partition for place in offsets} if error is None else set()
+        return pending.is_decided
+
+    def _commit(self, offsets: list[TopicPartition]) -> KafkaError | None:
         try:
             done = self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
-            return {place.partition: error.args[0] for place in offsets}
-        return {place.partition: place.error for place in done if place.error is not None}
+            known: KafkaError = error.args[0]
+            return known
+        return next((place.error for place in done if place.error is not None), None)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -149,8 +161,8 @@ class Member:
             return
 
     def _fetch(self, timeout: float) -> None:
-        first = self._consumer.poll(timeout)
-        for record in [*([first] if first else []), *self._consumer.consume(_FETCH, 0)]:
+        first = self._consumer.poll(timeout)  # alone it comes at once: consume waits until it has all it may return
+        for record in [*([] if first is None else [first]), *self._consumer.consume(_FETCH, 0)]:
             error, partition = record.error(), record.partition()
             if error is not None:
                 self._log.warning("kafka_consumer_error", code=error.name(), error=error.str())
@@ -168,10 +180,14 @@ class Member:
         """A worker that neither settles nor extends is frozen: leave its partitions to others."""
         now = time.monotonic()
         if any(place.out and place.held_until < now for place in self.places.values()):
-            self._log.warning("hold_expired", partitions=sorted(self.places))
-            self.places.clear()
-            self._consumer.unsubscribe()
-            self._has_joined = False
+            self._quit("hold_expired")
+
+    def _quit(self, why: str) -> None:
+        """Leave the group with all that is held; the next take joins it again."""
+        self._log.warning(why, partitions=sorted(self.places))
+        self.places.clear()
+        self._consumer.unsubscribe()
+        self._has_joined = False
 
     def _balance_fetching(self) -> None:
         """Fetch ahead of the worker, but not without end."""
@@ -191,13 +207,35 @@ class Member:
         leaving = [self.places[place.partition] for place in partitions if place.partition in self.places]
         for place in leaving:
             place.is_leaving = True
-        deadline = time.monotonic() + self._patience
+        self._is_in_callback, deadline = True, time.monotonic() + self._patience
         while not self._closing.is_set() and (now := time.monotonic()) < deadline:
             if not any(place.out and place.held_until > now for place in leaving):
                 break
-            self._serve(_BUSY)
+            if self._pending is None or self._pending.is_decided:
+                self._serve(_BUSY)
+            elif self._try(self._pending):  # it is in the middle of settling: this is the time to finish that
+                break
+        self._is_in_callback = False
         self._on_lost(_consumer, partitions)
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for place in partitions:
             self.places.pop(place.partition, None)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A commit on its way: it counts for the places that are still the ones it was meant for."""
+
+    topic: str
+    commits: Mapping[int, tuple[int, Mark]]
+    places: Mapping[int, Place]
+    is_decided: bool = False
+    counted: set[int] = field(default_factory=set)
+
+    def offsets(self, held: Mapping[int, Place]) -> list[TopicPartition]:
+        return [
+            TopicPartition(self.topic, partition, position, metadata=mark.dump())
+            for partition, (position, mark) in self.commits.items()
+            if held.get(partition) is self.places[partition]
+        ]

@@ -113,7 +113,7 @@ class KafkaSubscription:
         held = [(delivery, outcome) for delivery, outcome in results if self._holds(delivery)]
         lanes = settle(held, self._delivering, self._clock.now())
         self._bury(lanes)
-        places = self._member.places
+        places = {lane.partition: self._member.places[lane.partition] for lane in lanes}
         commits = {lane.partition: places[lane.partition].after(lane) for lane in lanes}
         counted = self._member.commit(commits) if commits else set()
         for partition in counted:
@@ -151,6 +151,7 @@ def consumer_settings(config: Mapping[str, Any], *, group: str, worker: str, lea
         "max.poll.interval.ms": max(300_000, session),
         "socket.timeout.ms": 10_000,
         "queued.max.messages.kbytes": 16_384,
+        "fetch.wait.max.ms": 100,  # a partition that was assigned or resumed meanwhile waits for the fetch under way
         **config,
         "group.id": group,
         "enable.auto.commit": False,

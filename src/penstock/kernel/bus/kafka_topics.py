@@ -59,12 +59,15 @@ class Topics:
         patience = time.monotonic() + self._timeout
         while len(records) < limit:
             record = reader.poll(max(0.0, patience - time.monotonic()))
-            error = record.error() if record else KafkaError(KafkaError._TIMED_OUT)  # noqa: SLF001
-            if error is not None and error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+            if record is None:
+                raise down(f"{place.topic} could not be read in time")
+            error = record.error()
+            if error is None:
+                records.append(record)
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 break
-            if record is None or error is not None:
-                raise problem(error) if error else down("no answer")
-            records.append(record)
+            else:
+                raise problem(error)
         return records
 
     def _partitions(self, reader: Consumer, topic: str) -> list[TopicPartition]:

@@ -1,17 +1,18 @@
 """Signals over Redis: Pub/Sub for speed, a stream for certainty."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import structlog
 
+from penstock.kernel.errors import Transient
 from penstock.kernel.listener import Inbox
 from penstock.kernel.signals import Resync, Signal, checked_body
 from penstock.kernel.signals.feed import Feed
-from penstock.kernel.signals.redis_group import BODY, lag
-from penstock.kernel.signals.redis_link import ANSWER_WITHIN, TROUBLE, Link, Mode, asked
+from penstock.kernel.signals.redis_group import BODY, destroy, lag
+from penstock.kernel.signals.redis_link import ANSWER_WITHIN, Link, Mode
 from penstock.kernel.signals.redis_listener import RedisListener, Route
 
 STREAM_LENGTH = 10_000
@@ -50,7 +51,9 @@ class RedisSignals:
         leftover_after: timedelta = LEFTOVER_AFTER,
         poll: timedelta = POLL,
     ) -> None:
-        self._link = Link(nodes, mode, username=username, password=password, tls=tls, tls_ca_file=tls_ca_file)
+        self._link = Link(
+            nodes, mode, stream_key, username=username, password=password, tls=tls, tls_ca_file=tls_ca_file
+        )
         self._route = Route(pub_channel, stream_key, group_prefix)
         self._stream_length = stream_length
         self._leftover_after, self._poll = leftover_after, poll
@@ -59,8 +62,7 @@ class RedisSignals:
         """Add to the stream, then publish, each body in its turn; Transient SIGNALS_DOWN when some may not be out."""
         checked = [checked_body(body) for body in bodies]
         for start in range(0, len(checked), _BATCH):
-            async with asked():
-                await self._announce(checked[start : start + _BATCH])
+            await self._announce(checked[start : start + _BATCH])
 
     @asynccontextmanager
     async def listen(self, listener: str) -> AsyncIterator[AsyncIterator[Signal | Resync]]:
@@ -72,18 +74,18 @@ class RedisSignals:
         try:
             yield Feed(inbox, paths)
         finally:
-            await _stop(paths)
+            for path in paths:
+                path.cancel()
+            await asyncio.gather(*paths, return_exceptions=True)
             await self._leave(group)
 
     async def lag(self) -> int:
         """The entries the slowest listener has yet to be handed; one that died counts until it is reaped."""
-        async with asked():
-            return await self._link.ask(lambda redis: lag(redis, self._route.stream_key, self._route.group_prefix))
+        return await self._link.ask(lambda redis: lag(redis, self._route.stream_key, self._route.group_prefix))
 
     async def check(self) -> None:
         """Raise Transient SIGNALS_DOWN unless the node that holds the stream answers."""
-        async with asked():
-            await self._link.ask(lambda redis: redis.xlen(self._route.stream_key))
+        await self._link.ask(lambda redis: redis.xlen(self._route.stream_key))
 
     async def close(self) -> None:
         """Close every connection; those who still listen are to be closed before."""
@@ -96,15 +98,6 @@ class RedisSignals:
     async def _leave(self, group: str) -> None:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
-                await self._link.ask(lambda redis: redis.xgroup_destroy(self._route.stream_key, group))
-        except TROUBLE as error:  # the other listeners reap it in time
+                await self._link.ask(lambda redis: destroy(redis, self._route.stream_key, group))
+        except (Transient, TimeoutError) as error:  # the other listeners reap it in time
             structlog.get_logger().info("signals_group_left", group=group, error=str(error) or type(error).__name__)
-
-
-async def _stop(paths: Collection["asyncio.Task[None]"]) -> None:
-    running = set(paths)
-    while running:
-        for path in running:
-            path.cancel()
-        # More than once if need be: redis-py waits with wait_for, which in Python 3.11 may swallow a cancellation.
-        _, running = await asyncio.wait(running, timeout=0.02)

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from penstock.kernel.signals.redis_link import Client
-
 EntryId: TypeAlias = tuple[int, int]
 
 BODY = "body"
@@ -91,6 +89,12 @@ class Group:
         return time, number - 1
 
 
+async def destroy(line: "Redis", stream: str, name: str) -> None:
+    """Leave nothing of the group; it may be gone already, and the stream with it."""
+    if await line.exists(stream):
+        await line.xgroup_destroy(stream, name)
+
+
 async def reap(line: "Redis", stream: str, prefix: str, idle: timedelta) -> list[str]:
     """Destroy the groups whose listeners gave no sign of life for *idle*; return their names."""
     reaped = []
@@ -105,23 +109,23 @@ async def reap(line: "Redis", stream: str, prefix: str, idle: timedelta) -> list
     return reaped
 
 
-async def lag(client: Client, stream: str, prefix: str) -> int:
+async def lag(line: "Redis", stream: str, prefix: str) -> int:
     """How many entries the slowest group has yet to be handed; 0 without a stream."""
     try:
-        groups: list[dict[str, Any]] = await client.xinfo_groups(stream)
+        groups: list[dict[str, Any]] = await line.xinfo_groups(stream)
     except ResponseError as error:
         if "no such key" not in str(error):
             raise
         return 0
     own = [group for group in groups if str(group["name"]).startswith(f"{prefix}:")]
-    return max([await _lag_of(client, stream, group) for group in own], default=0)
+    return max([await _lag_of(line, stream, group) for group in own], default=0)
 
 
-async def _lag_of(client: Client, stream: str, group: dict[str, Any]) -> int:
+async def _lag_of(line: "Redis", stream: str, group: dict[str, Any]) -> int:
     if group.get("lag") is not None:
         return int(group["lag"])
     # Redis before 7 does not count for us, and later ones not always.
-    counted: Any = await client.eval(_COUNT_AFTER, 1, stream, group["last-delivered-id"])
+    counted: Any = await line.eval(_COUNT_AFTER, 1, stream, group["last-delivered-id"])
     return int(counted)
 
 

@@ -1,43 +1,53 @@
-"""The way to a key in a Redis Cluster or a single Redis, and what it means when there is none."""
+"""The way to one key, in a Redis Cluster or on a single Redis, and what it means when there is none."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from random import sample
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from redis.asyncio import Redis
-from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
-from redis.exceptions import RedisClusterException, RedisError
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import RedisError
 
+from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import BadConfig, Transient
 
 Mode: TypeAlias = Literal["cluster", "single"]
-Client: TypeAlias = "Redis | RedisCluster"
 Address: TypeAlias = tuple[str, int]
 Answer = TypeVar("Answer")
 
 ANSWER_WITHIN = 2.0
-TROUBLE = (RedisError, RedisClusterException, OSError)
+TROUBLE = (RedisError, OSError)
 _GIVE_UP_AFTER = 10.0
-_RETRIES = 3
+_TRIES = 4
 
 
 class Link:
-    """One client for single commands, which tries again by itself, and lines that do not."""
+    """Opens lines to the node that holds *key*, and keeps one of them for single questions.
+
+    redis-py's cluster client is not used: it reconnects in silence, where a listener has to know, and when it meets an
+    error it cuts the connections of its other users. One key lives on one node, which any node can tell.
+    """
 
     def __init__(
         self,
         nodes: Sequence[str],
         mode: Mode,
+        key: str,
         *,
         username: str | None = None,
         password: str | None = None,
         tls: bool = False,
         tls_ca_file: str | None = None,
     ) -> None:
-        self._addresses = _parsed(nodes, mode)
+        self._given = _parsed(nodes, mode)
+        self._learned: list[Address] = []
+        self._slot = key_slot(key.encode()) if mode == "cluster" else None
         self._options: dict[str, Any] = {
             "username": username,
             "password": password,
@@ -46,92 +56,112 @@ class Link:
             "protocol": 2,
             "decode_responses": True,
             "encoding_errors": "replace",  # a foreign entry may be nonsense, but must not stop a listener
+            "single_connection_client": True,
+            "retry": Retry(NoBackoff(), 0),
             "socket_connect_timeout": ANSWER_WITHIN,
+            "socket_timeout": None,  # else redis-py uses wait_for, which in Python 3.11 can swallow a cancellation
         }
-        self._is_cluster = mode == "cluster"
-        self._client: Client = self._cluster() if self._is_cluster else self._single()
-        self._in_use = asyncio.Lock()  # a cluster's client that meets an error cuts the connections of its other users
-
-    async def ask(self, question: Callable[[Client], Awaitable[Answer]]) -> Answer:
-        """The answer, after a few tries if need be."""
-        async with self._in_use:
-            return await question(self._client)
+        self._kept: Redis | None = None
+        self._in_use = asyncio.Lock()
 
     @asynccontextmanager
-    async def line(self, key: str, answer_within: float) -> AsyncIterator["Redis"]:
-        """A connection to the node that holds *key* now; once it is lost or the key moves, every use of it fails."""
-        host, port = await self._home(key)
-        line = Redis(
-            host=host,
-            port=port,
-            single_connection_client=True,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=answer_within,
-            **self._options,
-        )
+    async def line(self) -> AsyncIterator["Redis"]:
+        """A connection to where the key is now; once it is lost or the key moves, every use of it fails."""
+        line = await self._connect()
         try:
             yield line
         finally:
-            with suppress(*TROUBLE):  # or it would hide a cancellation
-                await line.aclose()
+            await _hang_up(line)
+
+    async def ask(self, question: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
+        """The answer, after a few tries if need be; else Transient SIGNALS_DOWN."""
+        try:
+            async with asyncio.timeout(_GIVE_UP_AFTER), self._in_use:
+                return await self._try(question)
+        except TROUBLE as error:
+            raise Transient(
+                "SIGNALS_DOWN",
+                f"Redis does not do its part: {str(error) or type(error).__name__}",
+                hint="check that Redis runs, that the nodes are its addresses, and the user's password and rights",
+            ) from error
 
     async def close(self) -> None:
-        """Close every connection of the client."""
-        with suppress(*TROUBLE):
-            await self._client.aclose()
-            if isinstance(self._client, RedisCluster):
-                # After an error its aclose does nothing, and would leave sockets open.
-                await self._client.nodes_manager.aclose()
-                await self._client.nodes_manager.aclose("startup_nodes")
+        """Close the kept line."""
+        if self._kept is not None:
+            await _hang_up(self._kept)
+            self._kept = None
 
-    async def _home(self, key: str) -> Address:
-        if not self._is_cluster:
-            return self._addresses[0]
-        async with self._cluster() as cluster:  # a new one knows how things are now
-            node = cluster.get_node_from_key(key)
-            if node is None:
-                raise RedisError(f"no node holds {key}")
-            return node.host, int(node.port)
+    async def _try(self, question: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
+        backoff = Backoff(first=timedelta(milliseconds=50), most=timedelta(seconds=1))
+        for _ in range(_TRIES - 1):
+            with suppress(*TROUBLE):
+                return await self._ask_once(question)
+            await asyncio.sleep(backoff.next().total_seconds())
+        return await self._ask_once(question)
 
-    def _cluster(self) -> RedisCluster:
-        nodes = [ClusterNode(host, port) for host, port in self._addresses]
-        return RedisCluster(
-            startup_nodes=nodes,
-            dynamic_startup_nodes=False,  # they stay the way in, also when every node has moved to a new address
-            retry=_patient(),
-            socket_timeout=ANSWER_WITHIN,
-            **self._options,
-        )
+    async def _ask_once(self, question: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
+        if self._kept is None:
+            self._kept = await self._connect()
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await question(self._kept)
+        except BaseException:  # also when cancelled: an answer may be under way that belongs to no later question
+            await self.close()
+            raise
 
-    def _single(self) -> "Redis":
-        host, port = self._addresses[0]
-        return Redis(host=host, port=port, retry=_patient(), socket_timeout=ANSWER_WITHIN, **self._options)
+    async def _connect(self) -> "Redis":
+        host, port = self._given[0] if self._slot is None else await self._home(self._slot)
+        return Redis(host=host, port=port, **self._options)
+
+    async def _home(self, slot: int) -> Address:
+        trouble: Exception = RedisError("no node of the cluster serves the stream's slot")
+        # Those given as well as those learned: by now all nodes may have moved to new addresses, or the given one died.
+        for address in [*_shuffled(self._given), *_shuffled(self._learned)]:
+            try:
+                shards = await self._shards(address)
+            except TROUBLE as error:
+                trouble = error
+                continue
+            self._learned = [shard.master for shard in shards]
+            for shard in shards:
+                if shard.first <= slot <= shard.last:
+                    return shard.master
+        raise trouble
+
+    async def _shards(self, address: Address) -> list["_Shard"]:
+        host, port = address
+        line = Redis(host=host, port=port, **self._options)
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                told: Any = await line.cluster("SLOTS")
+        finally:
+            await _hang_up(line)
+        # A node that does not know its own address leaves it out.
+        return [_Shard(first, last, (master[0] or host, master[1])) for first, last, master, *_ in told]
 
 
-@asynccontextmanager
-async def asked() -> AsyncIterator[None]:
-    """Wait so long and no longer; a Redis that is down, busy or refuses becomes Transient SIGNALS_DOWN."""
-    cancellations = _cancellations()
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    first: int
+    last: int
+    master: Address
+
+
+async def _hang_up(line: "Redis") -> None:
+    closing = asyncio.create_task(_close(line))
     try:
-        async with asyncio.timeout(_GIVE_UP_AFTER):
-            yield
-    except TROUBLE as error:
-        raise Transient(
-            "SIGNALS_DOWN",
-            f"Redis does not do its part: {error or type(error).__name__}",
-            hint="check that Redis runs, that the nodes are its addresses, and the user's password and rights",
-        ) from error
-    if _cancellations() > cancellations:  # redis-py waits with wait_for, which in Python 3.11 may swallow one
-        raise asyncio.CancelledError
+        await asyncio.shield(closing)
+    finally:
+        await closing  # cancelled half way it would leave a socket open
 
 
-def _cancellations() -> int:
-    task = asyncio.current_task()
-    return task.cancelling() if task else 0
+async def _close(line: "Redis") -> None:
+    with suppress(*TROUBLE):  # what goes wrong with a farewell must not hide what came before
+        await line.aclose()
 
 
-def _patient() -> Retry:
-    return Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), _RETRIES)
+def _shuffled(addresses: Sequence[Address]) -> list[Address]:
+    return sample(addresses, len(addresses))
 
 
 def _parsed(nodes: Sequence[str], mode: Mode) -> list[Address]:

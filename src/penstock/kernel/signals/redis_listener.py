@@ -8,7 +8,6 @@ from datetime import timedelta
 import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
-from redis.exceptions import ConnectionError as ConnectionLost
 
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.listener import Heard, Inbox, Missed
@@ -61,10 +60,11 @@ class RedisListener:
     async def _hear(self, backoff: Backoff) -> None:
         """The instant path, until it is lost."""
         try:
-            async with self._link.line(self._route.stream_key, ANSWER_WITHIN) as line:
+            async with self._link.line() as line:
                 pubsub = line.pubsub()  # it ends with its line
-                await pubsub.subscribe(self._route.pub_channel)
-                await _answer(pubsub, ANSWER_WITHIN)
+                async with asyncio.timeout(ANSWER_WITHIN):
+                    await pubsub.subscribe(self._route.pub_channel)
+                    await pubsub.get_message(timeout=None)
                 self._tried.set()
                 await self._begun.wait()
                 if self._was_lost:
@@ -79,8 +79,9 @@ class RedisListener:
         while True:
             message = await pubsub.get_message(timeout=_PING_AFTER)
             if message is None:  # finds out when nobody said goodbye
-                await pubsub.ping()
-                message = await _answer(pubsub, ANSWER_WITHIN)
+                async with asyncio.timeout(ANSWER_WITHIN):
+                    await pubsub.ping()
+                    message = await pubsub.get_message(timeout=None)
             if message["type"] == "message":
                 self._inbox.put(Heard(message["data"]))
 
@@ -88,14 +89,16 @@ class RedisListener:
         """The path that catches up, until it is lost."""
         # Subscribed first: else a signal of before the subscription could be overtaken by one of after it.
         await self._tried.wait()
-        async with self._link.line(self._route.stream_key, self._poll.total_seconds() + ANSWER_WITHIN) as line:
+        async with self._link.line() as line:
             group = Group(line, self._route.stream_key, self._group)
-            made = await group.enter(afresh=not self._begun.is_set())
+            async with asyncio.timeout(ANSWER_WITHIN):
+                made = await group.enter(afresh=not self._begun.is_set())
             self._inbox.put(Missed(self._why(made)))
             self._begun.set()
             while True:
-                await self._reap_when_due(line)
-                await self._take_batch(group)
+                async with asyncio.timeout(self._poll.total_seconds() + ANSWER_WITHIN):
+                    await self._reap_when_due(line)
+                    await self._take_batch(group)
                 backoff.reset()
 
     async def _take_batch(self, group: Group) -> None:
@@ -117,10 +120,3 @@ class RedisListener:
             self._reap_at = now + self._leftover_after.total_seconds() / 4
             for name in await reap(line, self._route.stream_key, self._route.group_prefix, self._leftover_after):
                 self._log.info("signals_leftover_reaped", leftover=name)
-
-
-async def _answer(pubsub: PubSub, within: float) -> dict[str, str]:
-    message: dict[str, str] | None = await pubsub.get_message(timeout=within)
-    if message is None:
-        raise ConnectionLost(f"no answer within {within:.0f} s")
-    return message
