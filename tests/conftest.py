@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
@@ -16,6 +17,8 @@ from penstock.kernel.embedded import embedded_postgres
 from tests.services.postgres import SETTINGS, fresh_database, make_template
 
 _POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
+settings.register_profile("penstock", deadline=None)  # the machine is noisy; time is measured by benchmarks
+settings.load_profile("penstock")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,7 @@ database:
   password: env:DB_PASSWORD
   statement_timeout: PT1M
 bus:
-  kafka: {bootstrap: "kafka:9092", options: {acks: all}, password: file:/run/secrets/kafka}
+  kafka: {bootstrap: "kafka:9092", options: {acks: all}, secrets: {sasl.password: file:/run/secrets/kafka}}
 signals:
   redis: {nodes: [r1:6379], mode: single, tls: true}
 storage: {url: s3://bucket/prefix, secrets: {secret_access_key: env:KEY}}
@@ -121,6 +121,10 @@ def test_what_is_no_yaml_is_told_with_its_place(config: Config, content: str | b
         ),
         ("auth:\n  jwt:\n    zzz: 1\n    jwks_file: /k\n", ["FILE:3:5: auth.jwt.zzz: unknown key; known keys: algor"]),
         ("flows: {x: 1}", ["FILE:1:9: flows.x: unknown key; "]),
+        (
+            "storage: {options: {secret_access_key: hunter2}}",
+            ["FILE:1:11: storage.options: secret_access_key is a secret: give it under `secrets`, by reference"],
+        ),
         ("1: 2", ["FILE:1:1: 1: Keys should be strings"]),
         ("server:\n  port: many\n", ["FILE:2:3: server.port: Input should be a valid integer"]),
         ("server: {port: 65536}", ["FILE:1:10: server.port: Input should be less than or equal to 65535"]),

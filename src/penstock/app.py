@@ -1,6 +1,6 @@
 """The composition root: the only place that reads settings and wires parts together."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +14,7 @@ from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
-from penstock.kernel.periodic import repeating
+from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.signals import Signals
 from penstock.kernel.storage import Storage
 from penstock.kernel.storage.folder import FolderStorage
@@ -78,13 +78,10 @@ def make_bus(settings: Settings, db: Database) -> Bus:
         return PostgresBus(db, partitions=section.partitions)
     from penstock.kernel.bus.kafka import KafkaBus  # librdkafka loads only where it is used
 
-    kafka, options = section.kafka, dict(section.kafka.options)
-    if kafka.username is not None:
-        options["sasl.username"] = kafka.username
-    if kafka.password is not None:
-        options["sasl.password"] = resolve(kafka.password, "bus.kafka.password")
+    kafka = section.kafka
+    config = {**kafka.options, **_resolved(kafka.secrets, "bus.kafka.secrets")}
     return KafkaBus(
-        kafka.bootstrap, db, partitions=section.partitions, group_prefix=kafka.group_prefix, options=options
+        kafka.bootstrap, db=db, partitions=section.partitions, group_prefix=kafka.group_prefix, config=config
     )
 
 
@@ -117,8 +114,7 @@ def make_storage(settings: Settings) -> Storage:
         return FolderStorage(Path(unquote(parts.path)) if section.url else settings.data_dir / "objects")
     from penstock.kernel.storage.objects import ObjectStorage
 
-    secrets = {name: resolve(reference, f"storage.secrets.{name}") for name, reference in section.secrets.items()}
-    return ObjectStorage(section.url or "", {**section.options, **secrets})
+    return ObjectStorage(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
 
 
 def make_authenticator(settings: Settings) -> Authenticator:
@@ -147,6 +143,10 @@ def make_telemetry(settings: Settings) -> Telemetry:
     return Telemetry(spans=[BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))])
 
 
+def _resolved(secrets: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: resolve(reference, f"{name}.{key}") for key, reference in secrets.items()}
+
+
 def _keys(section: JwtSection) -> Keys:
     if section.secret is not None:
         return SharedSecret(resolve(section.secret, "auth.jwt.secret"))
@@ -163,11 +163,18 @@ def _with_password(section: DatabaseSection) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{password}@{host}"))
 
 
-def _chores(platform: Platform) -> list[tuple[str, Callable[[], Awaitable[object]], timedelta]]:
+def _chores(platform: Platform) -> list[tuple[str, Chore, timedelta]]:
     retention = platform.settings.telemetry.journal_retention
 
     async def forget_old_moves() -> None:
         async with platform.db.transaction() as tx:
             await journal.prune(tx, platform.db.clock.now() - retention)
 
-    return [("journal retention", forget_old_moves, timedelta(minutes=1))]
+    async def relay_to_the_broker() -> None:
+        while await platform.bus.relay():
+            pass
+
+    chores: list[tuple[str, Chore, timedelta]] = [("journal retention", forget_old_moves, timedelta(minutes=1))]
+    if platform.settings.bus.kafka:
+        chores.append(("bus relay", relay_to_the_broker, timedelta(milliseconds=100)))
+    return chores

@@ -34,6 +34,18 @@ def _without_password(url: str) -> str:
 
 
 Url = Annotated[str, AfterValidator(_without_password)]
+_SECRET_OPTION = re.compile(r"password|secret|token|(access|account|encryption)_key$|\.pem$", re.IGNORECASE)
+
+
+def _without_secrets(options: dict[str, str]) -> dict[str, str]:
+    for name in options:
+        if _SECRET_OPTION.search(name):
+            raise ValueError(f"{name} is a secret: give it under `secrets`, by reference")
+    return options
+
+
+Options = Annotated[dict[str, str], AfterValidator(_without_secrets)]
+Secrets = dict[str, SecretRef]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Duration = Annotated[
     timedelta,
@@ -74,11 +86,8 @@ class KafkaSection(Section):
 
     bootstrap: str = Field(min_length=1, description="host:port, several with commas")
     group_prefix: str = "penstock"
-    options: dict[str, str] = Field(
-        default_factory=dict, description="librdkafka's own settings, e.g. security.protocol"
-    )
-    username: str | None = None
-    password: SecretRef | None = None
+    options: Options = Field(default_factory=dict, description="librdkafka's own settings, e.g. sasl.username")
+    secrets: Secrets = Field(default_factory=dict, description="Its secret settings, by reference: sasl.password")
 
 
 class BusSection(Section):
@@ -108,8 +117,8 @@ class StorageSection(Section):
     """Objects: in a folder of the data directory, unless a store is given."""
 
     url: Url | None = Field(None, description="s3://bucket/prefix, gs://…, az://…, or file:///folder")
-    options: dict[str, str] = Field(default_factory=dict, description="The store's own settings, e.g. region, endpoint")
-    secrets: dict[str, SecretRef] = Field(default_factory=dict, description="Its secret settings, by reference")
+    options: Options = Field(default_factory=dict, description="The store's own settings, e.g. region, endpoint")
+    secrets: Secrets = Field(default_factory=dict, description="Its secret settings, by reference")
 
 
 class JwtSection(Section):

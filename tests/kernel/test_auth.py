@@ -5,6 +5,7 @@ import contextlib
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -236,7 +237,7 @@ async def test_a_remembered_refusal_keeps_no_request_alive() -> None:
         with pytest.raises(Unauthorized) as refused:
             await come_in(authenticator, "bad")
         raised.append(refused.value)
-    (_, remembered) = authenticator._known["bad"]
+    ((_, remembered),) = authenticator._known.values()
     assert raised[0] is not raised[1]
     assert isinstance(remembered, Unauthorized)
     assert (remembered.__traceback__, remembered.__context__) == (None, None)
@@ -249,14 +250,15 @@ async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     authenticator = shared()
     for number in range(50):
         await refusal(authenticator, f"bad{number}")
-    assert list(authenticator._known) == [f"bad{number}" for number in range(40, 50)]
+    newest = [sha256(f"bad{number}".encode()).digest() for number in range(40, 50)]
+    assert list(authenticator._known) == newest
 
 
 async def test_an_outage_is_not_remembered() -> None:
     """R25: a token that could not be verified is verified when it comes again."""
 
     class Down:
-        async def key_for(self, token: str) -> Any:  # noqa: ARG002 - it comes to nothing
+        async def key_for(self, token: str) -> Any:
             raise Transient("KEYS_DOWN", "down")
 
     keys = Counted(Down())

@@ -59,7 +59,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         self.handed_out: list[tuple[str, Held]] = []
 
     def run(self, work: Awaitable[R]) -> R:
-        return self.loop.run_until_complete(work)  # type: ignore[arg-type]
+        return self.loop.run_until_complete(work)
 
     def teardown(self) -> None:
         self.run(self.opened.__aexit__(None, None, None))

@@ -3,12 +3,11 @@
 import asyncio
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
-from penstock.kernel.errors import Corrupt
+from penstock.kernel.errors import Conflict, Corrupt
 from penstock.kernel.migrate import Migration
 
 ONE = Migration(
@@ -49,10 +48,10 @@ async def test_callers_at_once_apply_each_migration_once(db: Database) -> None:
     assert await effects(db) == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize(("failing", "why"), [(BROKEN, "DivisionByZeroError"), (UNLISTED, "CheckViolationError")])
+@pytest.mark.parametrize(("failing", "why"), [(BROKEN, "division by zero"), (UNLISTED, "violates check")])
 async def test_a_failing_migration_leaves_nothing_of_itself(db: Database, failing: Migration, why: str) -> None:
     """Those before it stay, it leaves neither table nor entry, those after it wait; mended, all goes on."""
-    with pytest.raises(getattr(asyncpg, why)):
+    with pytest.raises(Conflict, match=f"failed: .*{why}"):
         await migrate.migrate(db, [ONE, failing, THREE])
     assert (await tables(db), await applied(db)) == ({"one"}, [1])
     assert await migrate.migrate(db, [ONE, TWO, THREE]) == [TWO, THREE]

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from hashlib import sha256
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
@@ -178,14 +179,15 @@ class JwtAuthenticator:
         self._issuer, self._audience = issuer, audience
         self._tenant_claim = tenant_claim
         self._leeway = leeway.total_seconds()
-        self._known: OrderedDict[str, tuple[float, Principal | Unauthorized]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[float, Principal | Unauthorized]] = OrderedDict()
 
     async def authenticate(self, authorization: str | None) -> Principal:
         token = _bearer(authorization)
-        remembered = self._known.get(token)
+        name = sha256(token.encode(errors="surrogatepass")).digest()  # long tokens must not fill the memory
+        remembered = self._known.get(name)
         if remembered is None or remembered[0] < time.time():
             remembered = await self._verified(token)
-            self._remember(token, remembered)
+            self._remember(name, remembered)
         answer = remembered[1]
         if isinstance(answer, Unauthorized):
             raise _anew(answer)
@@ -217,9 +219,9 @@ class JwtAuthenticator:
             raise Unauthorized("BAD_TOKEN", f"the token is not accepted: {error}", hint="get a new one") from None
         return claims
 
-    def _remember(self, token: str, answer: tuple[float, Principal | Unauthorized]) -> None:
-        self._known[token] = answer
-        self._known.move_to_end(token)
+    def _remember(self, name: bytes, answer: tuple[float, Principal | Unauthorized]) -> None:
+        self._known[name] = answer
+        self._known.move_to_end(name)
         if len(self._known) > CACHE_SIZE:
             self._known.popitem(last=False)
 

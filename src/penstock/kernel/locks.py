@@ -21,10 +21,10 @@ def advisory_key(name: str) -> int:
 
 
 @asynccontextmanager
-async def advisory_lock(connection: Connection, name: str) -> AsyncIterator[None]:
-    """Hold *name* on this connection, waiting for it as long as it takes; a lost connection frees it."""
+async def advisory_lock(connection: Connection, name: str, *, timeout: float | None = None) -> AsyncIterator[None]:
+    """Hold *name* on this connection, waiting for it as long as the connection's time-out; its loss frees it."""
     key = advisory_key(name)
-    await connection.execute("SELECT pg_advisory_lock($1)", key)
+    await connection.execute("SELECT pg_advisory_lock($1)", key, timeout=timeout)
     try:
         yield
     finally:

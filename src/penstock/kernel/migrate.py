@@ -8,8 +8,8 @@ from importlib.resources import files
 
 import asyncpg
 
-from penstock.kernel.db import Connection, Database
-from penstock.kernel.errors import Corrupt
+from penstock.kernel.db import Connection, Database, is_transient
+from penstock.kernel.errors import Conflict, Corrupt
 from penstock.kernel.locks import advisory_lock
 
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
@@ -23,6 +23,8 @@ CREATE TABLE IF NOT EXISTS schema_migration (
     PRIMARY KEY (part, version)
 )
 """
+_RECORD = "INSERT INTO schema_migration (part, version, name, checksum) VALUES ($1, $2, $3, $4)"
+_PATIENCE = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,30 @@ def load(package: str) -> list[Migration]:
 async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migration]:
     """Apply what is missing and return it; each file is one transaction, two callers never apply one file twice."""
     wanted = list(migrations)
-    async with db.connection() as connection, advisory_lock(connection, "penstock.migrate"):
-        await connection.execute(_LEDGER)
-        pending = _compare(wanted, await _applied(connection)).pending
-        for migration in pending:
-            async with connection.transaction():
-                await connection.execute(migration.sql)
-                await connection.execute(
-                    "INSERT INTO schema_migration (part, version, name, checksum) VALUES ($1, $2, $3, $4)",
-                    migration.part,
-                    migration.version,
-                    migration.name,
-                    migration.checksum,
-                )
+    async with db.connection() as connection:
+        await connection.execute("SET statement_timeout = 0")  # an index on a large table takes what it takes
+        async with advisory_lock(connection, "penstock.migrate", timeout=_PATIENCE):
+            await connection.execute(_LEDGER)
+            pending = _compare(wanted, await _applied(connection)).pending
+            for migration in pending:
+                await _apply(connection, migration)
     return list(pending)
+
+
+async def _apply(connection: Connection, migration: Migration) -> None:
+    row = (migration.part, migration.version, migration.name, migration.checksum)
+    try:
+        async with connection.transaction():
+            await connection.execute(migration.sql, timeout=_PATIENCE)
+            await connection.execute(_RECORD, *row)
+    except asyncpg.PostgresError as error:
+        if is_transient(error):
+            raise
+        raise Conflict(
+            "MIGRATION_FAILED",
+            f"migration {migration.part} {migration.version:04} ({migration.name}) failed: {error}",
+            hint="nothing of it was applied; mend the cause and run `penstock db migrate` again",
+        ) from error
 
 
 async def plan(db: Database, migrations: Iterable[Migration]) -> Plan:

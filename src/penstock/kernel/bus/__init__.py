@@ -72,6 +72,9 @@ class Bus(Protocol):
     async def publish(self, messages: Sequence[Message], *, tx: Connection | None = None) -> None:
         """Keep *messages* durably before returning; with *tx*, they are seen if and only if it commits."""
 
+    async def relay(self) -> int:
+        """Send what committed transactions published; returns how many. Always 0 where a commit alone is enough."""
+
     def subscribe(
         self,
         topic: str,

@@ -54,5 +54,5 @@ def problem(error: KafkaError) -> PenstockError:
 
 
 def down(reason: str) -> Transient:
-    hint = "check that the brokers run and that bus.bootstrap points to them"
+    hint = "check that the brokers run and that bus.kafka.bootstrap points to them"
     return Transient("BUS_DOWN", f"Kafka does not answer: {reason}", hint=hint)

@@ -44,6 +44,9 @@ class PostgresBus:
             [dict(message.headers) for message in messages],
         )
 
+    async def relay(self) -> int:
+        return 0
+
     @asynccontextmanager
     async def subscribe(
         self,
