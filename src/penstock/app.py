@@ -8,12 +8,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from penstock.kernel import journal, migrate
-from penstock.kernel.auth import Authenticator, JwtAuthenticator, KeyFile, Keys, KeyUrl, NoAuthenticator, SharedSecret
+from penstock.kernel.auth import Authenticator, JwtAuthenticator, NoAuthenticator
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.keys import KeyFile, Keys, KeyUrl, SharedSecret
 from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.signals import Signals
 from penstock.kernel.storage import Storage

@@ -19,11 +19,10 @@ from penstock.kernel.auth import (
     REFUSAL_SECONDS,
     TOKEN_LIMIT,
     JwtAuthenticator,
-    Keys,
     NoAuthenticator,
-    SharedSecret,
 )
 from penstock.kernel.errors import BadConfig, Forbidden, Transient, Unauthorized
+from penstock.kernel.keys import Keys, SharedSecret
 from tests.kernel.tokens import (
     ANY_TEXT,
     CLAIMS,

@@ -9,9 +9,10 @@ import pytest
 from fastapi import Depends, FastAPI, Request
 from pydantic import BaseModel
 
-from penstock.kernel.auth import JwtAuthenticator, Principal, SharedSecret
+from penstock.kernel.auth import JwtAuthenticator, Principal
 from penstock.kernel.errors import Conflict, Corrupt, NotFound, PenstockError, Transient
 from penstock.kernel.http import create_app, identifying
+from penstock.kernel.keys import SharedSecret
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.telemetry import Telemetry
 

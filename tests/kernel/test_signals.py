@@ -470,6 +470,20 @@ async def test_a_failover_is_told_and_the_new_node_used() -> None:
         await asyncio.to_thread(service.stop)
 
 
+async def test_a_stream_that_moves_to_another_node_is_followed(cluster: RedisCluster, cluster_rig: RedisRig) -> None:
+    """R16, R22: while a slot is moved, for however long, and after it: Resync, and signals on both paths."""
+    async with cluster_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        await cluster_rig.signals.announce(["before"])
+        cluster.open_slot(cluster_rig.stream)
+        await resynced(feed, "the connection was lost")
+        await cluster_rig.signals.announce(["meanwhile"])
+        await heard(feed, "meanwhile")
+        cluster.close_slot(cluster_rig.stream)
+        await cluster_rig.signals.announce(["after"])
+        await heard(feed, "after")
+
+
 async def test_a_listener_that_closes_leaves_nothing_behind(cluster_rig: RedisRig) -> None:
     """R22: a listener's group is its own, and gone when it closes."""
     async with cluster_rig.signals.listen("a") as one, cluster_rig.signals.listen("b") as other:

@@ -91,7 +91,7 @@ class RedisCluster:
 
     def owner(self, key: str) -> int:
         """The number of the master that has *key* so long as there was no failover."""
-        return key_slot(key.encode()) * MASTERS // SLOTS
+        return _slot(key) * MASTERS // SLOTS
 
     def holder(self, key: str) -> "redis.Redis":
         """A client of that master."""
@@ -105,6 +105,19 @@ class RedisCluster:
         """Start a killed node again, empty, under its old name; back when the cluster is whole."""
         self._nodes[number].start()
         self.wait_until_ok()
+
+    def open_slot(self, key: str) -> None:
+        """Begin to move the slot of *key* to the next master: the key is there already, the slot is not."""
+        old, new = self._moving(key)
+        new.ask("CLUSTER SETSLOT", _slot(key), "IMPORTING", old.ask("CLUSTER MYID"))
+        old.ask("CLUSTER SETSLOT", _slot(key), "MIGRATING", new.ask("CLUSTER MYID"))
+        old.ask("MIGRATE", "127.0.0.1", new.port, key, 0, 5000)
+
+    def close_slot(self, key: str) -> None:
+        """Finish that move; from then on `owner` and `holder` are wrong about the key."""
+        _, new = self._moving(key)
+        for node in (new, *self._nodes[:MASTERS]):
+            node.ask("CLUSTER SETSLOT", _slot(key), "NODE", new.ask("CLUSTER MYID"))
 
     def freeze(self, number: int) -> None:
         self._nodes[number].signal(signal.SIGSTOP)
@@ -133,6 +146,10 @@ class RedisCluster:
         for node in self._nodes:
             node.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _moving(self, key: str) -> "tuple[_Node, _Node]":
+        old = self.owner(key)
+        return self._nodes[old], self._nodes[(old + 1) % MASTERS]
 
     def _form(self) -> None:
         for node in self._nodes:
@@ -196,6 +213,10 @@ class _Node:
         assert self._process is not None
         assert self._process.poll() is None, f"redis-server ended; its port was {self.port}"
         return bool(self.client.ping())
+
+
+def _slot(key: str) -> int:
+    return int(key_slot(key.encode()))
 
 
 def _assign(node: _Node, first: int, last: int) -> None:

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import AskError, RedisError
 
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import BadConfig, Transient
@@ -47,6 +47,7 @@ class Link:
     ) -> None:
         self._given = _parsed(nodes, mode)
         self._learned: list[Address] = []
+        self._key = key
         self._slot = key_slot(key.encode()) if mode == "cluster" else None
         self._options: dict[str, Any] = {
             "username": username,
@@ -110,7 +111,21 @@ class Link:
             raise
 
     async def _connect(self) -> "Redis":
-        host, port = self._given[0] if self._slot is None else await self._home(self._slot)
+        if self._slot is None:
+            return self._line_to(self._given[0])
+        line = self._line_to(await self._home(self._slot))
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                await line.exists(self._key)
+        except BaseException as error:
+            await _hang_up(line)
+            if type(error) is AskError:  # the slot is about to move, and the key has gone ahead
+                return _Guest(host=error.host, port=error.port, **self._options)
+            raise
+        return line
+
+    def _line_to(self, address: Address) -> "Redis":
+        host, port = address
         return Redis(host=host, port=port, **self._options)
 
     async def _home(self, slot: int) -> Address:
@@ -129,15 +144,22 @@ class Link:
         raise trouble
 
     async def _shards(self, address: Address) -> list["_Shard"]:
-        host, port = address
-        line = Redis(host=host, port=port, **self._options)
+        line = self._line_to(address)
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 told: Any = await line.cluster("SLOTS")
         finally:
             await _hang_up(line)
         # A node that does not know its own address leaves it out.
-        return [_Shard(first, last, (master[0] or host, master[1])) for first, last, master, *_ in told]
+        return [_Shard(first, last, (master[0] or address[0], master[1])) for first, last, master, *_ in told]
+
+
+class _Guest(Redis):
+    """A line to a node that does not own the slot yet, which every command has to acknowledge."""
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        await super().execute_command("ASKING")
+        return await super().execute_command(*args, **options)
 
 
 @dataclass(frozen=True, slots=True)
