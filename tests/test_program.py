@@ -169,6 +169,19 @@ def test_up_works_under_a_folder_closed_to_others(tmp_path: Path) -> None:
     assert closed.stat().st_mode & 0o077 == 0
 
 
+def test_doctor_asks_every_server_that_is_configured(tmp_path: Path) -> None:
+    """R8, R23: Kafka and Redis that do not answer are named, also before the first start."""
+    (tmp_path / "penstock.yaml").write_text(
+        "server: {port: 0, query_port: 0}\n"
+        'bus: {kafka: {bootstrap: "127.0.0.1:1"}}\n'
+        'signals: {redis: {nodes: ["127.0.0.1:1"]}}\n'
+    )
+    done = penstock("doctor", "--json", cwd=tmp_path)
+    codes = {finding["name"]: (finding["error"] or {}).get("code") for finding in json.loads(done.out)}
+    assert done.code == 7
+    assert (codes["bus"], codes["signals"], codes["database"]) == ("BUS_DOWN", "SIGNALS_DOWN", None)
+
+
 HEAVY = {"asyncpg", "fastapi", "rich", "uvicorn", "structlog", "opentelemetry", "confluent_kafka", "redis", "obstore"}
 
 

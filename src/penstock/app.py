@@ -17,12 +17,14 @@ from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.keys import KeyFile, Keys, KeyUrl, SharedSecret
 from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.signals import Signals
+from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.storage import Storage
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from penstock.settings import EMBEDDED, DatabaseSection, JwtSection, Settings
+from penstock.settings import EMBEDDED, DatabaseSection, JwtSection, KafkaSection, RedisSection, Settings
 
 MIGRATIONS = ("penstock.kernel",)
+CHANNEL = "penstock"
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,8 @@ class Platform:
     telemetry: Telemetry
     db: Database
     bus: Bus
+    signals: Signals
     storage: Storage
-
-    def signals(self, channel: str) -> Signals:
-        """The signals of one channel."""
-        return make_signals(self.settings, self.db, channel)
 
 
 @asynccontextmanager
@@ -48,7 +47,9 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
         await migrate.migrate(db, known_migrations())
         bus = make_bus(settings, db)
         stack.push_async_callback(bus.close)
-        platform = Platform(settings, telemetry, db, bus, make_storage(settings))
+        signals = make_signals(settings, db)
+        stack.push_async_callback(signals.close)
+        platform = Platform(settings, telemetry, db, bus, signals, make_storage(settings))
         for name, chore, every in _chores(platform):
             await stack.enter_async_context(repeating(name, chore, every))
         yield platform
@@ -75,35 +76,38 @@ def known_migrations() -> list[migrate.Migration]:
 def make_bus(settings: Settings, db: Database) -> Bus:
     """Kafka when it is configured, else PostgreSQL."""
     section = settings.bus
-    if section.kafka is None:
-        return PostgresBus(db, partitions=section.partitions)
+    if section.kafka is not None:
+        return make_kafka(section.kafka, section.partitions, db)
+    return PostgresBus(db, partitions=section.partitions)
+
+
+def make_kafka(section: KafkaSection, partitions: int, db: Database | None) -> Bus:
+    """The bus on Kafka; without a database nothing can be published in a transaction."""
     from penstock.kernel.bus.kafka import KafkaBus  # librdkafka loads only where it is used
 
-    kafka = section.kafka
-    config = {**kafka.options, **_resolved(kafka.secrets, "bus.kafka.secrets")}
-    return KafkaBus(
-        kafka.bootstrap, db=db, partitions=section.partitions, group_prefix=kafka.group_prefix, config=config
-    )
+    config = {**section.options, **_resolved(section.secrets, "bus.kafka.secrets")}
+    return KafkaBus(section.bootstrap, db=db, partitions=partitions, group_prefix=section.group_prefix, config=config)
 
 
-def make_signals(settings: Settings, db: Database, channel: str) -> Signals:
+def make_signals(settings: Settings, db: Database) -> Signals:
     """Redis when it is configured, else PostgreSQL."""
-    redis = settings.signals.redis
-    if redis is None:
-        from penstock.kernel.signals.postgres import PostgresSignals
+    section = settings.signals
+    return make_redis(section.redis) if section.redis is not None else PostgresSignals(db, CHANNEL)
 
-        return PostgresSignals(db, channel)
-    from penstock.kernel.signals.redis import RedisSignals
+
+def make_redis(section: RedisSection) -> Signals:
+    """The signals on Redis."""
+    from penstock.kernel.signals.redis import RedisSignals  # loads only where it is used
 
     return RedisSignals(
-        redis.nodes,
-        mode=redis.mode,
-        pub_channel=f"{channel}:pub",
-        stream_key=f"{channel}:stream",
-        group_prefix=f"{channel}:group",
-        username=redis.username,
-        password=resolve(redis.password, "signals.redis.password") if redis.password else None,
-        tls=redis.tls,
+        section.nodes,
+        mode=section.mode,
+        pub_channel=f"{CHANNEL}:pub",
+        stream_key=f"{CHANNEL}:stream",
+        group_prefix=f"{CHANNEL}:group",
+        username=section.username,
+        password=resolve(section.password, "signals.redis.password") if section.password else None,
+        tls=section.tls,
     )
 
 

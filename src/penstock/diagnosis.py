@@ -13,10 +13,12 @@ from typing import Any
 
 from penstock import app
 from penstock.kernel import datadir, migrate
+from penstock.kernel.bus import Bus
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import find_binaries
 from penstock.kernel.errors import BadConfig, Conflict, PenstockError, TimedOut
 from penstock.kernel.locks import file_lock
+from penstock.kernel.signals import Signals
 from penstock.settings import EMBEDDED, Settings
 
 _PATIENCE = 15.0
@@ -40,17 +42,17 @@ async def diagnose(settings: Settings) -> list[Finding]:
     """Look at everything the settings name; a look that fails says why and the others go on."""
     findings = [await _look(name, look) for name, look in _local_looks(settings).items()]
     async with AsyncExitStack() as stack:
+        db = None
         if settings.database.url == EMBEDDED and not _has_data(settings):
             findings.append(Finding("database", "embedded, made at the first start"))
-            return [*findings, await _look("storage", lambda: _storage(settings))]
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                db = await stack.enter_async_context(app.open_database(settings))
-        except (PenstockError, TimeoutError) as error:
-            findings.append(_failed("database", error))
-            return [*findings, await _look("storage", lambda: _storage(settings))]
-        findings += [await _look(name, look) for name, look in _remote_looks(settings, db).items()]
-    return findings
+        else:
+            try:
+                async with asyncio.timeout(_PATIENCE):
+                    db = await stack.enter_async_context(app.open_database(settings))
+            except (PenstockError, TimeoutError) as error:
+                findings.append(_failed("database", error))
+        looks = {**(_database_looks(db) if db else {}), **_remote_looks(settings)}
+        return findings + [await _look(name, look) for name, look in looks.items()]
 
 
 Look = Callable[[], Awaitable[str]]
@@ -82,7 +84,7 @@ def _local_looks(settings: Settings) -> dict[str, Look]:
     return looks
 
 
-def _remote_looks(settings: Settings, db: Database) -> dict[str, Look]:
+def _database_looks(db: Database) -> dict[str, Look]:
     async def database() -> str:
         return f"PostgreSQL {await db.check()}"
 
@@ -90,29 +92,25 @@ def _remote_looks(settings: Settings, db: Database) -> dict[str, Look]:
         plan = await migrate.plan(db, app.known_migrations())
         return f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
 
-    async def bus() -> str:
-        made = app.make_bus(settings, db)
-        try:
-            await made.check()
-        finally:
-            await made.close()
-        return "Kafka" if settings.bus.kafka else "PostgreSQL"
+    return {"database": database, "schema": schema}
 
-    async def signals() -> str:
-        made = app.make_signals(settings, db, "penstock")
-        try:
-            await made.check()
-        finally:
-            await made.close()
-        return "Redis" if settings.signals.redis else "PostgreSQL"
 
-    return {
-        "database": database,
-        "schema": schema,
-        "bus": bus,
-        "signals": signals,
-        "storage": lambda: _storage(settings),
-    }
+def _remote_looks(settings: Settings) -> dict[str, Look]:
+    """What stands on servers of its own; the rest stands on the database."""
+    looks: dict[str, Look] = {"storage": lambda: _storage(settings)}
+    if (kafka := settings.bus.kafka) is not None:
+        looks["bus"] = lambda: _checked(app.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
+    if (redis := settings.signals.redis) is not None:
+        looks["signals"] = lambda: _checked(app.make_redis(redis), "Redis")
+    return looks
+
+
+async def _checked(port: Bus | Signals, name: str) -> str:
+    try:
+        await port.check()
+    finally:
+        await port.close()
+    return name
 
 
 async def _data_dir(folder: Path) -> str:

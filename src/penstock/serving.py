@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from penstock.app import Platform, make_authenticator, make_signals, make_telemetry, open_platform
+from penstock.app import Platform, make_authenticator, make_telemetry, open_platform
 from penstock.kernel import actuator, datadir
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import Authenticator, Principal
@@ -48,29 +48,34 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         server = settings.server
         with _listening(server.host, server.port) as api, _listening(server.host, server.query_port) as query:
             async with open_platform(settings, telemetry) as platform:
-                pulse = make_pulse(platform)
+                # The API cannot do without its database; the query server answers from memory, come what may.
+                pulses = [make_pulse(platform, needs=["database"]), make_pulse(platform, needs=[])]
                 metrics = HttpMetrics(telemetry)
-                apps = [make_api(platform, pulse, metrics, authenticator), make_query(platform, pulse, metrics)]
-                async with _serving(list(zip(apps, (api, query), strict=True)), server):
-                    await _until_stopped(pulse, Addresses(_address(api), _address(query)), stop, on_ready)
+                apps = [
+                    (make_api(platform, pulses[0], metrics, authenticator), api),
+                    (make_query(platform, pulses[1], metrics), query),
+                ]
+                async with _serving(apps, server):
+                    await _until_stopped(pulses, Addresses(_address(api), _address(query)), stop, on_ready)
 
 
 async def _until_stopped(
-    pulse: Pulse, addresses: Addresses, stop: asyncio.Event, on_ready: Callable[[Addresses], None]
+    pulses: Sequence[Pulse], addresses: Addresses, stop: asyncio.Event, on_ready: Callable[[Addresses], None]
 ) -> None:
-    pulse.is_serving = True
+    for pulse in pulses:
+        pulse.is_serving = True
     structlog.get_logger().info("ready", api=addresses.api, query=addresses.query)
     on_ready(addresses)
     await stop.wait()
-    pulse.is_serving = False
+    for pulse in pulses:
+        pulse.is_serving = False
     structlog.get_logger().info("stopping")
 
 
-def make_pulse(platform: Platform) -> Pulse:
-    """What this process depends on, each asked by its own check."""
-    signals = make_signals(platform.settings, platform.db, "penstock")
-    checks = {"database": platform.db.check, "bus": platform.bus.check, "signals": signals.check}
-    return Pulse({**checks, "storage": platform.storage.check})
+def make_pulse(platform: Platform, *, needs: Collection[str]) -> Pulse:
+    """What this process depends on, each asked by its own check, and what of it a server *needs* to be ready."""
+    checks = {"database": platform.db.check, "bus": platform.bus.check}
+    return Pulse({**checks, "signals": platform.signals.check, "storage": platform.storage.check}, needs=needs)
 
 
 def make_api(platform: Platform, pulse: Pulse, metrics: HttpMetrics, authenticator: Authenticator) -> FastAPI:

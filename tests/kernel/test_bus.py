@@ -356,6 +356,21 @@ async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
     assert attempts == [1]
 
 
+async def test_a_worker_that_asks_for_nothing_holds_nobody_up(rig: Rig) -> None:
+    """A frozen worker keeps no messages from the others, also none that came after it froze."""
+    async with rig.bus.subscribe(rig.topic, worker="silent", delivering=Delivering(lease_for=SHORT)) as silent:
+        await publish(rig, ("a", "1"))
+        await settle(silent, await take(silent))
+        await publish(rig, *[(f"k{n}", f"k{n}") for n in range(20)])
+        async with rig.bus.subscribe(rig.topic, worker="busy", delivering=LONG) as busy:
+            seen: list[str] = []
+            while len(seen) < 20:
+                taken = await take(busy)
+                seen += values(taken)
+                await settle(busy, taken)
+    assert sorted(seen) == sorted(f"k{n}" for n in range(20))
+
+
 async def test_messages_of_a_killed_worker_are_handed_out_again(rig: Rig) -> None:
     """A worker killed in mid-batch leaves all of it to another, in order, one by one: any may be what killed it."""
     await publish(rig, *[("a", f"a{n}") for n in range(3)], *[("b", f"b{n}") for n in range(3)])

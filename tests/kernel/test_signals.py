@@ -9,13 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.kernel import listener as notifications
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.errors import BadConfig, Invalid, Transient
 from penstock.kernel.listener import Heard, Inbox, Missed
-from penstock.kernel.signals import BODY_LIMIT, Resync, Signal, Signals
+from penstock.kernel.signals import BODY_LIMIT, Resync, Signal, Signals, redis_listener
 from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.signals.redis import RedisSignals
@@ -372,6 +373,44 @@ async def test_while_pubsub_is_cut_again_and_again_the_very_signals_arrive(clust
         await heard(feed, "only published", within=AT_ONCE)
 
 
+async def test_silence_is_no_loss_so_long_as_the_server_answers(
+    single_rig: RedisRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22: a quiet subscription is asked whether it lives, and goes on."""
+    monkeypatch.setattr(redis_listener, "_PING_AFTER", 0.02)
+    async with single_rig.signals.listen("pod") as feed:
+        await resynced(feed)
+        before = pings(single_rig)
+        await becomes(lambda: pings(single_rig) > before + 3)
+        single_rig.publish("after the silence")
+        assert await heard(feed, "after the silence") == [Signal("after the silence")]
+
+
+def pings(rig: RedisRig) -> int:
+    return int(rig.server.info("commandstats")["cmdstat_ping"]["calls"])
+
+
+async def test_a_server_that_says_nothing_more_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R22: both paths notice a server that neither answers nor closes; when it is back there is a Resync of each."""
+    monkeypatch.setattr(redis_listener, "_PING_AFTER", 0.02)
+    monkeypatch.setattr(redis_listener, "ANSWER_WITHIN", 0.5)
+    service = RedisServer(server_binary())
+    try:
+        async with redis_rig(service, poll=timedelta(milliseconds=100)) as rig, rig.signals.listen("pod") as feed:
+            await resynced(feed)
+            with capture_logs() as logs:
+                service.freeze()
+                await becomes(lambda: {log.get("path") for log in logs} >= {"pubsub", "stream"})
+                service.thaw()
+            items = await resynced(feed, "the connection was lost")
+            if Resync("Pub/Sub was lost") not in items:
+                await resynced(feed, "Pub/Sub was lost")
+            await rig.signals.announce(["later"])
+            await heard(feed, "later")
+    finally:
+        service.stop()
+
+
 async def test_a_signal_handed_to_a_dead_connection_is_handed_again(cluster_rig: RedisRig) -> None:
     """R22: what Redis counts as delivered and nobody acknowledged is not lost."""
     lost = """
@@ -582,6 +621,12 @@ def test_a_single_redis_has_one_address() -> None:
     """R16: several addresses without a cluster are bad configuration."""
     with pytest.raises(BadConfig):
         RedisSignals(["a:1", "b:2"], mode="single", pub_channel="p", stream_key="s", group_prefix="g")
+
+
+def test_a_listener_must_have_time_to_show_that_it_lives() -> None:
+    """R22: a limit at which the living would be reaped is bad configuration."""
+    with pytest.raises(BadConfig):
+        RedisSignals(["a:1"], pub_channel="p", stream_key="s", group_prefix="g", leftover_after=timedelta(seconds=5))
 
 
 async def test_a_listener_that_breaks_says_so() -> None:

@@ -23,7 +23,6 @@ class Kafka:
     bootstrap: str
     is_real: bool
     options: Mapping[str, Any] = field(default_factory=dict)
-    session: float = 6.0
 
     def needs_real(self, why: str) -> None:
         """Skip a test the mock cannot serve."""
@@ -39,30 +38,52 @@ def kafka() -> Iterator[Kafka]:
     elif is_required("kafka"):
         require("kafka", f"{ADDRESS} names no broker")
     else:
-        with mock_cluster() as address:
-            # The mock makes topics when somebody asks for them, not by CreateTopics; and its groups rebalance for as
-            # long as the session less a second, so sessions are short.
-            session = {"session.timeout.ms": 1_500, "heartbeat.interval.ms": 200}
-            yield Kafka(address, False, {"makes_topics": False, "consumer_config": session}, session=1.5)
+        with mock_cluster() as cluster:
+            yield cluster.kafka
+
+
+class MockCluster:
+    """librdkafka's mock of one broker. Reached by its C interface: a setting gives no way to tune it or to break it."""
+
+    def __init__(self) -> None:
+        self._library = library = ctypes.CDLL(
+            cimpl.__file__
+        )  # finds what this is linked with, wherever the wheel put it
+        for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
+            getattr(library, name).restype = ctypes.c_void_p
+        library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+        error = ctypes.create_string_buffer(512)
+        config = ctypes.c_void_p(library.rd_kafka_conf_new())
+        library.rd_kafka_conf_set(config, b"log_level", b"0", error, len(error))
+        self._client = ctypes.c_void_p(library.rd_kafka_new(_PRODUCER, config, error, len(error)))
+        if not self._client:
+            raise RuntimeError(error.value.decode())
+        self._cluster = ctypes.c_void_p(library.rd_kafka_mock_cluster_new(self._client, 1))
+        library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, _JOIN_DELAY)
+
+    @property
+    def kafka(self) -> Kafka:
+        """It makes topics when somebody asks for them, not by CreateTopics; and its groups rebalance for as long as the
+        session less a second, so sessions are short."""
+        session = {"session.timeout.ms": 1_500, "heartbeat.interval.ms": 200}
+        bootstrap = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
+        return Kafka(bootstrap, is_real=False, options={"makes_topics": False, "consumer_config": session})
+
+    def go_down(self) -> None:
+        self._library.rd_kafka_mock_broker_set_down(self._cluster, 1)
+
+    def come_up(self) -> None:
+        self._library.rd_kafka_mock_broker_set_up(self._cluster, 1)
+
+    def close(self) -> None:
+        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+        self._library.rd_kafka_destroy(self._client)
 
 
 @contextmanager
-def mock_cluster() -> Iterator[str]:
-    """The address of a mock cluster of one broker. Reached by its C interface: a setting gives no way to tune it."""
-    library = ctypes.CDLL(cimpl.__file__)  # finds what this module is linked with, wherever the wheel put it
-    for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
-        getattr(library, name).restype = ctypes.c_void_p
-    library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
-    error = ctypes.create_string_buffer(512)
-    config = ctypes.c_void_p(library.rd_kafka_conf_new())
-    library.rd_kafka_conf_set(config, b"log_level", b"0", error, len(error))
-    client = ctypes.c_void_p(library.rd_kafka_new(_PRODUCER, config, error, len(error)))
-    if not client:
-        raise RuntimeError(error.value.decode())
-    cluster = ctypes.c_void_p(library.rd_kafka_mock_cluster_new(client, 1))
-    library.rd_kafka_mock_group_initial_rebalance_delay_ms(cluster, _JOIN_DELAY)
+def mock_cluster() -> Iterator[MockCluster]:
+    cluster = MockCluster()
     try:
-        yield library.rd_kafka_mock_cluster_bootstraps(cluster).decode()
+        yield cluster
     finally:
-        library.rd_kafka_mock_cluster_destroy(cluster)
-        library.rd_kafka_destroy(client)
+        cluster.close()

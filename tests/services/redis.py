@@ -61,6 +61,12 @@ class RedisServer:
     def ask(self, *words: object) -> Any:
         return self._node.ask(*words)
 
+    def freeze(self) -> None:
+        self._node.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._node.signal(signal.SIGCONT)
+
     def client_kill_pubsub(self) -> int:
         return int(self.ask("CLIENT KILL TYPE pubsub"))
 

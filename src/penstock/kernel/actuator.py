@@ -1,7 +1,7 @@
 """How a process is: alive, ready, and what it depends on."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from time import monotonic
 from typing import Any, Literal
 
@@ -36,8 +36,9 @@ class Health(BaseModel):
 class Pulse:
     """What a process knows of itself: whether it has begun, is ending, and how its dependencies do."""
 
-    def __init__(self, checks: Mapping[str, Check]) -> None:
+    def __init__(self, checks: Mapping[str, Check], *, needs: Collection[str]) -> None:
         self._checks = checks
+        self._needs = needs  # without these it cannot serve; the loss of any other must not take it out of service
         self._asked_at = -FRESH_FOR
         self._found: dict[str, Component] = {}
         self._asking = asyncio.Lock()
@@ -47,14 +48,13 @@ class Pulse:
         async with self._asking:
             if monotonic() - self._asked_at >= FRESH_FOR:
                 self._found, self._asked_at = await self._ask(), monotonic()
-        up = all(component.status == "UP" for component in self._found.values())
-        return Health(status="UP" if up else "DOWN", components=self._found)
+        return _health(self._found)
 
     async def readiness(self) -> Health:
-        health = await self.health()
-        serving = Component(status="UP" if self.is_serving else "DOWN")
-        status: Status = "UP" if self.is_serving and health.status == "UP" else "DOWN"
-        return Health(status=status, components={"serving": serving, **health.components})
+        found = (await self.health()).components
+        needed = {"serving": Component(status="UP" if self.is_serving else "DOWN")}
+        needed.update({name: found[name] for name in self._needs})
+        return _health(needed)
 
     async def _ask(self) -> dict[str, Component]:
         found = await asyncio.gather(*(_component(check) for check in self._checks.values()))
@@ -84,6 +84,11 @@ def router(pulse: Pulse, telemetry: Telemetry) -> APIRouter:
         return Response(telemetry.exposition(), media_type=EXPOSITION)
 
     return routes
+
+
+def _health(components: dict[str, Component]) -> Health:
+    up = all(component.status == "UP" for component in components.values())
+    return Health(status="UP" if up else "DOWN", components=components)
 
 
 def _answer(health: Health, response: Response) -> Health:

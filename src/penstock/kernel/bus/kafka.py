@@ -1,7 +1,7 @@
 """The bus on Apache Kafka: a topic is a topic, its workers one consumer group, positions are committed by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from penstock.kernel.bus.kafka_subscription import KafkaSubscription, consumer_s
 from penstock.kernel.bus.kafka_topics import Topics
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.db import Connection, Database
-from penstock.kernel.errors import BadConfig, Invalid
+from penstock.kernel.errors import BadConfig, Invalid, Transient
 from penstock.kernel.outbox import Outbox
 
 SQL = sql.load("penstock.kernel.bus", file="kafka.sql")
@@ -88,8 +88,8 @@ class KafkaBus:
         worker: str,
         delivering: Delivering = Delivering(),  # noqa: B008 - frozen
     ) -> AsyncIterator[KafkaSubscription]:
-        await asyncio.to_thread(self._ensure, topic)
-        await asyncio.to_thread(self._ensure, dead_topic(topic), partitions=1)  # one, so that they keep their order
+        await asyncio.to_thread(self._ensure, [topic])
+        await asyncio.to_thread(self._ensure, [dead_topic(topic)], partitions=1)  # one, so that they keep their order
         settings = consumer_settings(
             self._consumer_config, group=self._group(topic), worker=worker, lease_for=delivering.lease_for
         )
@@ -115,20 +115,22 @@ class KafkaBus:
         return f"{self._group_prefix}.{topic}"
 
     async def _publish(self, letters: Sequence[Letter]) -> None:
-        if letters:
-            await asyncio.to_thread(self._ensure_all, {letter.topic for letter in letters})
+        if not letters:
+            return
+        topics = {letter.topic for letter in letters}
+        try:
+            await asyncio.to_thread(self._ensure, topics)
             await asyncio.wrap_future(await asyncio.to_thread(self._sender.send, letters))
+        except Transient:
+            self._known -= topics  # one of them may be gone
+            raise
 
     def _deliver(self, letters: Sequence[Letter]) -> None:
         self._sender.send(letters).result()
 
-    def _ensure_all(self, topics: set[str]) -> None:
-        for topic in topics:
-            self._ensure(topic)
-
-    def _ensure(self, topic: str, *, partitions: int | None = None) -> None:
-        """Have *topic* there; asked once per process."""
-        if topic not in self._known:
+    def _ensure(self, topics: Iterable[str], *, partitions: int | None = None) -> None:
+        """Have *topics* there; each is asked for once per process."""
+        for topic in set(topics) - self._known:
             if not (self._makes_topics and self._topics.make(topic, partitions or self._partitions)):
                 self._sender.find(topic)
             self._known.add(topic)

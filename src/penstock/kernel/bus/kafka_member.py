@@ -21,7 +21,7 @@ from penstock.kernel.errors import PenstockError
 R = TypeVar("R")
 _IDLE, _BUSY = 0.05, 0.02  # seconds a turn waits: for Kafka when there is nothing to do, else for the worker
 _FETCH = 500
-_ASK_TIMEOUT = 5.0
+_ASK_TIMEOUT = _PATIENCE = 5.0
 
 
 class Member:
@@ -35,7 +35,7 @@ class Member:
         self,
         topic: str,
         config: Mapping[str, Any],
-        patience: float,
+        lease: float,
         clock: Clock,
         *,
         on_work: Callable[[], None],
@@ -43,7 +43,9 @@ class Member:
     ) -> None:
         self.topic = topic
         self.places: dict[int, Place] = {}
-        self._patience = patience
+        self._lease = lease
+        self._patience = max(lease, _PATIENCE)
+        self._asked_at = time.monotonic()
         self._clock = clock
         self._on_work = on_work
         self._on_leave = on_leave
@@ -53,6 +55,7 @@ class Member:
         self._pending: _Pending | None = None
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = threading.Event()
+        self._gate = threading.Lock()  # nobody asks after the last answer was given
         self._thread = threading.Thread(target=self._run, name=f"kafka {topic}", daemon=True)
         self._log = structlog.get_logger().bind(topic=topic)
 
@@ -62,23 +65,26 @@ class Member:
 
     async def ask(self, act: Callable[[], R]) -> R:
         """What *act* returns, run in the member's thread."""
-        if not self._thread.is_alive():
-            raise down(f"the membership in {self.topic} has ended")
         answer: Future[R] = Future()
 
         def command() -> None:
+            self._asked_at = time.monotonic()
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(act())
                 except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
                     answer.set_exception(error)
 
-        self._commands.put(command)
+        with self._gate:
+            if self._closing.is_set():
+                raise down(f"the membership in {self.topic} has ended")
+            self._commands.put(command)
         return await asyncio.wrap_future(answer)
 
     def close(self, timeout: float) -> None:
         """Leave the group. A cluster that does not answer is not waited for longer than *timeout*."""
-        self._closing.set()
+        with self._gate:
+            self._closing.set()
         self._thread.join(timeout)
 
     # From here on: in the thread.
@@ -95,13 +101,16 @@ class Member:
         """Commit positions; returns the partitions where it counts. The others belong to somebody else now."""
         pending = _Pending(self.topic, commits, {partition: self.places[partition] for partition in commits})
         self._pending, deadline = pending, time.monotonic() + self._patience
-        while not self._try(pending):
-            if time.monotonic() > deadline:
-                self._quit("commit_refused")
-            elif self._is_in_callback:
-                time.sleep(_BUSY)
-            else:
-                self._fetch(_BUSY)  # brings the news why the commit was refused
+        try:
+            while not self._try(pending):
+                if time.monotonic() > deadline:
+                    self._quit("commit_refused")
+                elif self._is_in_callback:
+                    time.sleep(_BUSY)
+                else:
+                    self._fetch(_BUSY)  # brings the news why the commit was refused
+        finally:
+            self._pending = None
         return pending.counted
 
     def _try(self, pending: "_Pending") -> bool:
@@ -127,9 +136,16 @@ class Member:
         while not self._closing.is_set():
             try:
                 self._turn()
-            except Exception:  # noqa: BLE001 - the edge of the thread: the member must outlive what goes wrong in a turn
-                self._log.exception("kafka_turn_failed")
+            except KafkaException as error:
+                self._log.warning("kafka_turn_failed", error=str(error))
                 self._closing.wait(1)
+            except Exception:  # noqa: BLE001 - the edge of the thread: the member must outlive a mistake in a turn
+                self._log.exception("kafka_turn_crashed")
+                self._closing.wait(1)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._serve(0)
         try:
             self._on_leave()
         except PenstockError as error:  # what was not given back is, once the session has ended
@@ -142,7 +158,7 @@ class Member:
         self._serve(_BUSY if is_busy else 0)
         self._fetch(0 if is_busy else _IDLE)
         self._learn()
-        self._leave_when_expired()
+        self._leave_when_frozen()
         self._balance_fetching()
         if self._has_work():
             self._on_work()
@@ -176,11 +192,12 @@ class Member:
             if known.error is None:
                 self.places[known.partition].learn(known.offset, known.metadata)
 
-    def _leave_when_expired(self) -> None:
-        """A worker that neither settles nor extends is frozen: leave its partitions to others."""
+    def _leave_when_frozen(self) -> None:
+        """A worker that lets its hold run out, or asks for nothing for as long, leaves its partitions to others."""
         now = time.monotonic()
-        if any(place.out and place.held_until < now for place in self.places.values()):
-            self._quit("hold_expired")
+        is_late = any(place.out and place.held_until < now for place in self.places.values())
+        if is_late or (self.places and now - self._asked_at > self._lease):
+            self._quit("worker_frozen")
 
     def _quit(self, why: str) -> None:
         """Leave the group with all that is held; the next take joins it again."""
@@ -202,7 +219,7 @@ class Member:
     def _on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self.places.update({place.partition: Place(place.partition) for place in partitions})
 
-    def _on_revoke(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Let the worker settle what is out before another gets it; not for longer than it holds it."""
         leaving = [self.places[place.partition] for place in partitions if place.partition in self.places]
         for place in leaving:
@@ -211,12 +228,22 @@ class Member:
         while not self._closing.is_set() and (now := time.monotonic()) < deadline:
             if not any(place.out and place.held_until > now for place in leaving):
                 break
-            if self._pending is None or self._pending.is_decided:
+            if self._pending is None:
                 self._serve(_BUSY)
-            elif self._try(self._pending):  # it is in the middle of settling: this is the time to finish that
+            elif self._is_over(self._pending):
                 break
         self._is_in_callback = False
-        self._on_lost(_consumer, partitions)
+        self._on_lost(consumer, partitions)
+
+    def _is_over(self, pending: "_Pending") -> bool:
+        """Whether a commit that is under way could be ended while the partitions are still here."""
+        try:
+            if self._try(pending):
+                return True
+        except PenstockError:
+            return True  # who waits for the commit will try it once more, and be told
+        time.sleep(_BUSY)
+        return False
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
         for place in partitions:

@@ -72,7 +72,7 @@ class Sender:
 
     def _enqueue(self, letter: Letter, report: "Callable[..., None]") -> KafkaError | None:
         patience = time.monotonic() + self._timeout
-        while True:
+        while not self._closing.is_set():
             try:
                 self._producer.produce(
                     letter.topic,
@@ -90,6 +90,7 @@ class Sender:
                 return known
             else:
                 return None
+        return KafkaError(KafkaError._DESTROY, "this bus is closed")  # noqa: SLF001
 
     def _forget_queue(self) -> None:
         """Drop what was not sent yet: after a gap nothing may follow, or a key's order would be lost."""

@@ -39,8 +39,8 @@ class KafkaSubscription:
         self._deliver = deliver
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
-        patience = _session(self.lease_for).total_seconds()
-        self._member = Member(topic, config, patience, clock, on_work=self._tell_work, on_leave=self._give_back)
+        lease = self.lease_for.total_seconds()
+        self._member = Member(topic, config, lease, clock, on_work=self._tell_work, on_leave=self._give_back)
 
     @asynccontextmanager
     async def joined(self) -> "AsyncIterator[KafkaSubscription]":

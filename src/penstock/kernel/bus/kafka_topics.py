@@ -11,7 +11,6 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.kernel.bus.kafka_errors import down, problem, translated
-from penstock.kernel.bus.kafka_log import LOGGER
 
 _MAY_NOT = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION}
 _NOT_THERE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001 - spelt so
@@ -21,9 +20,9 @@ class Topics:
     """Asks and tells the cluster about its topics."""
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
-        self._config = dict(config)
+        self._config = {**config, "log_level": 0}  # nobody polls these clients, so nobody would read their logs
         self._timeout = timeout
-        self._admin = AdminClient(self._config, logger=LOGGER)
+        self._admin = AdminClient(self._config)
 
     def make(self, topic: str, partitions: int) -> bool:
         """Make *topic* unless it is there; False when we may not, because others make the topics here."""
@@ -88,7 +87,7 @@ class Topics:
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
-        reader = Consumer(settings, logger=LOGGER)
+        reader = Consumer(settings)
         try:
             with translated():
                 yield reader

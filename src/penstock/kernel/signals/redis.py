@@ -7,18 +7,19 @@ from datetime import timedelta
 
 import structlog
 
-from penstock.kernel.errors import Transient
+from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.listener import Inbox
 from penstock.kernel.signals import Resync, Signal, checked_body
 from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.redis_group import BODY, destroy, lag
-from penstock.kernel.signals.redis_link import ANSWER_WITHIN, Link, Mode
+from penstock.kernel.signals.redis_link import ANSWER_WITHIN, Link, Mode, named
 from penstock.kernel.signals.redis_listener import RedisListener, Route
 
 STREAM_LENGTH = 10_000
 LEFTOVER_AFTER = timedelta(hours=1)
 POLL = timedelta(seconds=1)
 _BATCH = 100
+_SIGNS_OF_LIFE = 10  # that may fail to appear before a listener is taken for dead
 # A script, so that stream and channel have one order, also among several announcers.
 _ANNOUNCE = f"""
 for i = 3, #ARGV do
@@ -31,8 +32,9 @@ end
 class RedisSignals:
     """One channel and its stream, in a Redis Cluster or on a single Redis; to be closed at the end.
 
-    Every signal comes twice to a listener whose paths are both well. A listener that gives Redis no sign of life for
-    *leftover_after* is taken for dead and loses its group; it notices, and resyncs.
+    Every signal comes twice to a listener whose paths are both well. A read of the stream waits for news as long as
+    *poll*. A listener that shows Redis no sign of life for *leftover_after* is taken for dead and loses its group;
+    should it live, it notices and resyncs.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class RedisSignals:
         leftover_after: timedelta = LEFTOVER_AFTER,
         poll: timedelta = POLL,
     ) -> None:
+        if leftover_after < _SIGNS_OF_LIFE * poll:
+            raise BadConfig("REDIS_LEFTOVERS", f"{leftover_after} is too short for those who show life every {poll}")
         self._link = Link(
             nodes, mode, stream_key, username=username, password=password, tls=tls, tls_ca_file=tls_ca_file
         )
@@ -100,4 +104,4 @@ class RedisSignals:
             async with asyncio.timeout(ANSWER_WITHIN):
                 await self._link.ask(lambda redis: destroy(redis, self._route.stream_key, group))
         except (Transient, TimeoutError) as error:  # the other listeners reap it in time
-            structlog.get_logger().info("signals_group_left", group=group, error=str(error) or type(error).__name__)
+            structlog.get_logger().info("signals_group_left", group=group, error=named(error))

@@ -82,15 +82,15 @@ class Link:
         except TROUBLE as error:
             raise Transient(
                 "SIGNALS_DOWN",
-                f"Redis does not do its part: {str(error) or type(error).__name__}",
+                f"Redis does not do its part: {named(error)}",
                 hint="check that Redis runs, that the nodes are its addresses, and the user's password and rights",
             ) from error
 
     async def close(self) -> None:
         """Close the kept line."""
-        if self._kept is not None:
-            await _hang_up(self._kept)
-            self._kept = None
+        line, self._kept = self._kept, None
+        if line is not None:
+            await _hang_up(line)
 
     async def _try(self, question: Callable[["Redis"], Awaitable[Answer]]) -> Answer:
         backoff = Backoff(first=timedelta(milliseconds=50), most=timedelta(seconds=1))
@@ -154,12 +154,17 @@ class Link:
         return [_Shard(first, last, (master[0] or address[0], master[1])) for first, last, master, *_ in told]
 
 
+def named(error: Exception) -> str:
+    """What redis-py says, with its kind: a MOVED says nothing but an address, a time-out nothing at all."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
 class _Guest(Redis):
     """A line to a node that does not own the slot yet, which every command has to acknowledge."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
-        await super().execute_command("ASKING")
-        return await super().execute_command(*args, **options)
+        await super().execute_command("ASKING")  # type: ignore[no-untyped-call]
+        return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from redis.asyncio.client import PubSub
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.listener import Heard, Inbox, Missed
 from penstock.kernel.signals.redis_group import Group, reap
-from penstock.kernel.signals.redis_link import ANSWER_WITHIN, TROUBLE, Link
+from penstock.kernel.signals.redis_link import ANSWER_WITHIN, TROUBLE, Link, named
 
 _RETRY_AT_MOST = timedelta(seconds=5)
 _PING_AFTER = 5.0
@@ -54,7 +54,7 @@ class RedisListener:
             try:
                 await path(backoff)
             except TROUBLE as error:
-                self._log.warning("signals_lost", path=name, error=str(error) or type(error).__name__)
+                self._log.warning("signals_lost", path=name, error=named(error))
             await asyncio.sleep(backoff.next().total_seconds())
 
     async def _hear(self, backoff: Backoff) -> None:

@@ -1,0 +1,48 @@
+"""The bus on PostgreSQL: what only its statements can get wrong. The promises of every bus are in test_bus."""
+
+import asyncio
+
+from penstock.kernel.bus import Delivering, Message
+from penstock.kernel.bus.postgres import LANES, SQL, PostgresBus
+from penstock.kernel.db import Database
+from penstock.kernel.outcome import Done
+from tests.kernel.bus_rigs import new_topic
+
+GATE = 4711
+
+
+async def test_a_take_that_was_overtaken_reads_nothing_that_is_settled(db: Database) -> None:
+    """R11: another worker took and settled after this take began: what it settled is not handed out again."""
+    bus, topic = PostgresBus(db), new_topic()
+    await bus.publish([Message(topic, "a", b"1")])
+    async with bus.subscribe(topic, worker="quick") as quick, db.connection() as gate:
+        await gate.execute("SELECT pg_advisory_lock($1)", GATE)
+        overtaken = asyncio.create_task(take_after_gate(db, topic))
+        await until_somebody_waits(db)
+        [delivery] = await quick.take(1)
+        assert await quick.settle([(delivery, Done())]) == 0
+        await gate.execute("SELECT pg_advisory_unlock($1)", GATE)
+        assert await overtaken == 0
+
+
+async def take_after_gate(db: Database, topic: str) -> int:
+    """Take, stopping between the moment the statement sees the tables and the moment it locks a partition."""
+    gated = f"(SELECT pg_advisory_xact_lock({GATE})) AS gate, bus_partition p"
+    statement = SQL["take"].replace("bus_partition p\n", f"{gated}\n", 1).replace("FOR UPDATE", "FOR UPDATE OF p")
+    assert gated in statement
+    now = db.clock.now()
+    return len(await db.fetch(statement, topic, 10, "slow", now, now + Delivering().lease_for, LANES))
+
+
+async def until_somebody_waits(db: Database) -> None:
+    async with asyncio.timeout(10):
+        while not await db.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+            pass
+
+
+async def test_a_take_gives_no_more_than_was_asked_for(db: Database) -> None:
+    """Though each of its partitions could give one."""
+    bus, topic = PostgresBus(db), new_topic()
+    await bus.publish([Message(topic, f"k{n}", b"") for n in range(50)])
+    async with bus.subscribe(topic, worker="w") as subscription:
+        assert len(await subscription.take(3)) == 3
