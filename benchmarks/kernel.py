@@ -1,9 +1,10 @@
 """The kernel's own figures: leases, the bus on PostgreSQL and on Kafka, canonical JSON. Commits are durable."""
 
+import asyncio
 import hashlib
 import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from enum import StrEnum
@@ -13,7 +14,7 @@ from time import perf_counter
 from benchmarks.harness import Bench
 from penstock.app import known_migrations
 from penstock.kernel import canonical, migrate
-from penstock.kernel.bus import Bus, Message
+from penstock.kernel.bus import Bus, Message, Subscription
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
@@ -23,6 +24,7 @@ from penstock.kernel.outcome import Done
 
 LEASED = 20_000
 MESSAGES = 20_000
+BATCH = 500
 ROWS = 200_000
 
 
@@ -106,19 +108,29 @@ _topics = itertools.count()
 
 
 async def messages(bus: Bus) -> float:
-    """Messages a second, from publishing in batches of 500 to the last one settled, by one worker."""
+    """Messages a second, one publisher and one worker at once, in batches of 500, until the last one is settled."""
     topic = f"bench-{os.getpid()}-{next(_topics)}"
     published = [Message(topic, f"key-{n % 1000}", b"x" * 200) for n in range(MESSAGES)]
     async with bus.subscribe(topic, worker="bench") as queue:
         began = perf_counter()
-        for start in range(0, MESSAGES, 500):
-            await bus.publish(published[start : start + 500])
-        left = MESSAGES
-        while left:
-            taken = await queue.take(500)
-            await queue.settle([(delivery, Done()) for delivery in taken])
-            left -= len(taken)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(publish(bus, published))
+            group.create_task(settle(queue, MESSAGES))
         return MESSAGES / (perf_counter() - began)
+
+
+async def publish(bus: Bus, published: Sequence[Message]) -> None:
+    for start in range(0, len(published), BATCH):
+        await bus.publish(published[start : start + BATCH])
+
+
+async def settle(queue: Subscription, left: int) -> None:
+    while left:
+        taken = await queue.take(BATCH)
+        if not taken:
+            await queue.wait(1)
+        await queue.settle([(delivery, Done()) for delivery in taken])
+        left -= len(taken)
 
 
 async def hashes() -> float:

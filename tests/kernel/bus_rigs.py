@@ -29,7 +29,7 @@ class Rig(Protocol):
     bus: Bus
     db: Database
     topic: str
-    is_slow_to_notice: bool  # whether a death is noticed after seconds, however short the lease
+    may_repeat: bool  # whether a change of workers may hand out again what a live one is handling
 
     async def relay(self) -> None:
         """Send on what transactions published."""
@@ -67,7 +67,7 @@ class Address:
 
 
 class PostgresRig:
-    is_slow_to_notice = False
+    may_repeat = False
 
     def __init__(self, db: Database) -> None:
         self.db = db
@@ -88,11 +88,10 @@ class PostgresRig:
 
 
 class KafkaRig:
-    is_slow_to_notice = True
-
     def __init__(self, db: Database, kafka: Kafka) -> None:
         self.db = db
         self.kafka = kafka
+        self.may_repeat = not kafka.is_real  # the mock does not wait until all have joined again
         self._kafka_bus = KafkaBus(kafka.bootstrap, db=db, **kafka.options)
         self.bus: Bus = self._kafka_bus
         self.topic = new_topic()

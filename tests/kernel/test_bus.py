@@ -191,6 +191,8 @@ async def test_a_message_published_before_a_wait_ends_it(rig: Rig) -> None:
     async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
         assert await subscription.take(10) == []
         await publish(rig, ("a", "1"))
+        async with asyncio.timeout(WITHIN / 2):
+            await subscription.wait(WITHIN)
         assert values(await take_after_one_wait(subscription)) == ["1"]
 
 
@@ -214,7 +216,7 @@ async def test_keys_are_spread_over_workers(rig: Rig) -> None:
             await publish(rig, *[(f"k{n}", f"k{n} {rounds:03}") for n in range(20)])
             rounds += 1
             await notes.until_handled(20 * rounds)
-    check_once_and_in_order(notes, 20 * rounds)
+    check_handled_in_order(rig, notes, 20 * rounds)
 
 
 async def test_workers_join_and_leave_and_every_message_is_handled(rig: Rig) -> None:
@@ -246,16 +248,17 @@ async def test_workers_join_and_leave_and_every_message_is_handled(rig: Rig) -> 
         await workers.enter_async_context(working(rig, handler("third"), "third"))
         await publish_some()
         await notes.until_handled(total)
-    check_once_and_in_order(notes, total)
+    check_handled_in_order(rig, notes, total)
     assert await rig.bus.backlog(rig.topic) == 0
 
 
-def check_once_and_in_order(notes: Notes, total: int) -> None:
+def check_handled_in_order(rig: Rig, notes: Notes, total: int) -> None:
     times = Counter(delivery.message.value for _, delivery in notes.seen)
     assert len(times) == total
-    assert set(times.values()) == {1}
+    assert rig.may_repeat or set(times.values()) == {1}
     for key in {delivery.message.key for _, delivery in notes.seen}:
-        assert notes.of_key(key) == sorted(notes.of_key(key))
+        first_times = list(dict.fromkeys(notes.of_key(key)))
+        assert first_times == sorted(first_times)
 
 
 async def test_leaving_gives_back_untouched_messages_at_once(rig: Rig) -> None:
@@ -290,7 +293,7 @@ async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
     async def run() -> None:
         name = threading.current_thread().name
         async with address.open() as bus, bus.subscribe(rig.topic, worker=name) as queue, asyncio.timeout(WITHIN):
-            while len(handled) < 40:
+            while len(set(handled)) < 40:
                 taken = await queue.take(3)
                 handled.extend(values(taken))
                 await settle(queue, taken)
@@ -298,7 +301,8 @@ async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
                     await queue.wait(0.1)
 
     await asyncio.gather(*[asyncio.to_thread(asyncio.run, run()) for _ in range(3)])
-    assert sorted(handled, key=int) == [str(n) for n in range(40)]
+    assert sorted(set(handled), key=int) == [str(n) for n in range(40)]
+    assert rig.may_repeat or len(handled) == 40
 
 
 # Losing the hold
@@ -321,6 +325,19 @@ async def test_a_settle_after_the_hold_was_lost_changes_nothing(rig: Rig) -> Non
     assert await rig.bus.dead_letters(rig.topic) == []
 
 
+async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(rig: Rig) -> None:
+    """R11: who lost a message and got it again settles it under the new hold only."""
+    await publish(rig, ("a", "1"))
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
+        lost = await take(subscription)
+        held = await take(subscription)  # the lease ran out
+        assert (values(held), held[0].attempt) == (["1"], 2)
+        assert held[0].fence > lost[0].fence
+        assert await settle(subscription, lost, Failed("too late")) == 1
+        assert await settle(subscription, held) == 0
+    assert await rig.bus.dead_letters(rig.topic) == []
+
+
 async def test_a_batch_is_settled_once(rig: Rig) -> None:
     """Saying it again says nothing new."""
     await publish(rig, ("a", "1"), ("a", "2"))
@@ -332,28 +349,31 @@ async def test_a_batch_is_settled_once(rig: Rig) -> None:
 
 
 async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
-    """Work may take longer than a lease; the work loop keeps the hold meanwhile, and nobody else gets the message."""
-    await publish(rig, ("a", "1"))
-    started, finish, attempts = asyncio.Event(), asyncio.Event(), []
+    """R11: work may take longer than a lease, and others may join meanwhile: nobody else gets what is being handled."""
+    await publish(rig, *[(f"k{n}", str(n)) for n in range(20)])
+    notes, finish = Notes(), asyncio.Event()
 
     async def handle(delivery: Delivery) -> Outcome:
-        attempts.append(delivery.attempt)
-        started.set()
+        await notes.add("long", delivery)
         await finish.wait()
         return Done()
 
     short = Delivering(lease_for=SHORT)
-    async with working(rig, handle, "long", short), asyncio.timeout(WITHIN):
-        await started.wait()
-        async with rig.bus.subscribe(rig.topic, worker="idle", delivering=short) as idle:
-            until = time.monotonic() + 3 * SHORT.total_seconds()
-            while (left := until - time.monotonic()) > 0:
-                assert await idle.take(10) == []
-                await idle.wait(left)
-            finish.set()
-            while await rig.bus.backlog(rig.topic):
-                assert await idle.take(10) == []
-    assert attempts == [1]
+    async with working(rig, handle, "long", short):
+        await notes.until_handled(5)
+        async with rig.bus.subscribe(rig.topic, worker="other", delivering=short) as other:
+            until = time.monotonic() + 2 * SHORT.total_seconds()
+            async with asyncio.timeout(WITHIN):
+                while await rig.bus.backlog(rig.topic):
+                    taken = await other.take(10)
+                    for delivery in taken:
+                        await notes.add("other", delivery)
+                    await settle(other, taken)
+                    await other.wait(0.1)
+                    if time.monotonic() > until:
+                        finish.set()
+    check_handled_in_order(rig, notes, 20)
+    assert rig.may_repeat or {delivery.attempt for _, delivery in notes.seen} == {1}
 
 
 async def test_a_worker_that_asks_for_nothing_holds_nobody_up(rig: Rig) -> None:

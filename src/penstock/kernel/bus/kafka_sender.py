@@ -13,7 +13,7 @@ from confluent_kafka import Message as Record
 from penstock.kernel.bus.kafka_errors import problem, translated
 from penstock.kernel.bus.kafka_log import LOGGER
 
-_POLL = 0.1
+_POLL = 0.05
 _GUARANTEES = {"enable.idempotence": True, "acks": "all"}
 
 
