@@ -355,12 +355,13 @@ async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
 
     async def handle(delivery: Delivery) -> Outcome:
         await notes.add("long", delivery)
-        await finish.wait()
+        async with asyncio.timeout(WITHIN):
+            await finish.wait()
         return Done()
 
     short = Delivering(lease_for=SHORT)
     async with working(rig, handle, "long", short):
-        await notes.until_handled(5)
+        await notes.until_handled(3)
         async with rig.bus.subscribe(rig.topic, worker="other", delivering=short) as other:
             until = time.monotonic() + 2 * SHORT.total_seconds()
             async with asyncio.timeout(WITHIN):

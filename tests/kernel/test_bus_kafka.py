@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.bus.kafka import KafkaBus
-from penstock.kernel.bus.kafka_place import FULL_COUNT, Mark, Place, plan
+from penstock.kernel.bus.kafka.place import FULL_COUNT, Mark, Place, plan
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig, Invalid, Transient
 from penstock.kernel.outcome import Done, Failed

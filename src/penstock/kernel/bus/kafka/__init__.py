@@ -10,16 +10,16 @@ import asyncpg
 
 from penstock.kernel import sql
 from penstock.kernel.bus import DeadLetter, Delivering, Message, checked
-from penstock.kernel.bus.kafka_letters import dead_topic, exhume
-from penstock.kernel.bus.kafka_sender import Letter, Sender
-from penstock.kernel.bus.kafka_subscription import KafkaSubscription, consumer_settings
-from penstock.kernel.bus.kafka_topics import Topics
+from penstock.kernel.bus.kafka.letters import dead_topic, exhume
+from penstock.kernel.bus.kafka.sender import Letter, Sender
+from penstock.kernel.bus.kafka.subscription import KafkaSubscription, consumer_settings
+from penstock.kernel.bus.kafka.topics import Topics
 from penstock.kernel.clock import SystemClock
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import BadConfig, Invalid, Transient
 from penstock.kernel.outbox import Outbox
 
-SQL = sql.load("penstock.kernel.bus", file="kafka.sql")
+SQL = sql.load("penstock.kernel.bus.kafka")
 OUTBOX = Outbox("bus_outbox")
 MESSAGE_LIMIT = 950_000  # with key and headers; brokers take a million, and a dead letter carries its reason too
 

@@ -11,9 +11,9 @@ from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.listener import Inbox
 from penstock.kernel.signals import Resync, Signal, checked_body
 from penstock.kernel.signals.feed import Feed
-from penstock.kernel.signals.redis_group import BODY, destroy, lag
-from penstock.kernel.signals.redis_link import ANSWER_WITHIN, Link, Mode, named
-from penstock.kernel.signals.redis_listener import RedisListener, Route
+from penstock.kernel.signals.redis.group import BODY, destroy, lag
+from penstock.kernel.signals.redis.link import ANSWER_WITHIN, Link, Mode, named
+from penstock.kernel.signals.redis.listener import RedisListener, Route
 
 STREAM_LENGTH = 10_000
 LEFTOVER_AFTER = timedelta(hours=1)

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from penstock.kernel.storage import RESERVED, ObjectInfo, is_object_path
 from penstock.kernel.storage.failures import changed, exists, missing
-from penstock.kernel.storage.tree import open_file, open_folder, present_file, remove_empty, remove_file
+from penstock.kernel.storage.folder.tree import open_file, open_folder, present_file, remove_empty, remove_file
 
 STALE_AFTER = timedelta(days=1)
 _ATTEMPTS = 10

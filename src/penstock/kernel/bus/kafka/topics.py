@@ -10,7 +10,7 @@ from confluent_kafka import Message as Record
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.kernel.bus.kafka_errors import down, problem, translated
+from penstock.kernel.bus.kafka.errors import down, problem, translated
 
 _MAY_NOT = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION}
 _NOT_THERE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001 - spelt so

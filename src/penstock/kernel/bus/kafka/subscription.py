@@ -11,10 +11,10 @@ from typing import Any
 import structlog
 
 from penstock.kernel.bus import Delivering, Delivery
-from penstock.kernel.bus.kafka_letters import bury
-from penstock.kernel.bus.kafka_member import Member
-from penstock.kernel.bus.kafka_place import plan
-from penstock.kernel.bus.kafka_sender import Letter
+from penstock.kernel.bus.kafka.letters import bury
+from penstock.kernel.bus.kafka.member import Member
+from penstock.kernel.bus.kafka.place import plan
+from penstock.kernel.bus.kafka.sender import Letter
 from penstock.kernel.bus.settling import Settled, settle
 from penstock.kernel.clock import Clock
 from penstock.kernel.outcome import Failed, Outcome

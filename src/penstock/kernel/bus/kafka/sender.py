@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
-from penstock.kernel.bus.kafka_errors import problem, translated
-from penstock.kernel.bus.kafka_log import LOGGER
+from penstock.kernel.bus.kafka.errors import problem, translated
+from penstock.kernel.bus.kafka.log import LOGGER
 
 _POLL = 0.05
 _GUARANTEES = {"enable.idempotence": True, "acks": "all"}

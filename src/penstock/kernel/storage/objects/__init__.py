@@ -15,8 +15,8 @@ from obstore.store import GCSStore
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, NotFound, PenstockError, Transient
 from penstock.kernel.storage import RESERVED, ObjectInfo, Stored, checked_path, is_object_path
-from penstock.kernel.storage.bucket import open_bucket
 from penstock.kernel.storage.failures import changed, down, exists, missing, source_size
+from penstock.kernel.storage.objects.bucket import open_bucket
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta, PutMode, UpdateVersion

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from penstock.kernel.bus.kafka_errors import OUTDATED, down, problem
-from penstock.kernel.bus.kafka_log import LOGGER
-from penstock.kernel.bus.kafka_place import Mark, Place
+from penstock.kernel.bus.kafka.errors import OUTDATED, down, problem
+from penstock.kernel.bus.kafka.log import LOGGER
+from penstock.kernel.bus.kafka.place import Mark, Place
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError
 

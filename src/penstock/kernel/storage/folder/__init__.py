@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 from penstock.kernel.errors import NotFound
 from penstock.kernel.storage import RESERVED, ObjectInfo, Stored, checked_path
 from penstock.kernel.storage.failures import down, source_size
-from penstock.kernel.storage.files import Files
+from penstock.kernel.storage.folder.files import Files
 
 PIECE = 1 << 20
 _PROBE = b"penstock"

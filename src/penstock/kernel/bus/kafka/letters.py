@@ -5,8 +5,8 @@ from datetime import datetime
 from confluent_kafka import Message as Record
 
 from penstock.kernel.bus import DeadLetter, Message
-from penstock.kernel.bus.kafka_place import headers_of, message_of
-from penstock.kernel.bus.kafka_sender import Letter
+from penstock.kernel.bus.kafka.place import headers_of, message_of
+from penstock.kernel.bus.kafka.sender import Letter
 
 REASON, ATTEMPTS, DIED_AT = "penstock-reason", "penstock-attempts", "penstock-died-at"
 
