@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from penstock.kernel import journal, migrate
+from penstock.kernel import datadir, journal, migrate
 from penstock.kernel.auth import Authenticator, JwtAuthenticator, NoAuthenticator
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus
@@ -15,6 +15,7 @@ from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.keys import KeyFile, Keys, KeyUrl, SharedSecret
+from penstock.kernel.outbox import Outbox
 from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.signals import Signals
 from penstock.kernel.signals.postgres import PostgresSignals
@@ -25,6 +26,8 @@ from penstock.settings import EMBEDDED, DatabaseSection, JwtSection, KafkaSectio
 
 MIGRATIONS = ("penstock.kernel",)
 CHANNEL = "penstock"
+BUS_OUTBOX = Outbox("bus_outbox")
+OUTBOX_RETENTION = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
     section = settings.database
     async with AsyncExitStack() as stack:
         if section.url == EMBEDDED:
+            datadir.check_format(settings.data_dir)
             url = await stack.enter_async_context(embedded_postgres(settings.data_dir / "postgres"))
         else:
             url = _with_password(section)
@@ -172,8 +176,14 @@ def _chores(platform: Platform) -> list[tuple[str, Chore, timedelta]]:
     retention = platform.settings.telemetry.journal_retention
 
     async def forget_old_moves() -> None:
-        async with platform.db.transaction() as tx:
-            await journal.prune(tx, platform.db.clock.now() - retention)
+        gone = journal.PRUNE_LIMIT
+        while gone >= journal.PRUNE_LIMIT:
+            async with platform.db.transaction() as tx:
+                gone = await journal.prune(tx, platform.db.clock.now() - retention)
+
+    async def forget_sent_messages() -> None:
+        while await BUS_OUTBOX.prune(platform.db, platform.db.clock.now() - OUTBOX_RETENTION):
+            pass
 
     async def relay_to_the_broker() -> None:
         while await platform.bus.relay():
@@ -182,4 +192,5 @@ def _chores(platform: Platform) -> list[tuple[str, Chore, timedelta]]:
     chores: list[tuple[str, Chore, timedelta]] = [("journal retention", forget_old_moves, timedelta(minutes=1))]
     if platform.settings.bus.kafka:
         chores.append(("bus relay", relay_to_the_broker, timedelta(milliseconds=100)))
+        chores.append(("outbox retention", forget_sent_messages, timedelta(minutes=1)))
     return chores

@@ -26,7 +26,8 @@ JOB = Machine(
     ],
     groups={"open": (Job.NEW, Job.STARTED)},
 )
-LEASE = Lease("job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, max_attempts=3)
+MAX_ATTEMPTS = 3
+LEASE = Lease("job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, max_attempts=MAX_ATTEMPTS)
 TABLE = f"""
 CREATE TABLE job (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

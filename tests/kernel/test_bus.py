@@ -361,7 +361,7 @@ async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
 
     short = Delivering(lease_for=SHORT)
     async with working(rig, handle, "long", short):
-        await notes.until_handled(3)
+        await notes.until_handled(1)
         async with rig.bus.subscribe(rig.topic, worker="other", delivering=short) as other:
             until = time.monotonic() + 2 * SHORT.total_seconds()
             async with asyncio.timeout(WITHIN):

@@ -47,6 +47,24 @@ async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:
     assert [noted.entry.subject for noted in early + late] == ["slow", "quick"]
 
 
+async def test_the_tail_goes_by_number_not_by_letters(db: Database) -> None:
+    """T17: read in small pages across 99 to 100, where text and number disagree, every entry is told once."""
+    async with db.connection() as connection:
+        position = (0, 0)
+        for number in range(95, 106):
+            await connection.execute(
+                "INSERT INTO journal (tx, machine, subject, target, actor, at)"
+                " VALUES ($1::text::xid8, 'm', $1, 'new', 'a', $2)",
+                str(number),  # below every real transaction of this server: all settled
+                AT,
+            )
+        told: list[str] = []
+        while page := await journal.tail(connection, position, limit=2):
+            told += [noted.entry.subject for noted in page]
+            position = page[-1].position
+    assert told == [str(number) for number in range(95, 106)]
+
+
 async def test_pruning_forgets_only_what_is_old(db: Database) -> None:
     """Retention removes entries before the given time, in bounded bites."""
     async with db.transaction() as tx:

@@ -9,7 +9,7 @@ from penstock.kernel import journal
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict
-from penstock.kernel.lease import Held, Lease, Report
+from penstock.kernel.lease import Held, Lease, Report, Settled
 from tests.kernel.jobs import JOB, LEASE, Job, make_jobs
 
 LEASE_FOR = timedelta(seconds=60)
@@ -146,9 +146,101 @@ async def test_a_retry_waits_until_it_is_due_and_gives_up_at_last(jobs: Jobs) ->
 async def test_a_row_given_back_untouched_costs_no_attempt(jobs: Jobs) -> None:
     """A worker that stops returns what it did not begin, with its place in the queue."""
     (held,) = await jobs.claim()
-    await jobs.settle(held, Job.NEW, counts=False, due_at=jobs.clock.now())
+    await jobs.settle(held, Job.NEW, counts=False)
     (again,) = await jobs.claim()
     assert (again.id, again.attempt, again.fence) == (1, 1, 2)
+
+
+async def test_what_does_not_count_is_tried_for_ever(jobs: Jobs) -> None:
+    """R11: a failure of the moment costs no attempt, however often, and waits until it is due."""
+    for _ in range(10):
+        (held,) = await jobs.claim()
+        later = jobs.clock.now() + timedelta(seconds=5)
+        assert await jobs.settle(held, Job.NEW, reason="database down", due_at=later, counts=False)
+        await jobs.db.execute("UPDATE job SET due_at = 'infinity' WHERE id > 1")
+        assert await jobs.claim() == []
+        jobs.clock.advance(timedelta(seconds=5))
+    assert await jobs.status() == "new"
+
+
+async def test_of_two_reports_on_a_row_the_first_counts(jobs: Jobs) -> None:
+    """T13: a batch that contradicts itself has one outcome, that of its first word."""
+    (held,) = await jobs.claim()
+    reports = [Report(held.id, held.fence, Job.DONE), Report(held.id, held.fence, Job.FAILED)]
+    async with jobs.db.transaction() as tx:
+        settled = await LEASE.settle(tx, reports, actor="w", now=jobs.clock.now())
+    assert settled == [Settled(held.id, Job.DONE, moved=True)]
+
+
+async def test_a_report_tells_whether_it_moved_the_row(jobs: Jobs) -> None:
+    """T7, F3: counters and next steps follow a move once: the repeated report is believed, and moved nothing."""
+    (held,) = await jobs.claim()
+    report = [Report(held.id, held.fence, Job.FAILED, "no")]
+    async with jobs.db.transaction() as tx:
+        first = await LEASE.settle(tx, report, actor="w", now=jobs.clock.now())
+        again = await LEASE.settle(tx, report, actor="w", now=jobs.clock.now())
+    assert (first, again) == ([Settled(1, Job.FAILED, moved=True)], [Settled(1, Job.FAILED, moved=False)])
+
+
+async def test_a_report_into_nowhere_is_refused(jobs: Jobs) -> None:
+    """T8: a row cannot be settled into the state of being held."""
+    (held,) = await jobs.claim()
+    with pytest.raises(Conflict):
+        await jobs.settle(held, Job.STARTED)
+    assert await jobs.settle(held)
+
+
+async def test_any_reason_can_be_kept(jobs: Jobs) -> None:
+    """T15: a reason with characters no database takes does not leave the row stuck."""
+    (held,) = await jobs.claim()
+    assert await jobs.settle(held, Job.FAILED, reason="bad \0 byte \ud800" + "x" * 10_000)
+
+
+async def test_a_heartbeat_never_shortens_a_lease(jobs: Jobs) -> None:
+    """T14: a late, shorter heartbeat leaves the longer lease as it is."""
+    (held,) = await jobs.claim()
+    async with jobs.db.transaction() as tx:
+        await LEASE.heartbeat(tx, [held], until=jobs.clock.now() + timedelta(seconds=1))
+    jobs.clock.advance(LEASE_FOR - timedelta(seconds=1))
+    assert await jobs.reap() == []
+
+
+async def test_a_report_and_a_reap_at_once_have_one_winner(jobs: Jobs) -> None:
+    """T13: a report that waits for the reaper's commit finds its fence gone, and changes nothing."""
+    (held,) = await jobs.claim()
+    jobs.clock.advance(LEASE_FOR + timedelta(seconds=1))
+    async with jobs.db.transaction() as reaper:
+        await LEASE.reap(reaper, now=jobs.clock.now())
+        late = asyncio.create_task(jobs.settle(held))
+        waiting = "SELECT true FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        while not await jobs.db.fetchval(waiting):
+            assert not late.done(), "the report did not wait for the reaper"
+    assert not await late
+    assert await jobs.status() == "new"
+    assert ("started", "done") not in await jobs.moves()
+
+
+async def test_attempts_may_be_a_column_of_the_row(jobs: Jobs) -> None:
+    """F10: each row can have a limit of its own."""
+    own = Lease("job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, max_attempts="t.most")
+    await jobs.db.execute(
+        "ALTER TABLE job ADD COLUMN most int NOT NULL DEFAULT 1; UPDATE job SET most = 5 WHERE id = 2"
+    )
+    held = await jobs.claim(limit=2)
+    reports = [Report(h.id, h.fence, Job.NEW, "again") for h in held]
+    async with jobs.db.transaction() as tx:
+        settled = await own.settle(tx, reports, actor="w", now=jobs.clock.now())
+    assert {one.id: one.state for one in settled} == {1: Job.FAILED, 2: Job.NEW}
+
+
+async def test_a_condition_can_have_arguments(jobs: Jobs) -> None:
+    """F17: a claim may be narrowed by bound values, never by text."""
+    even = Lease(
+        "job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, condition="t.id % $5::int = $6"
+    )
+    async with jobs.db.transaction() as tx:
+        held = await even.claim(tx, worker="w", limit=9, lease_for=LEASE_FOR, now=jobs.clock.now(), args=[2, 0])
+    assert [h.id for h in held] == [2, 4]
 
 
 async def test_every_move_is_in_the_journal_with_its_reason(jobs: Jobs) -> None:

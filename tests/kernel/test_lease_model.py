@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.lease import Held, Report
-from tests.kernel.jobs import JOB, LEASE, Job, make_jobs
+from tests.kernel.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
 from tests.services.soak import examples
 
 R = TypeVar("R")
@@ -108,8 +108,8 @@ class LeaseAgainstModel(RuleBasedStateMachine):
             assert believed
             self._settle(model, outcome, wait, counts)
         elif model.fence == held.fence:
-            repeated = model.status is outcome or (outcome is Job.NEW and model.status is Job.FAILED)
-            assert believed is repeated
+            exhausted = outcome is Job.NEW and counts and model.attempts >= MAX_ATTEMPTS
+            assert believed is (model.status is (Job.FAILED if exhausted else outcome))
         else:
             assert not believed
 
@@ -117,11 +117,11 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         model.holder = None
         if target is not Job.NEW:
             model.go(target)
-        elif counts and model.attempts >= LEASE.max_attempts:
+        elif counts and model.attempts >= MAX_ATTEMPTS:
             model.go(Job.FAILED)
         else:
             model.go(Job.FAILED, Job.NEW)
-            model.due = self.now + wait if counts else model.due
+            model.due = self.now + wait
             model.attempts -= 0 if counts else 1
 
     @precondition(lambda self: self.handed_out)
@@ -154,15 +154,17 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         for number in late:
             model = self.model[number]
             model.fence, model.holder, model.due = model.fence + 1, None, self.now
-            model.go(Job.FAILED) if model.attempts >= LEASE.max_attempts else model.go(Job.FAILED, Job.NEW)
+            model.go(Job.FAILED) if model.attempts >= MAX_ATTEMPTS else model.go(Job.FAILED, Job.NEW)
             assert reaped[number] is model.status
 
     @invariant()
     def table_equals_model(self) -> None:
         """No row lost, none in two hands, every fence and attempt as told, every move in the journal."""
-        rows = self.run(self.db.fetch("SELECT id, status, fence, attempts FROM job ORDER BY id"))
+        rows = self.run(self.db.fetch("SELECT id, status, fence, attempts, worker FROM job ORDER BY id"))
         seen = {row["id"]: (row["status"], row["fence"], row["attempts"]) for row in rows}
         assert seen == {number: (row.status.value, row.fence, row.attempts) for number, row in self.model.items()}
+        holders = {row["id"]: row["worker"] for row in rows if row["status"] == "started"}
+        assert holders == {number: row.holder for number, row in self.model.items() if row.holder}
         noted = self.run(self.db.fetch("SELECT subject, source, target FROM journal ORDER BY id"))
         for number, row in self.model.items():
             moves = [(entry["source"], entry["target"]) for entry in noted if entry["subject"] == str(number)]

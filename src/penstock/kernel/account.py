@@ -17,6 +17,7 @@ from penstock.kernel.errors import BadConfig, Conflict
 
 Process = subprocess.Popen[bytes]
 _PR_SET_PDEATHSIG = 1
+_PR_CAPBSET_READ, _DAC_READ_SEARCH = 23, 2
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Account:
             return [], {"user": user, "group": group, "extra_groups": []}
         # Folders such as /root are closed to the account: give it the one right to walk through them.
         who = [f"--reuid={user}", f"--regid={group}", "--clear-groups", "--pdeathsig=INT"]
-        return ["setpriv", *who, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"], {}
+        right = "dac_read_search" if _may_give(_DAC_READ_SEARCH) else "dac_override"
+        return ["setpriv", *who, f"--inh-caps=+{right}", f"--ambient-caps=+{right}"], {}
 
     def make_private(self, folder: Path) -> None:
         """Create *folder* for the account alone; Conflict when somebody else was there first."""
@@ -83,10 +85,23 @@ class Account:
             os.chown(folder, self.entry.pw_uid, self.entry.pw_gid)
 
 
+def _may_give(capability: int) -> bool:
+    """Whether this process can hand the capability on; containers are often denied some."""
+    return bool(ctypes.CDLL(None).prctl(_PR_CAPBSET_READ, capability) == 1)
+
+
 def _entry(folder: Path) -> pwd.struct_passwd:
     """The account that owns the folder already, else the least of those that exist."""
+    if folder.is_symlink():
+        hint = "name the folder it leads to"
+        raise BadConfig(
+            "FOLDER_IS_LINK", f"{folder} is a link; as root Penstock changes no owner behind one", hint=hint
+        )
     if (owner := folder.stat().st_uid) != 0:
-        return pwd.getpwuid(owner)
+        with contextlib.suppress(KeyError):
+            return pwd.getpwuid(owner)
+        hint = "change its owner to an account of this machine"
+        raise BadConfig("NO_ACCOUNT", f"{folder} belongs to user {owner}, who has no account here", hint=hint)
     for name in ("penstock", "postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)

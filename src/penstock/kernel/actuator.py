@@ -1,7 +1,7 @@
 """How a process is: alive, ready, and what it depends on."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from time import monotonic
 from typing import Any, Literal
 
@@ -37,28 +37,37 @@ class Pulse:
     """What a process knows of itself: whether it has begun, is ending, and how its dependencies do."""
 
     def __init__(self, checks: Mapping[str, Check], *, needs: Collection[str]) -> None:
-        self._checks = checks
+        self._checks = {name: _Remembered(check) for name, check in checks.items()}
         self._needs = needs  # without these it cannot serve; the loss of any other must not take it out of service
-        self._asked_at = -FRESH_FOR
-        self._found: dict[str, Component] = {}
-        self._asking = asyncio.Lock()
         self.is_serving = False  # false until all is loaded, and again when it drains
 
     async def health(self) -> Health:
-        async with self._asking:
-            if monotonic() - self._asked_at >= FRESH_FOR:
-                self._found, self._asked_at = await self._ask(), monotonic()
-        return _health(self._found)
+        return _health(await self._ask(self._checks))
 
     async def readiness(self) -> Health:
-        found = (await self.health()).components
-        needed = {"serving": Component(status="UP" if self.is_serving else "DOWN")}
-        needed.update({name: found[name] for name in self._needs})
-        return _health(needed)
+        serving = Component(status="UP" if self.is_serving else "DOWN")
+        return _health({"serving": serving, **await self._ask(self._needs)})
 
-    async def _ask(self) -> dict[str, Component]:
-        found = await asyncio.gather(*(_component(check) for check in self._checks.values()))
-        return dict(zip(self._checks, found, strict=True))
+    async def _ask(self, names: Iterable[str]) -> dict[str, Component]:
+        wanted = list(names)
+        found = await asyncio.gather(*(self._checks[name].ask() for name in wanted))
+        return dict(zip(wanted, found, strict=True))
+
+
+class _Remembered:
+    """A check whose answer is good for a moment."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._answer = Component(status="DOWN")
+        self._asked_at = -FRESH_FOR
+        self._asking = asyncio.Lock()
+
+    async def ask(self) -> Component:
+        async with self._asking:
+            if monotonic() - self._asked_at >= FRESH_FOR:
+                self._answer, self._asked_at = await _component(self._check), monotonic()
+            return self._answer
 
 
 def router(pulse: Pulse, telemetry: Telemetry) -> APIRouter:

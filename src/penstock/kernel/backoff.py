@@ -4,13 +4,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from random import random
 
+FIRST_DELAY = timedelta(milliseconds=100)
+MOST_DELAY = timedelta(seconds=30)
+
 
 @dataclass
 class Backoff:
     """Gives the next delay; `reset` when things work again."""
 
-    first: timedelta = timedelta(milliseconds=100)
-    most: timedelta = timedelta(seconds=30)
+    first: timedelta = FIRST_DELAY
+    most: timedelta = MOST_DELAY
     factor: float = 2.0
     _tries: int = field(default=0, init=False)
 
@@ -25,8 +28,8 @@ class Backoff:
 def delay(
     attempt: int,
     *,
-    first: timedelta = timedelta(milliseconds=100),
-    most: timedelta = timedelta(seconds=30),
+    first: timedelta = FIRST_DELAY,
+    most: timedelta = MOST_DELAY,
     factor: float = 2.0,
 ) -> timedelta:
     """How long to wait after failure number *attempt*: half of it sure, half of it chance, so that crowds part."""

@@ -22,7 +22,7 @@ import structlog
 
 from penstock.kernel.account import Account, Process
 from penstock.kernel.backoff import Backoff
-from penstock.kernel.errors import BadConfig, Conflict, PenstockError, Transient
+from penstock.kernel.errors import BadConfig, Conflict, Transient
 from penstock.kernel.waiting import happens
 
 DATABASE = "penstock"
@@ -74,17 +74,8 @@ async def embedded_postgres(
     starter was killed stops by itself and recovers at the next start; one that dies itself is started again.
     """
     server = _Server(folder.absolute(), find_binaries(), {**_SETTINGS, **(settings or {})})
-    process = await server.start()
-    if process is None:
+    async with _Guard(server, await server.start()):
         yield await server.prepared(database)
-        return
-    guard = _Guard(server, process)
-    try:
-        url = await server.prepared(database)
-        async with guard:
-            yield url
-    finally:
-        await _stop(guard.process)
 
 
 class _Server:
@@ -154,7 +145,7 @@ class _Server:
         while asyncio.get_running_loop().time() < deadline:
             if await self._answers():
                 return None
-            if not self._postmaster_lives():
+            if not self.lives():
                 return await self._spawn(account, command, deadline)
             # Somebody's server is starting or stopping; either way it is decided soon.
             await asyncio.sleep(0.05)
@@ -186,14 +177,15 @@ class _Server:
         await connection.close()
         return True
 
-    def _postmaster_lives(self) -> bool:
+    def lives(self) -> bool:
+        """Whether a server runs on this data, whoever started it."""
         try:
             pid = int((self._data / "postmaster.pid").read_text().split("\n", 1)[0])
             os.kill(pid, 0)
+        except PermissionError:
+            pass  # a process of somebody else: PostgreSQL of another account, or whoever got the number since
         except (FileNotFoundError, ValueError, ProcessLookupError):
             return False
-        except PermissionError:
-            return True
         return _is_postgres(pid)
 
     def _program(self, name: str) -> list[str]:
@@ -230,11 +222,11 @@ def _make_folder(folder: Path) -> None:
 
 
 class _Guard:
-    """Starts the server again when it dies; PostgreSQL then recovers by itself."""
+    """Starts the server again when it dies or when whoever started it leaves; stops in the end what it started."""
 
-    def __init__(self, server: _Server, process: Process) -> None:
-        self.process = process
+    def __init__(self, server: _Server, process: Process | None) -> None:
         self._server = server
+        self._process = process
         self._ending = asyncio.Event()
 
     async def __aenter__(self) -> None:
@@ -243,20 +235,24 @@ class _Guard:
     async def __aexit__(self, *_: object) -> None:
         self._ending.set()
         await self._task  # not cancelled: a start under way must end as a process we know
+        if self._process is not None:
+            await _stop(self._process)
+
+    def _is_well(self) -> bool:
+        return self._process.poll() is None if self._process else self._server.lives()
 
     async def _watch(self) -> None:
-        log, wait = structlog.get_logger(), _WATCH_EVERY
-        backoff = Backoff()
+        log, backoff, wait = structlog.get_logger(), Backoff(), _WATCH_EVERY
         while not await happens(self._ending, wait):
             wait = _WATCH_EVERY
-            if self.process.poll() is None:
+            if self._is_well():
                 backoff.reset()
                 continue
-            log.error("embedded_postgres_died", code=self.process.returncode)
+            log.error("embedded_postgres_gone", code=self._process.returncode if self._process else None)
             try:
-                self.process = await self._server.start() or self.process
-            except PenstockError as error:
-                log.critical("embedded_postgres_not_started", error=error.message)
+                self._process = await self._server.start()
+            except Exception:  # the edge of a background task: the next try may succeed
+                log.exception("embedded_postgres_not_started")
                 wait = backoff.next().total_seconds()
 
 

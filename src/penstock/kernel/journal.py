@@ -8,6 +8,7 @@ from penstock.kernel import sql
 from penstock.kernel.db import Connection
 
 SQL = sql.load("penstock.kernel", file="journal.sql")
+PRUNE_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ async def end(connection: Connection) -> tuple[int, int]:
     return int(await connection.fetchval(SQL["end"])), 0
 
 
-async def prune(tx: Connection, before: datetime, *, limit: int = 10_000) -> int:
+async def prune(tx: Connection, before: datetime, *, limit: int = PRUNE_LIMIT) -> int:
     """Forget up to *limit* entries older than *before*; returns how many."""
     return int(await tx.fetchval(SQL["prune"], before, limit))
 

@@ -13,10 +13,10 @@ LIMIT $4;
 
 -- name: tail
 -- What followed a position. Ids do not commit in order, so only transactions below the oldest running one count.
-SELECT tx::text, id, machine, subject, source, target, actor, at, reason, fence
-FROM journal
-WHERE (tx, id) > ($1::text::xid8, $2) AND tx < pg_snapshot_xmin(pg_current_snapshot())
-ORDER BY tx, id
+SELECT j.tx::text, j.id, j.machine, j.subject, j.source, j.target, j.actor, j.at, j.reason, j.fence
+FROM journal j
+WHERE (j.tx, j.id) > ($1::text::xid8, $2) AND j.tx < pg_snapshot_xmin(pg_current_snapshot())
+ORDER BY j.tx, j.id  -- the columns, not the text they are shown as
 LIMIT $3;
 
 -- name: end
@@ -24,9 +24,9 @@ LIMIT $3;
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text;
 
 -- name: prune
--- Forget the oldest entries.
+-- Forget some old entries, whichever are found first.
 WITH old AS (
-    SELECT ctid FROM journal WHERE at < $1 ORDER BY at LIMIT $2
+    SELECT ctid FROM journal WHERE at < $1 LIMIT $2
 ), gone AS (
     DELETE FROM journal WHERE ctid IN (SELECT ctid FROM old) RETURNING 1
 )

@@ -3,18 +3,20 @@
 A part declares a `Lease` over a table of its own. The table has `id bigint` as its key and, besides the state's column:
 `fence bigint`, `attempts integer`, `due_at timestamptz` (all NOT NULL), `worker text`, `lease_until timestamptz`.
 An index on `(due_at, id) WHERE <state> = <ready>` and one on `(lease_until) WHERE <state> = <held>` keep it fast.
+A row with several stages, one state column each, is leased through an updatable view per stage.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Generic
+from typing import Any, Generic
 
 import asyncpg
 
 from penstock.kernel.db import Connection
 from penstock.kernel.machine import Machine, S
+from penstock.kernel.outcome import readable
 from penstock.kernel.sql import load
 
 REAPER = "reaper"
@@ -32,7 +34,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Report(Generic[S]):
-    """What a worker says of a row it held under *fence*. A row given back untouched does not count as an attempt."""
+    """What a worker says of a row it held under *fence*.
+
+    *due_at* is when a row that goes back is handed out again; without it the row keeps its place. One that does not
+    count was not its own fault, or not begun: it costs no attempt.
+    """
 
     id: int
     fence: int
@@ -40,6 +46,15 @@ class Report(Generic[S]):
     reason: str | None = None
     due_at: datetime | None = None
     counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Generic[S]):
+    """A report that was believed: where the row is now, and whether this very report moved it there."""
+
+    id: int
+    state: S
+    moved: bool
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,7 @@ class Lease(Generic[S]):
     state: str = "status"
     condition: str = "true"  # what besides the state makes a row ready
     subject: str = "t.id::text"  # what the journal calls the row; `t` is the row
-    max_attempts: int = 5
+    max_attempts: int | str = 5  # for all rows, or a column of each: "t.max_attempts"
 
     def __post_init__(self) -> None:
         """Refuse a declaration whose moves the machine does not know."""
@@ -66,10 +81,10 @@ class Lease(Generic[S]):
             self.machine.check(self._way_back[0], self.ready)
 
     async def claim(
-        self, tx: Connection, *, worker: str, limit: int, lease_for: timedelta, now: datetime
+        self, tx: Connection, *, worker: str, limit: int, lease_for: timedelta, now: datetime, args: Sequence[Any] = ()
     ) -> list[Held]:
-        """Rows now held by *worker* alone, oldest first; empty when all are taken."""
-        rows = await tx.fetch(self._sql["claim"], worker, limit, now + lease_for, now)
+        """Rows now held by *worker* alone, oldest first; empty when all are taken. *args* bind $5… of the condition."""
+        rows = await tx.fetch(self._sql["claim"], worker, limit, now + lease_for, now, *args)
         return [Held(row["id"], row["fence"], row["attempts"], row) for row in rows]
 
     async def heartbeat(self, tx: Connection, held: Sequence[Held], *, until: datetime) -> set[int]:
@@ -77,25 +92,29 @@ class Lease(Generic[S]):
         rows = await tx.fetch(self._sql["heartbeat"], [h.id for h in held], [h.fence for h in held], until)
         return {row["id"] for row in rows}
 
-    async def settle(self, tx: Connection, reports: Sequence[Report[S]], *, actor: str, now: datetime) -> set[int]:
-        """End what is still held, or was ended so before; returns those ids. The rest was superseded: unchanged."""
+    async def settle(
+        self, tx: Connection, reports: Sequence[Report[S]], *, actor: str, now: datetime
+    ) -> list[Settled[S]]:
+        """End what is still held, or was ended just so before. What is not told back was superseded: unchanged."""
+        for report in reports:
+            if report.target is not self.ready:
+                self.machine.check(self.held, report.target)
         rows = await tx.fetch(
             self._sql["settle"],
             [report.id for report in reports],
             [report.fence for report in reports],
             [report.target.value for report in reports],
-            [report.reason for report in reports],
-            [report.due_at or now for report in reports],
+            [readable(report.reason) if report.reason else None for report in reports],
+            [report.due_at for report in reports],
             [report.counts for report in reports],
             actor,
             now,
-            self.max_attempts,
         )
-        return {row["id"] for row in rows}
+        return [Settled(row["id"], self.machine.states(row["state"]), row["moved"]) for row in rows]
 
     async def reap(self, tx: Connection, *, now: datetime, limit: int = 1000) -> list[tuple[int, S]]:
         """Take back what nobody settled in time: ready again, or failed once its attempts are used up."""
-        rows = await tx.fetch(self._sql["reap"], now, limit, self.max_attempts, REAPER)
+        rows = await tx.fetch(self._sql["reap"], now, limit, REAPER)
         return [(row["id"], self.machine.states(row["status"])) for row in rows]
 
     @cached_property
@@ -113,6 +132,7 @@ class Lease(Generic[S]):
             "held": self.machine.sql(self.held.name),
             "failed": self.machine.sql(self.failed.name),
             "condition": self.condition,
+            "max_attempts": str(self.max_attempts),
             "subject": self.subject,
             "way_back": self._steps_back(),
         }

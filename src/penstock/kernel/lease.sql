@@ -19,38 +19,48 @@ WITH due AS MATERIALIZED (
 SELECT * FROM held ORDER BY due_at, id;
 
 -- name: heartbeat
--- Extend what is still held under its fence; a heartbeat never shortens a lease.
+-- Extend what is still held under its fence, found by its key; a heartbeat never shortens a lease.
+WITH held AS MATERIALIZED (
+    SELECT said.id
+    FROM (SELECT * FROM unnest($1::bigint[], $2::bigint[]) AS said (id, fence) ORDER BY id) AS said
+    CROSS JOIN LATERAL (
+        SELECT FROM <table> t WHERE t.id = said.id AND t.fence = said.fence AND t.<state> = <held> FOR UPDATE
+    ) AS t
+)
 UPDATE <table> t
 SET lease_until = greatest(t.lease_until, $3)
-FROM unnest($1::bigint[], $2::bigint[]) AS said (id, fence)
-WHERE t.id = said.id AND t.fence = said.fence AND t.<state> = <held>
+WHERE t.id = ANY (ARRAY(SELECT id FROM held))
 RETURNING t.id;
 
 -- name: settle
 -- Move what is still held under its fence. A repeated report finds its row where it wanted it, and is a success.
 -- Rows are looked up by their key one by one: any other index is full of the entries of rows settled before.
 WITH said AS (
-    SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::timestamptz[], $6::boolean[])
-        AS said (id, fence, target, reason, due_at, counts)
-    ORDER BY id
+    -- Of two reports on one row the first counts.
+    SELECT DISTINCT ON (id, fence) *
+    FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::timestamptz[], $6::boolean[])
+        WITH ORDINALITY AS said (id, fence, target, reason, due_at, counts, n)
+    ORDER BY id, fence, n
 ), found AS MATERIALIZED (
     SELECT
         said.id,
         said.reason,
         said.due_at,
         said.counts,
-        said.target AS wanted,
-        CASE WHEN said.target = <ready> AND said.counts AND t.attempts >= $9 THEN <failed> ELSE said.target END AS target,
+        CASE WHEN said.target = <ready> AND said.counts AND t.attempts >= t.most THEN <failed> ELSE said.target END AS target,
         t.current
     FROM said
     CROSS JOIN LATERAL (
-        SELECT t.<state> AS current, t.attempts FROM <table> t WHERE t.id = said.id AND t.fence = said.fence FOR UPDATE
+        SELECT t.<state> AS current, t.attempts, <max_attempts> AS most
+        FROM <table> t
+        WHERE t.id = said.id AND t.fence = said.fence
+        FOR UPDATE
     ) AS t
 ), moved AS (
     UPDATE <table> t
     SET <state> = found.target,
         lease_until = NULL,
-        due_at = CASE WHEN found.target = <ready> AND found.counts THEN found.due_at ELSE t.due_at END,
+        due_at = CASE WHEN found.target = <ready> THEN coalesce(found.due_at, t.due_at) ELSE t.due_at END,
         attempts = t.attempts - CASE WHEN found.counts THEN 0 ELSE 1 END
     FROM found
     WHERE t.id = found.id AND t.id = ANY (ARRAY(SELECT id FROM found WHERE current = <held>))
@@ -68,8 +78,9 @@ WITH said AS (
     ) AS step
     ORDER BY t.id, step.n
 )
-SELECT id FROM found
-WHERE current IN (<held>, wanted) OR wanted = <ready> AND current = <failed>;
+SELECT id, target AS state, current = <held> AS moved
+FROM found
+WHERE current IN (<held>, target);
 
 -- name: reap
 -- Take back rows whose lease ran out; the grown fence makes every late report an old one.
@@ -82,7 +93,7 @@ WITH late AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE <table> t
-    SET <state> = CASE WHEN t.attempts >= $3 THEN <failed> ELSE <ready> END,
+    SET <state> = CASE WHEN t.attempts >= <max_attempts> THEN <failed> ELSE <ready> END,
         fence = t.fence + 1,
         lease_until = NULL,
         due_at = $1
@@ -90,7 +101,7 @@ WITH late AS MATERIALIZED (
     RETURNING t.*
 ), noted AS (
     INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
-    SELECT <machine>, <subject>, step.source, step.target, $4, $1,
+    SELECT <machine>, <subject>, step.source, step.target, $3, $1,
            'the lease of ' || coalesce(t.worker, 'an unnamed worker') || ' ran out, attempt ' || t.attempts, t.fence
     FROM moved t
     CROSS JOIN LATERAL (

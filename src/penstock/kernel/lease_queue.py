@@ -1,12 +1,11 @@
 """A table under lease, as a queue for the work loop."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from datetime import datetime, timedelta
 from typing import Generic, Protocol
 
-from penstock.kernel.backoff import delay
-from penstock.kernel.db import Database
-from penstock.kernel.lease import Held, Lease, Report
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.lease import Held, Lease, Report, Settled
 from penstock.kernel.machine import S
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 
@@ -17,8 +16,18 @@ class Wake(Protocol):
     async def wait(self, timeout: float) -> bool: ...
 
 
+OnSettled = Callable[[Connection, Sequence[Settled[S]]], Awaitable[None]]
+
+
+async def _nothing_more(_tx: Connection, _settled: Sequence[Settled[S]]) -> None:
+    """For tables whose rows move alone."""
+
+
 class LeaseQueue(Generic[S]):
-    """What *worker* claims, extends and settles of one leased table. Each is one statement: its own transaction."""
+    """What *worker* claims, extends and settles of one leased table.
+
+    *on_settled* does, in the transaction that settles, what must follow: counters, the next step, a message.
+    """
 
     def __init__(
         self,
@@ -28,6 +37,7 @@ class LeaseQueue(Generic[S]):
         *,
         worker: str,
         lease_for: timedelta = timedelta(seconds=60),
+        on_settled: OnSettled[S] = _nothing_more,
     ) -> None:
         self.name = lease.table
         self.lease_for = lease_for
@@ -35,6 +45,7 @@ class LeaseQueue(Generic[S]):
         self._lease = lease
         self._wake = wake
         self._worker = worker
+        self._on_settled = on_settled
 
     async def take(self, limit: int) -> Sequence[Held]:
         async with self._db.connection() as connection:
@@ -52,8 +63,9 @@ class LeaseQueue(Generic[S]):
     async def settle(self, results: Sequence[tuple[Held, Outcome | None]]) -> int:
         now = self._db.clock.now()
         reports = [self._report(held, outcome, now) for held, outcome in results]
-        async with self._db.connection() as connection:
-            settled = await self._lease.settle(connection, reports, actor=self._worker, now=now)
+        async with self._db.transaction() as tx:
+            settled = await self._lease.settle(tx, reports, actor=self._worker, now=now)
+            await self._on_settled(tx, settled)
         return len(reports) - len(settled)
 
     def lane(self, item: Held) -> Hashable:
@@ -66,8 +78,7 @@ class LeaseQueue(Generic[S]):
                 return Report(held.id, held.fence, lease.done)
             case Failed(reason):
                 return Report(held.id, held.fence, lease.failed, reason)
-            case Retry(reason, after):
-                due_at = now + (after if after is not None else delay(held.attempt))
-                return Report(held.id, held.fence, lease.ready, reason, due_at)
+            case Retry(reason, counts=counts):
+                return Report(held.id, held.fence, lease.ready, reason, now + outcome.wait(held.attempt), counts)
             case None:
-                return Report(held.id, held.fence, lease.ready, "given back", now, counts=False)
+                return Report(held.id, held.fence, lease.ready, "given back", counts=False)

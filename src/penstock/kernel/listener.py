@@ -1,7 +1,6 @@
 """Hears PostgreSQL's NOTIFY, and says so when some may have been missed."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import structlog
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.db import translated
 from penstock.kernel.errors import Transient
-from penstock.kernel.waiting import happens
+from penstock.kernel.waiting import ended, happens
 
 INBOX_LIMIT = 10_000
 _PING_EVERY = 10.0
@@ -67,9 +66,7 @@ async def listen(dsn: str, channel: str) -> AsyncIterator[Inbox]:
     try:
         yield inbox
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await ended(task)
 
 
 async def _keep_listening(dsn: str, channel: str, inbox: Inbox) -> None:

@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
+from penstock.kernel.backoff import FIRST_DELAY, MOST_DELAY, delay
+
+_UNCOUNTED = 4  # waits as after the fourth failure: not at once, and not long after the trouble is over
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -11,10 +15,20 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now: hand it out again, after *after* or after the queue's own back-off."""
+    """Not now: hand it out again, after *after* or after the queue's own back-off.
+
+    One that does not count is nobody's fault here (a server is down): it is tried again for as long as it takes.
+    """
 
     reason: str
     after: timedelta | None = None
+    counts: bool = True
+
+    def wait(self, attempt: int, *, first: timedelta = FIRST_DELAY, most: timedelta = MOST_DELAY) -> timedelta:
+        """How long until the next try, after *attempt* of them. What does not count has no number to grow with."""
+        if self.after is not None:
+            return self.after
+        return delay(attempt if self.counts else _UNCOUNTED, first=first, most=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +39,9 @@ class Failed:
 
 
 Outcome = Done | Retry | Failed
+REASON_LIMIT = 2_000
+
+
+def readable(reason: str) -> str:
+    """*reason* as every store can keep it: whatever a handler said, its work must not be stuck for it."""
+    return reason.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:REASON_LIMIT]

@@ -9,6 +9,7 @@ from random import uniform
 import structlog
 
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.waiting import ended
 
 Chore = Callable[[], Awaitable[object]]
 
@@ -20,8 +21,7 @@ async def repeating(name: str, chore: Chore, every: timedelta) -> AsyncIterator[
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])  # unlike `await task`, it does not take our own cancellation for the chore's
+        await ended(task)
 
 
 async def _repeat(name: str, chore: Chore, seconds: float) -> None:

@@ -1,12 +1,12 @@
 """The one work loop: take, handle, settle; drain, stop, back off."""
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from random import uniform
+from time import monotonic
 from typing import Generic, Protocol, TypeVar
 
 import structlog
@@ -15,7 +15,7 @@ from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.outcome import Failed, Outcome, Retry
 from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.waiting import happens
+from penstock.kernel.waiting import ended, happens
 
 T = TypeVar("T")
 
@@ -70,15 +70,15 @@ class Worker(Generic[T]):
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until stopped. A queue that is down is tried again, later and later."""
+        """Work until stopped. Whatever goes wrong with the queue is tried again, later and later."""
         backoff = Backoff()
         while not self._stopping.is_set():
             try:
                 if not await self.step():
                     await self._idle(self._poll.total_seconds() * uniform(0.5, 1))  # noqa: S311 - jitter, not secrecy
                 backoff.reset()
-            except Transient as error:
-                self._log.warning("queue_down", code=error.code, error=error.message)
+            except Exception as error:  # noqa: BLE001 - the edge of the loop: a worker outlives its queue's trouble
+                self._complain("queue_failed", error)
                 await happens(self._stopping, backoff.next().total_seconds())
 
     async def drain(self) -> int:
@@ -95,14 +95,32 @@ class Worker(Generic[T]):
             async with self._kept(items):
                 with self._metrics.timed(self._queue.name):
                     outcomes = await self._handler(items, self._stopping)
-            await self._settle(list(zip(items, outcomes, strict=True)))
+                await self._settle(list(zip(items, outcomes, strict=True)))
         return len(items)
 
     async def _settle(self, results: Sequence[tuple[T, Outcome | None]]) -> None:
-        lost = await self._queue.settle(results)
+        lost = await self._settle_patiently(results)
         self._metrics.count(self._queue.name, [outcome for _, outcome in results], lost)
         if lost:
             self._log.warning("work_superseded", lost=lost)
+
+    async def _settle_patiently(self, results: Sequence[tuple[T, Outcome | None]]) -> int:
+        """Finished work is not thrown away for a queue that is down for a moment: try for the length of a lease."""
+        backoff, deadline = Backoff(), monotonic() + self._queue.lease_for.total_seconds()
+        while True:
+            try:
+                return await self._queue.settle(results)
+            except Transient as error:
+                if monotonic() > deadline:
+                    raise
+                self._complain("settle_failed", error)
+            await asyncio.sleep(backoff.next().total_seconds())
+
+    def _complain(self, event: str, error: Exception) -> None:
+        if isinstance(error, Transient):
+            self._log.warning(event, code=error.code, error=error.message)
+        else:
+            self._log.error(event, exc_info=error)
 
     @asynccontextmanager
     async def _kept(self, items: Sequence[T]) -> AsyncIterator[None]:
@@ -111,17 +129,15 @@ class Worker(Generic[T]):
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await ended(task)
 
     async def _keep(self, items: Sequence[T]) -> None:
         while True:
             await asyncio.sleep(self._queue.lease_for.total_seconds() / 3)
             try:
                 await self._queue.extend(items)
-            except Transient as error:
-                self._log.warning("heartbeat_failed", code=error.code, error=error.message)
+            except Exception as error:  # noqa: BLE001 - one missed heartbeat is no reason to miss the next
+                self._complain("heartbeat_failed", error)
 
     async def _idle(self, seconds: float) -> None:
         """Wait for work, for the time given, or for the end."""
@@ -170,8 +186,13 @@ async def judged(work: Awaitable[Outcome]) -> Outcome:
     """The outcome of *work*, whatever it does: the edge where exceptions become outcomes."""
     try:
         return await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():  # meant for the worker
+            raise
+        return Retry("something the handler waited for was cancelled")
     except Transient as error:
-        return Retry(f"{error.code}: {error.message}")
+        return Retry(f"{error.code}: {error.message}", counts=False)
     except PenstockError as error:
         return Failed(f"{error.code}: {error.message}")
     except Exception as error:  # noqa: BLE001 - the edge: a handler's bug must not stop the loop

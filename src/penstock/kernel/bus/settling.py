@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.kernel.backoff import delay
 from penstock.kernel.bus import Delivering, Delivery
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry
-
-REASON_LIMIT = 2_000
+from penstock.kernel.outcome import Done, Failed, Outcome, Retry, readable
 
 
 @dataclass(slots=True)
@@ -40,21 +37,17 @@ def _settle_lane(lane: Sequence[tuple[Delivery, Outcome | None]], delivering: De
             case Done():
                 pass
             case Failed(reason):
-                settled.dead.append((delivery, _readable(reason)))
-            case Retry(reason) if delivery.attempt >= delivering.max_attempts:
-                settled.dead.append((delivery, _readable(f"gave up after {delivery.attempt} attempts: {reason}")))
-            case Retry(_, after):
-                wait = delay(delivery.attempt, first=delivering.first_delay, most=delivering.most_delay)
-                settled.head, settled.attempts = delivery.position, delivery.attempt
-                settled.due_at = now + (wait if after is None else after)
+                settled.dead.append((delivery, readable(reason)))
+            case Retry(reason, counts=True) if delivery.attempt >= delivering.max_attempts:
+                settled.dead.append((delivery, readable(f"gave up after {delivery.attempt} attempts: {reason}")))
+            case Retry():
+                settled.head, settled.attempts = delivery.position, delivery.attempt - (not outcome.counts)
+                settled.due_at = now + outcome.wait(
+                    delivery.attempt, first=delivering.first_delay, most=delivering.most_delay
+                )
                 return settled
             case None:
                 settled.head, settled.attempts = delivery.position, delivery.attempt - 1
                 return settled
         settled.finished.append(delivery.position)
     return settled
-
-
-def _readable(reason: str) -> str:
-    """*reason* as every store can keep it: whatever a handler said, its message must not be stuck for it."""
-    return reason.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:REASON_LIMIT]
