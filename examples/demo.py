@@ -174,6 +174,8 @@ def up(folder: Path) -> Iterator[dict[str, Any]]:
             text += line
             if line.startswith("}"):
                 break
+        if not text:
+            sys.exit(f"penstock up did not start: {(folder / 'up.log').read_text()}")
         yield json.loads(text)
     finally:
         process.terminate()

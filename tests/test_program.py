@@ -1,5 +1,6 @@
 """The program as a user meets it: it starts, answers, stops, comes back, and says clearly what is wrong."""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,13 +8,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 import httpx
 import psutil
 import pytest
 
+from penstock.kernel.locks import advisory_key
+from tests.services.postgres import fresh_database
 from tests.services.program import Up, penstock
 
 
@@ -48,7 +53,7 @@ def test_up_survives_kill_9_and_goes_on_with_its_data(tmp_path: Path) -> None:
 def test_up_gets_its_database_back_when_it_dies(tmp_path: Path) -> None:
     """R23: with PostgreSQL killed it is alive, not ready, and becomes ready again by itself."""
     with Up(tmp_path) as up:
-        server = next(p for p in psutil.Process(up.pid).children() if p.name() == "postgres")
+        (server,) = servers_of(up)
         server.kill()
         wait_for(lambda: httpx.get(f"{up.api}/actuator/health/readiness").status_code == 503)
         assert httpx.get(f"{up.api}/actuator/health/liveness").status_code == 200
@@ -63,6 +68,83 @@ def test_a_second_up_on_the_same_data_is_told_who_holds_it(tmp_path: Path) -> No
         assert second.code == 6
         assert str(up.pid) in second.err
         assert httpx.get(f"{up.api}/actuator/health").status_code == 200
+
+
+def test_up_outlives_whoever_started_the_database(tmp_path: Path, postgres_holder: "Holder") -> None:
+    """The database another command had started goes on for `up` when that command ends."""
+    holder = postgres_holder(tmp_path / ".penstock" / "postgres")
+    with Up(tmp_path) as up:
+        assert not servers_of(up)
+        holder.communicate(b"leave")
+        wait_for(lambda: bool(servers_of(up)))
+        wait_for(lambda: httpx.get(f"{up.api}/actuator/health/readiness").status_code == 200)
+        assert up.stop() == 0
+
+
+def servers_of(up: Up) -> list[psutil.Process]:
+    """The PostgreSQL servers that *up* started."""
+    return [process for process in psutil.Process(up.pid).children() if process.name() == "postgres"]
+
+
+Holder = Callable[[Path], "subprocess.Popen[bytes]"]
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from penstock.kernel.embedded import embedded_postgres
+async def main():
+    async with embedded_postgres(Path(sys.argv[1])):
+        print("held", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def postgres_holder() -> Holder:
+    """Starts a process that runs the embedded server of a folder until it is told to leave."""
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", HOLDER, str(folder)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        return process
+
+    return start
+
+
+def test_a_signal_ends_a_start_that_waits(tmp_path: Path, database_url_sync: str) -> None:
+    """SIGTERM while `up` waits for the migration lock ends it at once, with nothing left behind."""
+    with MigrationLock(database_url_sync):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli.main", "up", "--port", "0", "--query-port", "0"],
+            cwd=tmp_path,
+            env={**os.environ, "PENSTOCK__DATABASE__URL": database_url_sync},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        wait_for(lambda: MigrationLock.is_awaited(database_url_sync))
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, b"")
+    assert b"Traceback" not in err
+
+
+def test_a_newer_data_directory_is_refused_by_every_command(tmp_path: Path) -> None:
+    """`db migrate` and `doctor` do not touch what a newer release wrote."""
+    newer_data(tmp_path)
+    (tmp_path / ".penstock" / "postgres" / "data").mkdir(parents=True)
+    (tmp_path / ".penstock" / "postgres" / "data" / "PG_VERSION").write_text("18\n")
+    before = sorted(tmp_path.rglob("*"))
+    assert penstock("db", "migrate", cwd=tmp_path).code == 6
+    assert penstock("doctor", cwd=tmp_path).code == 6
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_up_says_when_nobody_needs_a_token(tmp_path: Path) -> None:
+    """R25: without authentication it says so."""
+    with Up(tmp_path) as up:
+        assert "no authentication is set" in up.log_file.read_text()
 
 
 def test_the_database_can_be_looked_at_while_up_runs(tmp_path: Path) -> None:
@@ -129,6 +211,7 @@ def nothing(folder: Path) -> None:
         (nothing, (), {"PENSTOCK__DATABASE__URL": "postgresql://nobody@127.0.0.1:1/none"}, 7, "does not answer"),
         (nothing, (), {"PENSTOCK__DATABASE__URL": "mysql://nobody@127.0.0.1:1/none"}, 3, "database URL"),
         (nothing, (), {"PENSTOCK__DATABASE__URL": "postgresql://a:hunter2@h/d"}, 3, "no password"),
+        (nothing, (), {"PENSTOCK__DATABASE__PASSWORD": "{hunter2"}, 3, "PENSTOCK__DATABASE__PASSWORD"),
         (
             nothing,
             (),
@@ -163,7 +246,7 @@ def test_up_works_under_a_folder_closed_to_others(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     with Up(closed) as up:
-        server = next(p for p in psutil.Process(up.pid).children() if p.name() == "postgres")
+        (server,) = servers_of(up)
         assert server.uids().effective != 0
         assert httpx.get(f"{up.api}/actuator/health").json()["status"] == "UP"
     assert closed.stat().st_mode & 0o077 == 0
@@ -222,6 +305,48 @@ def test_doctor_changes_nothing_and_names_what_is_down(tmp_path: Path) -> None:
     assert done.code == 7
     assert database["error"]["code"] == "DATABASE_DOWN"
     assert database["error"]["hint"]
+
+
+class MigrationLock:
+    """Somebody else who migrates for long."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._loop = asyncio.new_event_loop()
+
+    def __enter__(self) -> None:
+        self._connection = self._run(asyncpg.connect(self._url))
+        self._run(self._connection.execute("SELECT pg_advisory_lock($1)", advisory_key("penstock.migrate")))
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._connection.close())
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(work)
+
+    @staticmethod
+    def is_awaited(url: str) -> bool:
+        async def ask() -> bool:
+            connection = await asyncpg.connect(url)
+            try:
+                waiting = "SELECT true FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND database = $1"
+                here = await connection.fetchval("SELECT oid FROM pg_database WHERE datname = current_database()")
+                return bool(await connection.fetchval(waiting, here))
+            finally:
+                await connection.close()
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def database_url_sync(postgres_url: str) -> Iterator[str]:
+    """A database of the test's own, for a test without an event loop."""
+    opened = fresh_database(postgres_url)
+    loop = asyncio.new_event_loop()
+    yield loop.run_until_complete(opened.__aenter__())
+    loop.run_until_complete(opened.__aexit__(None, None, None))
+    loop.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -112,6 +112,7 @@ def make_redis(section: RedisSection) -> Signals:
         username=section.username,
         password=resolve(section.password, "signals.redis.password") if section.password else None,
         tls=section.tls,
+        tls_ca_file=str(section.tls_ca_file) if section.tls_ca_file else None,
     )
 
 

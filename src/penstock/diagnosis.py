@@ -129,7 +129,8 @@ async def _port(settings: Settings, port: int) -> str:
     if port == 0:
         return "a free one"
     try:
-        with socket.create_server((settings.server.host, port)):
+        family = socket.AF_INET6 if ":" in settings.server.host else socket.AF_INET
+        with socket.create_server((settings.server.host, port), family=family):
             return f"{port} is free"
     except OSError as error:
         if _is_running(settings.data_dir):
@@ -139,7 +140,7 @@ async def _port(settings: Settings, port: int) -> str:
 
 
 async def _storage(settings: Settings) -> str:
-    if settings.storage.url is None and not settings.data_dir.exists():
+    if settings.storage.url is None and not (settings.data_dir / "objects").exists():
         return "a folder, made at the first start"
     await app.make_storage(settings).check()
     return settings.storage.url or str(settings.data_dir / "objects")

@@ -97,8 +97,8 @@ def make_query(platform: Platform, pulse: Pulse, metrics: HttpMetrics) -> FastAP
 
 def _make_app(title: str, platform: Platform, pulse: Pulse, metrics: HttpMetrics) -> FastAPI:
     settings = platform.settings
-    local_only = settings.auth.jwt is None
-    app = create_app(title, platform.telemetry, metrics, body_limit=settings.server.body_limit, local_only=local_only)
+    local_name = settings.server.host if settings.auth.jwt is None else None
+    app = create_app(title, platform.telemetry, metrics, body_limit=settings.server.body_limit, local_name=local_name)
     app.include_router(actuator.router(pulse, platform.telemetry))
     return app
 

@@ -105,6 +105,7 @@ class RedisSection(Section):
     username: str | None = None
     password: SecretRef | None = None
     tls: bool = False
+    tls_ca_file: Path | None = None
 
 
 class SignalsSection(Section):

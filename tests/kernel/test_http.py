@@ -25,8 +25,8 @@ class Item(BaseModel):
     count: int
 
 
-def make_app(telemetry: Telemetry, *, local_only: bool) -> FastAPI:
-    app = create_app("test", telemetry, HttpMetrics(telemetry), body_limit=1000, local_only=local_only)
+def make_app(telemetry: Telemetry) -> FastAPI:
+    app = create_app("test", telemetry, HttpMetrics(telemetry), body_limit=1000, local_name="127.0.0.2")
     authenticator = JwtAuthenticator(SharedSecret(SECRET), algorithms=["HS256"])
     caller = Annotated[Principal, Depends(identifying(authenticator))]
 
@@ -61,7 +61,7 @@ def telemetry() -> Telemetry:
 
 @pytest.fixture
 async def http(telemetry: Telemetry) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(make_app(telemetry, local_only=True), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(make_app(telemetry), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
@@ -142,7 +142,7 @@ async def test_without_authentication_strangers_are_refused(http: httpx.AsyncCli
     """R25: on loopback without auth, names that are not local and pages of other sites get 403."""
     assert (await http.get("/nowhere", headers={"host": "evil.example"})).json()["code"] == "FOREIGN_HOST"
     assert (await http.get("/nowhere", headers={"sec-fetch-site": "cross-site"})).json()["code"] == "FOREIGN_PAGE"
-    for host in ("localhost:8080", "127.0.0.1", "[::1]:9"):
+    for host in ("localhost:8080", "127.0.0.1", "[::1]:9", "127.0.0.2:80"):
         assert (await http.get("/nowhere", headers={"host": host})).status_code == 404
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit
+from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit, say
 
 if TYPE_CHECKING:
     from penstock.serving import Addresses
@@ -41,22 +41,41 @@ def up(
 def _run(settings: "Settings", as_json: bool) -> None:
     import uvloop
 
+    if settings.auth.jwt is None:
+        say(f"no authentication is set, so only this machine can connect ({settings.server.host})")
+    uvloop.run(_main(settings, as_json))
+
+
+async def _main(settings: "Settings", as_json: bool) -> None:
     from penstock.serving import up as run_up
 
+    ending = _Ending()
+
     def on_ready(addresses: "Addresses") -> None:
+        ending.is_ready = True
         data = {"event": "ready", "api": addresses.api, "query": addresses.query, "pid": os.getpid()}
         emit(data, as_json=as_json, text=f"api    {addresses.api}\nquery  {addresses.query}\nready")
 
-    async def main() -> None:
-        stop = asyncio.Event()
+    try:
+        await run_up(settings, ending.asked, on_ready)
+    except asyncio.CancelledError:
+        if not ending.asked.is_set():
+            raise
 
-        def on_signal() -> None:
-            if stop.is_set():  # asked twice: leave at once, the database recovers by itself
-                os._exit(130)
-            stop.set()
 
+class _Ending:
+    """What SIGINT and SIGTERM mean: stop once it runs, give up while it starts, leave at once when asked twice."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.is_ready = False
+        self._task = asyncio.current_task()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, on_signal)
-        await run_up(settings, stop, on_ready)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
-    uvloop.run(main())
+    def _on_signal(self) -> None:
+        if self.asked.is_set():
+            os._exit(130)  # the database recovers by itself
+        self.asked.set()
+        if self._task is not None and not self.is_ready:  # perhaps it waits for somebody's lock
+            self._task.cancel()

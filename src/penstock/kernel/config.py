@@ -135,8 +135,9 @@ def _yaml(text: str, kind: str) -> Any:
 def _scalar(name: str, text: str) -> Any:
     try:
         return _yaml(text, "safe")
-    except (YAMLError, ValueError) as error:
-        raise _bad([Problem(f"environment variable {name}", "", f"not a YAML value: {error}")]) from None
+    except (YAMLError, ValueError):  # without its words: they repeat the value, which may be a secret
+        message = "not a YAML value; quote it if it is meant as text"
+        raise _bad([Problem(f"environment variable {name}", "", message)]) from None
 
 
 def _put(document: Any, path: KeyPath, value: Any, place: str) -> None:
@@ -172,12 +173,21 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
 def _fields(model: type[BaseModel], path: KeyPath) -> list[str]:
     """The keys the section at *path* knows."""
     for key in path:
-        field = model.model_fields.get(str(key))
-        inner = [t for t in (field.annotation, *get_args(field.annotation)) if _is_model(t)] if field else []
+        if isinstance(key, int):  # an item of a list: its keys are those of the list's model
+            continue
+        field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
+        inner = _models(field.annotation) if field else []
         if not inner:
             return []
         model = inner[0]
-    return list(model.model_fields)
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models within *annotation*: itself, or those of an optional or a list."""
+    if _is_model(annotation):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
 
 
 def _is_model(candidate: Any) -> bool:

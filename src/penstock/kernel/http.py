@@ -15,8 +15,10 @@ from penstock.kernel.middleware import Gate, HttpMetrics, Observed
 from penstock.kernel.telemetry import Telemetry
 
 
-def create_app(title: str, telemetry: Telemetry, metrics: HttpMetrics, *, body_limit: int, local_only: bool) -> FastAPI:
-    """Problems for failures, ids, limits, metrics, a page. *local_only*: nobody authenticates, so trust no web page."""
+def create_app(
+    title: str, telemetry: Telemetry, metrics: HttpMetrics, *, body_limit: int, local_name: str | None
+) -> FastAPI:
+    """Problems for failures, ids, limits, metrics, a page. With a *local_name* nobody authenticates: be local only."""
     app = FastAPI(
         title=title,
         version=__version__,
@@ -26,7 +28,7 @@ def create_app(title: str, telemetry: Telemetry, metrics: HttpMetrics, *, body_l
         telemetry={"tracer_provider": telemetry.provider, "metrics": False, "logs": False},
     )
     problems.install(app)
-    app.add_middleware(Gate, body_limit=body_limit, local_only=local_only)
+    app.add_middleware(Gate, body_limit=body_limit, local_name=local_name)
     app.add_middleware(Observed, metrics=metrics)
     _add_page(app)
     return app

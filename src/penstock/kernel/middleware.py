@@ -1,7 +1,7 @@
 """What every request passes: an id, a log line, metrics, and the gate that keeps out what is too large or foreign."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from time import perf_counter
 from uuid import uuid4
 
@@ -75,10 +75,10 @@ class Observed:
 class Gate:
     """Refuses bodies over the limit, and, where nobody authenticates, pages of other sites."""
 
-    def __init__(self, app: ASGIApp, body_limit: int, local_only: bool) -> None:
+    def __init__(self, app: ASGIApp, body_limit: int, local_name: str | None) -> None:
         self._app = app
         self._limit = body_limit
-        self._local_only = local_only
+        self._local_names = None if local_name is None else _LOCAL_NAMES | {local_name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,7 +94,7 @@ class Gate:
         length = headers.get(b"content-length", "0")
         if length.isdigit() and int(length) > self._limit:
             return self._too_large()
-        return _foreign_page(headers) if self._local_only else None
+        return None if self._local_names is None else _foreign_page(headers, self._local_names)
 
     async def _pass_counted(self, scope: Scope, receive: Receive, send: Send) -> PenstockError | None:
         """Let the request through, but count its body; whatever the application makes of a cut one is not sent."""
@@ -125,10 +125,10 @@ class Gate:
         return TooLarge("BODY_TOO_LARGE", f"a body has at most {self._limit} bytes here", hint="send it in parts")
 
 
-def _foreign_page(headers: Mapping[bytes, str]) -> Forbidden | None:
+def _foreign_page(headers: Mapping[bytes, str], local_names: Collection[str]) -> Forbidden | None:
     """A page from elsewhere can reach loopback through the browser of whoever reads it."""
     host = re.sub(r":\d+$", "", headers.get(b"host", "localhost"))
-    if host not in _LOCAL_NAMES:
+    if host not in local_names:
         return Forbidden(
             "FOREIGN_HOST", f"without authentication only local names are served, not {host!r}", hint="set auth.jwt"
         )

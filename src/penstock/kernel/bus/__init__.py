@@ -2,9 +2,11 @@
 
 A topic is work for one group of workers: each message is settled once, by whichever worker held it. (Telling many
 listeners is the business of signals.) Messages of one key, published one after another, are handed out in that order,
-and the next only after the one before it was settled. Other keys may be held up with it, never reordered.
+and the next only after the one before it was settled. Other keys may be held up with it, never reordered. A message
+published in a transaction comes after the commit, so it has no order with those published outside of one.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from penstock.kernel.errors import Invalid
 from penstock.kernel.worker import Queue
 
 KEY_LIMIT = 1_000
+_TOPIC = re.compile(r"^[A-Za-z0-9._-]{1,200}$")  # what Kafka takes, with room for a suffix
 VALUE_LIMIT = 900_000  # Kafka's own default limit is a million bytes with everything
 
 
@@ -99,11 +102,12 @@ class Bus(Protocol):
 def checked(messages: Sequence[Message]) -> Sequence[Message]:
     """*messages* themselves when every implementation can carry them; else Invalid BAD_MESSAGE."""
     for message in messages:
+        if not _TOPIC.match(message.topic):
+            raise Invalid("BAD_MESSAGE", f"a topic has 1 to 200 of A-Z a-z 0-9 . _ -, not so {message.topic[:50]!r}")
         if not 0 < len(message.key.encode()) <= KEY_LIMIT or "\0" in message.key:
-            raise Invalid(
-                "BAD_MESSAGE",
-                f"a key has 1 to {KEY_LIMIT} bytes and no NUL, this one is {message.key[:50]!r}",
-            )
+            raise Invalid("BAD_MESSAGE", f"a key has 1 to {KEY_LIMIT} bytes and no NUL, not so {message.key[:50]!r}")
+        if any("\0" in text for header in message.headers.items() for text in header):
+            raise Invalid("BAD_MESSAGE", "a header has no NUL")
         if len(message.value) > VALUE_LIMIT:
             raise Invalid(
                 "BAD_MESSAGE",

@@ -27,17 +27,20 @@ class PostgresBus:
     def __init__(self, db: Database, *, partitions: int = 16) -> None:
         self._db = db
         self._partitions = partitions
+        self._declared: set[str] = set()
 
     async def publish(self, messages: Sequence[Message], *, tx: Connection | None = None) -> None:
         if not messages:
             return
+        for topic in {message.topic for message in checked(messages)} - self._declared:
+            await self._declare(topic)
         if tx is None:
             async with self._db.transaction() as own:
                 await self.publish(messages, tx=own)
             return
         await tx.execute(
             SQL["publish"],
-            [message.topic for message in checked(messages)],
+            [message.topic for message in messages],
             [crc32(message.key.encode()) % self._partitions for message in messages],
             [message.key for message in messages],
             [message.value for message in messages],
@@ -55,13 +58,18 @@ class PostgresBus:
         worker: str,
         delivering: Delivering = Delivering(),  # noqa: B008 - frozen
     ) -> "AsyncIterator[PostgresSubscription]":
-        await self._db.execute(SQL["declare"], topic, self._partitions)
+        await self._declare(topic)
         async with listen(self._db.dsn, CHANNEL) as wake:
             subscription = PostgresSubscription(self._db, wake, topic, worker, delivering)
             try:
                 yield subscription
             finally:
                 await subscription.give_back()
+
+    async def _declare(self, topic: str) -> None:
+        """Have the partitions there that this process publishes to; workers may be set to other numbers."""
+        await self._db.execute(SQL["declare"], topic, self._partitions)
+        self._declared.add(topic)
 
     async def backlog(self, topic: str) -> int:
         return int(await self._db.fetchval(SQL["backlog"], topic))
