@@ -84,8 +84,43 @@ async def test_a_killed_starter_leaves_the_data_whole(tmp_path: Path) -> None:
     command = [sys.executable, "-c", DIES_AT_ONCE, str(tmp_path / "pg")]
     done = await asyncio.to_thread(subprocess.run, command, check=False)
     assert done.returncode == -signal.SIGKILL
+    _, alive = await asyncio.to_thread(psutil.wait_procs, servers(tmp_path / "pg"), timeout=30)
+    assert alive == []
     async with embedded_postgres(tmp_path / "pg") as url:
         assert await ask(url, "SELECT n FROM kept") == 42
+
+
+async def test_a_number_that_is_anothers_now_holds_nothing_up(tmp_path: Path) -> None:
+    """After a reboot the pid in the lock file may be any process; only a PostgreSQL there is waited for."""
+    async with embedded_postgres(tmp_path / "pg"):
+        lock = (tmp_path / "pg" / "data" / "postmaster.pid").read_text()
+    (tmp_path / "pg" / "data" / "postmaster.pid").write_text("1" + lock[lock.index("\n") :])
+    async with asyncio.timeout(30), embedded_postgres(tmp_path / "pg") as url:
+        assert await ask(url, "SELECT 1") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root lends PostgreSQL another account")
+def test_root_with_a_containers_rights_can_run_it(tmp_path: Path) -> None:
+    """With the capabilities containers have by default, it works under folders closed to others too."""
+    kept = "chown,dac_override,fowner,fsetid,kill,setgid,setuid,setpcap,net_bind_service,sys_chroot,setfcap"
+    bound = "-all," + ",".join(f"+{name}" for name in kept.split(","))
+    (tmp_path / "closed").mkdir(mode=0o700)
+    code = DIES_AT_ONCE.replace("os.kill(os.getpid(), signal.SIGKILL)", "print('it runs')")
+    command = [sys.executable, "-c", code, str(tmp_path / "closed" / "pg")]
+    done = subprocess.run(["setpriv", f"--bounding-set={bound}", *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "it runs\n"), done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes owners")
+async def test_root_changes_no_owner_behind_a_link(tmp_path: Path) -> None:
+    """A link in place of the folder is refused, and what it leads to is as it was."""
+    target = tmp_path / "target"
+    target.mkdir()
+    (tmp_path / "pg").symlink_to(target)
+    with pytest.raises(BadConfig, match="is a link"):
+        async with embedded_postgres(tmp_path / "pg"):
+            pass
+    assert target.stat().st_uid == 0
 
 
 async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:

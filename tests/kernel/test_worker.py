@@ -23,12 +23,15 @@ class Numbers:
     settled: dict[int, Outcome | None] = field(default_factory=dict)
     extended: asyncio.Event = field(default_factory=asyncio.Event)
     downs: int = 0
+    failure: Exception = field(default_factory=lambda: Transient("DATABASE_DOWN", "no answer"))
+    settle_downs: int = 0
+    extend_downs: int = 0
     waited: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, limit: int) -> Sequence[int]:
         if self.downs:
             self.downs -= 1
-            raise Transient("DATABASE_DOWN", "no answer")
+            raise self.failure
         taken, self.items = self.items[:limit], self.items[limit:]
         return taken
 
@@ -37,9 +40,15 @@ class Numbers:
         await asyncio.Event().wait()
 
     async def extend(self, items: Sequence[int]) -> None:
+        if self.extend_downs:
+            self.extend_downs -= 1
+            raise self.failure
         self.extended.set()
 
     async def settle(self, results: Sequence[tuple[int, Outcome | None]]) -> int:
+        if self.settle_downs:
+            self.settle_downs -= 1
+            raise Transient("DATABASE_DOWN", "no answer")
         self.settled.update(results)
         return 0
 
@@ -158,9 +167,67 @@ async def test_held_items_are_extended_while_they_are_worked_on() -> None:
     assert queue.settled == {1: Done()}
 
 
-async def test_a_queue_that_is_down_is_tried_again() -> None:
-    """A database away for a while costs time, not the worker."""
-    queue, handled = Numbers([7], downs=3), asyncio.Event()
+async def test_a_missed_heartbeat_is_followed_by_the_next() -> None:
+    """T14: whatever goes wrong with one heartbeat, the items are held on to."""
+    queue = Numbers([1], extend_downs=2, failure=TimeoutError())
+
+    async def handle(item: int) -> Outcome:
+        async with asyncio.timeout(5):
+            await queue.extended.wait()
+        return Done()
+
+    await worker(queue, handle).step()
+    assert queue.settled == {1: Done()}
+
+
+async def test_finished_work_waits_for_a_queue_that_is_down() -> None:
+    """R11: an outcome that cannot be told now is told later, not worked for again."""
+    queue, calls = Numbers([1], lease_for=timedelta(seconds=30), settle_downs=2), 0
+
+    async def handle(item: int) -> Outcome:
+        nonlocal calls
+        calls += 1
+        return Done()
+
+    await worker(queue, handle).step()
+    assert (queue.settled, calls) == ({1: Done()}, 1)
+
+
+async def test_a_cancellation_inside_a_handler_is_a_retry() -> None:
+    """A handler whose own helper was cancelled has tried, and it counts."""
+    queue = Numbers([1])
+
+    async def handle(item: int) -> Outcome:
+        helper = asyncio.create_task(asyncio.Event().wait())
+        helper.cancel()
+        await helper
+        return Done()
+
+    await worker(queue, handle).step()
+    assert queue.settled == {1: Retry("something the handler waited for was cancelled")}
+
+
+async def test_a_cancelled_worker_ends() -> None:
+    """Cancelling the loop ends it, even in the middle of a batch."""
+    queue, begun = Numbers([1]), asyncio.Event()
+
+    async def handle(item: int) -> Outcome:
+        begun.set()
+        await asyncio.Event().wait()
+        return Done()
+
+    task = asyncio.create_task(worker(queue, handle).run())
+    await begun.wait()
+    task.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize("failure", [Transient("DATABASE_DOWN", "no answer"), TimeoutError(), RuntimeError("a bug")])
+async def test_a_queue_that_fails_is_tried_again(failure: Exception) -> None:
+    """A database away for a while, or worse, costs time, not the worker."""
+    queue, handled = Numbers([7], downs=3, failure=failure), asyncio.Event()
 
     async def handle(item: int) -> Outcome:
         handled.set()

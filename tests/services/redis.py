@@ -1,6 +1,7 @@
 """Real Redis on loopback: a cluster of masters, optionally with a replica each, or one server; and their accidents."""
 
 import contextlib
+import ctypes
 import os
 import random
 import shutil
@@ -23,6 +24,8 @@ from tests.services.require import is_required
 MASTERS = 3
 SLOTS = 16_384
 _WITHIN = 30.0
+_PORTS_TRIED = 5
+_PR_SET_PDEATHSIG = 1
 _BUS = 10_000  # a node's bus listens this far above its port
 _SETTINGS = {
     "bind": "127.0.0.1",
@@ -48,7 +51,6 @@ class RedisServer:
     def __init__(self, binary: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-redis-"))
         self._node = _Node(binary, self._folder / "0", {})
-        self._node.start()
 
     @property
     def addresses(self) -> list[str]:
@@ -80,8 +82,10 @@ class RedisCluster:
 
     def __init__(self, binary: Path, *, replicas: bool = False) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-redis-"))
-        self._nodes = [_Node(binary, self._folder / str(n), _CLUSTER) for n in range(MASTERS * (1 + replicas))]
+        self._nodes: list[_Node] = []
         try:
+            for number in range(MASTERS * (1 + replicas)):
+                self._nodes.append(_Node(binary, self._folder / str(number), _CLUSTER))
             self._form()
         except BaseException:
             self.stop()
@@ -158,8 +162,6 @@ class RedisCluster:
         return self._nodes[old], self._nodes[(old + 1) % MASTERS]
 
     def _form(self) -> None:
-        for node in self._nodes:
-            node.start()
         for number, node in enumerate(self._nodes[:MASTERS]):
             _assign(node, -(-number * SLOTS // MASTERS), -(-(number + 1) * SLOTS // MASTERS) - 1)
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
@@ -183,17 +185,20 @@ class RedisCluster:
 
 class _Node:
     def __init__(self, binary: Path, folder: Path, settings: Mapping[str, str]) -> None:
-        self.port = _free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self.client = redis.Redis(port=self.port, decode_responses=True, socket_timeout=5, protocol=2)
-        self._folder = folder
         words = [word for name, value in {**_SETTINGS, **settings}.items() for word in (f"--{name}", value)]
-        self._command = [str(binary), *words, "--port", str(self.port)]
+        self._command, self._folder = [str(binary), *words], folder
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir()
+        self._settle()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, cwd=self._folder, stdout=subprocess.DEVNULL)
+        """Run, on the port of before."""
+        self._process = subprocess.Popen(
+            [*self._command, "--port", str(self.port)],
+            cwd=self._folder,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=_dies_with_us(),
+        )
         _wait(self._answers, f"the node on port {self.port} does not start")
 
     def kill(self) -> None:
@@ -215,10 +220,24 @@ class _Node:
     def info(self, name: str) -> str:
         return str(self.ask("CLUSTER INFO")[name])
 
+    def _settle(self) -> None:
+        """Find a port and run there; another test process may be quicker to take it."""
+        for _ in range(_PORTS_TRIED):
+            self.port = _free_port()
+            self.address = f"127.0.0.1:{self.port}"
+            self.client = redis.Redis(port=self.port, decode_responses=True, socket_timeout=5, protocol=2)
+            try:
+                return self.start()
+            except ChildProcessError:
+                self.stop()
+        raise RuntimeError(f"redis-server does not run; see {self._folder}")
+
     def _answers(self) -> bool:
+        """Whether this very process answers, not another one on its port."""
         assert self._process is not None
-        assert self._process.poll() is None, f"redis-server ended; its port was {self.port}"
-        return bool(self.client.ping())
+        if self._process.poll() is not None:
+            raise ChildProcessError(f"redis-server ended with {self._process.returncode}")
+        return bool(self.client.info("server")["process_id"] == self._process.pid)
 
 
 def _slot(key: str) -> int:
@@ -245,15 +264,23 @@ def _wait(until: Callable[[], bool], reason: str) -> None:
 
 
 def _free_port() -> int:
-    """A port free together with its bus's, and both below those the system gives to clients."""
+    """A port free together with its bus's; neither range holds ports of the other, or any the system gives out."""
     while True:
-        port = random.randrange(10_000, 22_000)
+        port = random.randrange(10_000, 20_000)
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for number in (port, port + _BUS):
                 taken = stack.enter_context(socket.socket())
                 taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 taken.bind(("127.0.0.1", number))
             return port
+
+
+def _dies_with_us() -> Callable[[], object] | None:
+    """What to run before exec so that no server outlives a test process that is killed."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl  # looked up before the fork: nothing may be loaded after it
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _wheel_binary() -> Path | None:
