@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -84,6 +85,8 @@ async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
             bus = KafkaBus(bootstrap, db=db)
             stack.push_async_callback(bus.close)
             found.append(Bench("bus on Kafka, publish+settle", "messages", lambda: messages(bus), 20_000))
+        else:
+            print("not measured: Kafka (`make kafka`, then PENSTOCK_BENCH_KAFKA=127.0.0.1:19092)", file=sys.stderr)
         yield found
 
 

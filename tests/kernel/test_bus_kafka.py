@@ -120,7 +120,7 @@ async def test_a_broker_that_goes_and_comes_back_costs_nothing() -> None:
     """R8, R11: meanwhile publishing fails in time and leaving does not hang; afterwards every message is handled."""
     topic = new_topic()
     with mock_cluster() as cluster:
-        async with bus_on(cluster.kafka, timeout=SECOND) as bus:
+        async with bus_on(cluster.kafka, timeout=2 * SECOND) as bus:
             await bus.publish([Message(topic, "a", str(n).encode()) for n in range(3)])
             lease = Delivering(lease_for=2 * SECOND)
             async with bus.subscribe(topic, worker="unlucky", delivering=lease) as subscription:

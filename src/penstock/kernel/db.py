@@ -166,7 +166,9 @@ def _known(error: BaseException) -> PenstockError | None:
         return Transient("DATABASE_REFUSED", f"PostgreSQL refused the connection: {error}", hint=hint)
     if isinstance(error, (*_DOWN, *_UNREACHABLE)):
         hint = "check that the server runs and that database.url points to it"
-        return Transient("DATABASE_DOWN", f"PostgreSQL does not answer: {error or type(error).__name__}", hint=hint)
+        return Transient(
+            "DATABASE_DOWN", f"PostgreSQL does not answer: {str(error) or type(error).__name__}", hint=hint
+        )
     return None
 
 

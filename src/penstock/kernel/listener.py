@@ -50,7 +50,8 @@ class Inbox:
     async def wait(self, timeout: float) -> bool:
         """Whether something came within *timeout* seconds; reads all that is there."""
         try:
-            await asyncio.wait_for(self._queue.get(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._queue.get()
         except TimeoutError:
             return False
         while not self._queue.empty():

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.kernel.backoff import FIRST_DELAY, MOST_DELAY, delay
+from penstock.kernel.text import storable
 
 _UNCOUNTED = 4  # waits as after the fourth failure: not at once, and not long after the trouble is over
 
@@ -44,4 +45,4 @@ REASON_LIMIT = 2_000
 
 def readable(reason: str) -> str:
     """*reason* as every store can keep it: whatever a handler said, its work must not be stuck for it."""
-    return reason.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:REASON_LIMIT]
+    return storable(reason, REASON_LIMIT)

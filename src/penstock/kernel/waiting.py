@@ -6,8 +6,10 @@ import contextlib
 
 async def happens(event: asyncio.Event, within: float) -> bool:
     """Whether *event* is set within so many seconds."""
+    # Not wait_for: in Python 3.11 it may swallow a cancellation.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), within)
+        async with asyncio.timeout(within):
+            await event.wait()
     return event.is_set()
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from penstock.kernel.db import Connection
 from penstock.kernel.errors import Invalid
+from penstock.kernel.text import is_storable
 from penstock.kernel.worker import Queue
 
 KEY_LIMIT = 1_000
@@ -104,10 +105,10 @@ def checked(messages: Sequence[Message]) -> Sequence[Message]:
     for message in messages:
         if not _TOPIC.match(message.topic):
             raise Invalid("BAD_MESSAGE", f"a topic has 1 to 200 of A-Z a-z 0-9 . _ -, not so {message.topic[:50]!r}")
-        if not 0 < len(message.key.encode()) <= KEY_LIMIT or "\0" in message.key:
+        if not is_storable(message.key) or not 0 < len(message.key.encode()) <= KEY_LIMIT:
             raise Invalid("BAD_MESSAGE", f"a key has 1 to {KEY_LIMIT} bytes and no NUL, not so {message.key[:50]!r}")
-        if any("\0" in text for header in message.headers.items() for text in header):
-            raise Invalid("BAD_MESSAGE", "a header has no NUL")
+        if not all(is_storable(text) for header in message.headers.items() for text in header):
+            raise Invalid("BAD_MESSAGE", "a header is text without NUL")
         if len(message.value) > VALUE_LIMIT:
             raise Invalid(
                 "BAD_MESSAGE",

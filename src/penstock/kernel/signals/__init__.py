@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.kernel.errors import Invalid
+from penstock.kernel.text import is_storable
 
 BODY_LIMIT = 7_900  # what PostgreSQL's NOTIFY carries, less its own needs
 
@@ -48,10 +49,11 @@ class Signals(Protocol):
 
 def checked_body(body: str) -> str:
     """*body* itself when every implementation can carry it; else Invalid SIGNAL_TOO_LARGE."""
-    if len(body.encode()) > BODY_LIMIT or "\0" in body or not body:
+    size = len(body.encode(errors="replace"))
+    if not 0 < size <= BODY_LIMIT or not is_storable(body):
         raise Invalid(
             "SIGNAL_TOO_LARGE",
-            f"a signal carries 1 to {BODY_LIMIT} bytes without NUL, this one has {len(body.encode())}",
+            f"a signal carries 1 to {BODY_LIMIT} bytes of text without NUL, this one has {size}",
             hint="send the name of what changed, not its content",
         )
     return body

@@ -44,7 +44,8 @@ class KafkaBus:
         config: Mapping[str, Any] | None = None,
         consumer_config: Mapping[str, Any] | None = None,
     ) -> None:
-        self._config = {**(config or {}), "bootstrap.servers": bootstrap}
+        # Back soon after the brokers are: librdkafka's own ten seconds would outlast our time-out.
+        self._config = {"reconnect.backoff.max.ms": 1_000, **(config or {}), "bootstrap.servers": bootstrap}
         self._consumer_config = {**self._config, **(consumer_config or {})}
         self._db = db
         self._partitions = partitions

@@ -1,7 +1,6 @@
 """A worker's hold on a topic of Kafka. What it takes is marked at the broker, so its death tells which messages."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from penstock.kernel.bus.kafka.sender import Letter
 from penstock.kernel.bus.settling import Settled, settle
 from penstock.kernel.clock import Clock
 from penstock.kernel.outcome import Failed, Outcome
+from penstock.kernel.waiting import happens
 
 SHORTEST_SESSION, LONGEST_SESSION = timedelta(seconds=6), timedelta(minutes=30)  # brokers refuse others by default
 _HEARTBEAT = timedelta(milliseconds=500)
@@ -55,8 +55,7 @@ class KafkaSubscription:
         return await self._member.ask(lambda: self._take(limit))
 
     async def wait(self, timeout: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._work.wait(), timeout)
+        await happens(self._work, timeout)
         self._work.clear()
 
     async def extend(self, items: Sequence[Delivery]) -> None:
