@@ -7,7 +7,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -500,6 +502,20 @@ async def test_a_message_is_set_aside_after_so_many_attempts(rig: Rig) -> None:
     assert abs(letter.died_at - rig.db.clock.now()) < timedelta(minutes=1)
 
 
+async def test_trouble_that_is_nobodys_fault_is_retried_without_end(rig: Rig) -> None:
+    """R11: a transient failure never ends a message, however often it comes; the attempts that count are its own."""
+    await publish(rig, ("a", "1"))
+    twice = Delivering(max_attempts=2, lease_for=timedelta(minutes=5))
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=twice) as subscription:
+        for _ in range(5):
+            [delivery] = await take(subscription)
+            assert delivery.attempt == 1
+            await settle(subscription, [delivery], Retry("database down", QUICK, counts=False))
+        await settle(subscription, await take(subscription))
+    assert await rig.bus.dead_letters(rig.topic) == []
+    assert await rig.bus.backlog(rig.topic) == 0
+
+
 async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(rig: Rig) -> None:
     """R10, R11: what cannot be read is dead-lettered with the reason, whatever that says; the next is handled."""
     await publish(rig, *[("a", str(n)) for n in range(4)])
@@ -580,12 +596,24 @@ async def test_messages_arrive_as_they_were_published(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("", b""), ("k" * (KEY_LIMIT + 1), b""), ("a\0b", b""), ("a", b"x" * (VALUE_LIMIT + 1))]
+    "change",
+    [
+        {"key": ""},
+        {"key": "k" * (KEY_LIMIT + 1)},
+        {"key": "a\0b"},
+        {"key": "\ud800"},
+        {"value": b"x" * (VALUE_LIMIT + 1)},
+        {"headers": {"a": "\0"}},
+        {"headers": {"\ud800": "a"}},
+        {"topic": ""},
+        {"topic": "no/such topic"},
+    ],
 )
-async def test_what_no_bus_could_carry_is_refused(rig: Rig, key: str, value: bytes) -> None:
+async def test_what_no_bus_could_carry_is_refused(rig: Rig, change: dict[str, Any]) -> None:
     """R8: over a limit is the caller's mistake, told before anything is sent."""
-    with pytest.raises(Invalid, match=r"key|bytes"):
-        await rig.bus.publish([Message(rig.topic, "fine", b""), Message(rig.topic, key, value)])
+    fine = Message(rig.topic, "fine", b"")
+    with pytest.raises(Invalid, match=r"key|bytes|header|topic"):
+        await rig.bus.publish([fine, replace(fine, **change)])
     assert await rig.bus.backlog(rig.topic) == 0
 
 

@@ -46,3 +46,30 @@ async def test_a_take_gives_no_more_than_was_asked_for(db: Database) -> None:
     await bus.publish([Message(topic, f"k{n}", b"") for n in range(50)])
     async with bus.subscribe(topic, worker="w") as subscription:
         assert len(await subscription.take(3)) == 3
+
+
+async def test_workers_set_to_fewer_partitions_still_get_all(db: Database) -> None:
+    """R9: while the number of partitions is being changed, nothing is left lying where no worker looks."""
+    many, few, topic = PostgresBus(db, partitions=64), PostgresBus(db, partitions=2), new_topic()
+    async with few.subscribe(topic, worker="w") as subscription:
+        await many.publish([Message(topic, f"k{n}", b"") for n in range(200)])
+        left = 200
+        async with asyncio.timeout(30):
+            while left:
+                taken = await subscription.take(100)
+                await subscription.settle([(delivery, Done()) for delivery in taken])
+                left -= len(taken)
+
+
+async def test_a_heartbeat_under_an_old_fence_extends_nothing(db: Database) -> None:
+    """R11: a worker that lost its partition cannot keep it from the one that has it now."""
+    bus, topic = PostgresBus(db), new_topic()
+    await bus.publish([Message(topic, "a", b"1")])
+    async with bus.subscribe(topic, worker="old") as old, bus.subscribe(topic, worker="new") as new:
+        [lost] = await old.take(1)
+        await db.execute("UPDATE bus_partition SET lease_until = now() - interval '1 s' WHERE topic = $1", topic)
+        [held] = await new.take(1)
+        before = await db.fetchval("SELECT max(lease_until) FROM bus_partition WHERE topic = $1", topic)
+        await old.extend([lost])
+        assert await db.fetchval("SELECT max(lease_until) FROM bus_partition WHERE topic = $1", topic) == before
+        assert await new.settle([(held, Done())]) == 0

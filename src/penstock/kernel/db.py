@@ -185,6 +185,7 @@ async def _teach_json(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
 async def _close(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
     """Close politely, but never hang on a server that is gone."""
     try:
-        await asyncio.wait_for(pool.close(), timeout=5)
+        async with asyncio.timeout(5):
+            await pool.close()
     except (*_UNREACHABLE, *_DOWN):
         pool.terminate()
