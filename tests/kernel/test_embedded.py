@@ -148,10 +148,12 @@ async def test_a_half_made_cluster_is_made_anew(tmp_path: Path) -> None:
 
 
 async def test_a_path_too_long_for_a_socket_works(tmp_path: Path) -> None:
-    """Sockets have short names; data directories need not."""
+    """Sockets have short names; data directories need not. What stands in elsewhere is gone afterwards."""
     folder = tmp_path / ("long" * 25) / "pg"
     async with embedded_postgres(folder) as url:
         assert await ask(url, "SELECT 1") == 1
+        assert embedded._socket_folder(folder).exists()
+    assert not embedded._socket_folder(folder).exists()
 
 
 async def test_commits_are_durable_by_default(tmp_path: Path) -> None:

@@ -177,6 +177,11 @@ class _Server:
         await connection.close()
         return True
 
+    def tidy(self) -> None:
+        """Leave nothing outside the data directory."""
+        with contextlib.suppress(OSError):  # somebody else's server may be there by now
+            self._sockets.rmdir()
+
     def lives(self) -> bool:
         """Whether a server runs on this data, whoever started it."""
         try:
@@ -237,6 +242,7 @@ class _Guard:
         await self._task  # not cancelled: a start under way must end as a process we know
         if self._process is not None:
             await _stop(self._process)
+            self._server.tidy()
 
     def _is_well(self) -> bool:
         return self._process.poll() is None if self._process else self._server.lives()
