@@ -46,12 +46,13 @@ class Figure:
 
 
 async def run(benches: Sequence[Bench], rounds: int) -> list[Figure]:
-    """Measure every bench once per round, so that a slow minute of the machine hits them all."""
+    """Measure every bench once per round, so that a slow minute of the machine hits them all; round 0 warms up."""
     rates: dict[str, list[float]] = {bench.name: [] for bench in benches}
-    for number in range(1, rounds + 1):
+    for number in range(rounds + 1):
         for bench in benches:
             print(f"round {number}/{rounds}  {bench.name}", file=sys.stderr)
-            rates[bench.name].append(await bench.measure())
+            rate = await bench.measure()
+            rates[bench.name] += [rate] if number else []
     return [Figure(bench, rates[bench.name]) for bench in benches]
 
 

@@ -25,7 +25,7 @@ from penstock.kernel.outcome import Done
 
 LEASED = 20_000
 MESSAGES = 20_000
-BATCH = 500
+BATCH = 1_000
 ROWS = 200_000
 
 
@@ -111,7 +111,7 @@ _topics = itertools.count()
 
 
 async def messages(bus: Bus) -> float:
-    """Messages a second, one publisher and one worker at once, in batches of 500, until the last one is settled."""
+    """Messages a second, one publisher and one worker at once, in batches of 1,000, until the last one is settled."""
     topic = f"bench-{os.getpid()}-{next(_topics)}"
     published = [Message(topic, f"key-{n % 1000}", b"x" * 200) for n in range(MESSAGES)]
     async with bus.subscribe(topic, worker="bench") as queue:

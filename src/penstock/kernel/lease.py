@@ -96,9 +96,8 @@ class Lease(Generic[S]):
         self, tx: Connection, reports: Sequence[Report[S]], *, actor: str, now: datetime
     ) -> list[Settled[S]]:
         """End what is still held, or was ended just so before. What is not told back was superseded: unchanged."""
-        for report in reports:
-            if report.target is not self.ready:
-                self.machine.check(self.held, report.target)
+        for target in {report.target for report in reports} - {self.ready}:
+            self.machine.check(self.held, target)
         rows = await tx.fetch(
             self._sql["settle"],
             [report.id for report in reports],
