@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ def kept(lane: Settled, results: Results) -> list[int]:
     return [position for position in of_lane if lane.head is not None and position >= lane.head]
 
 
+@pytest.mark.soak
 @settings(max_examples=examples(200, soak=5_000))
 @given(batches())
 def test_every_message_is_either_finished_or_kept(results: Results) -> None:
@@ -56,6 +58,7 @@ def test_every_message_is_either_finished_or_kept(results: Results) -> None:
     assert sorted(told) == [delivery.position for delivery, _ in results]
 
 
+@pytest.mark.soak
 @settings(max_examples=examples(200, soak=5_000))
 @given(batches())
 def test_nothing_after_the_first_open_message_is_finished(results: Results) -> None:
@@ -68,6 +71,7 @@ def test_nothing_after_the_first_open_message_is_finished(results: Results) -> N
         assert lane.finished == before
 
 
+@pytest.mark.soak
 @settings(max_examples=examples(200, soak=5_000))
 @given(batches())
 def test_the_dead_are_finished_and_have_a_reason_every_store_can_keep(results: Results) -> None:
@@ -81,6 +85,7 @@ def test_the_dead_are_finished_and_have_a_reason_every_store_can_keep(results: R
             assert isinstance(told[delivery.position], Failed) or reason.startswith("gave up after")
 
 
+@pytest.mark.soak
 @settings(max_examples=examples(200, soak=5_000))
 @given(batches())
 def test_the_head_remembers_its_attempts_and_when_it_is_due(results: Results) -> None:

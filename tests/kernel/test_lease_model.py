@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -171,6 +172,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
             assert moves == [(source.value, target.value) for source, target in row.moves]
 
 
+@pytest.mark.soak
 async def test_leases_behave_like_the_model(db: Database, database_url: str) -> None:
     """T12, T13, T14: whatever claims, reports, heartbeats and expiries happen, the table equals a plain model."""
     await make_jobs(db, 0)

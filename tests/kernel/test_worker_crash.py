@@ -7,6 +7,8 @@ import random
 import signal
 from datetime import timedelta
 
+import pytest
+
 from penstock.kernel.db import Database
 from penstock.kernel.lease import Lease
 from tests.kernel.crashing_worker import work
@@ -18,6 +20,7 @@ JOBS_PER_ROUND = 6
 MANY = Lease("job", LEASE.machine, LEASE.ready, LEASE.held, LEASE.done, LEASE.failed, max_attempts=10**6)
 
 
+@pytest.mark.soak
 async def test_killed_workers_lose_and_double_nothing(db: Database, database_url: str) -> None:
     """T13, T14: SIGKILL in mid-work, round after round; each job has its effect and exactly one move to done."""
     jobs = ROUNDS * JOBS_PER_ROUND
