@@ -4,7 +4,6 @@ import logging
 import re
 import time
 
-LOGGER = logging.getLogger("penstock.kafka")
 _QUIET_FOR = 60.0
 _PASSING = re.compile(r"\d+ms|#(producer|consumer)-\d+|\[rdkafka\S*\]")
 
@@ -25,4 +24,9 @@ class OncePerMinute(logging.Filter):
         return is_new
 
 
-LOGGER.addFilter(OncePerMinute())
+def client_logger() -> logging.Logger:
+    """A logger for one client, which forgets with it what it has said."""
+    logger = logging.Logger("penstock.kafka")
+    logger.parent = logging.getLogger()
+    logger.addFilter(OncePerMinute())
+    return logger

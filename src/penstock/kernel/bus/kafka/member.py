@@ -13,7 +13,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from penstock.kernel.bus.kafka.errors import OUTDATED, down, problem
-from penstock.kernel.bus.kafka.log import LOGGER
+from penstock.kernel.bus.kafka.log import client_logger
 from penstock.kernel.bus.kafka.place import Mark, Place
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError
@@ -49,7 +49,7 @@ class Member:
         self._clock = clock
         self._on_work = on_work
         self._on_leave = on_leave
-        self._consumer = Consumer(dict(config), logger=LOGGER)
+        self._consumer = Consumer(dict(config), logger=client_logger())
         self._has_joined = False
         self._is_in_callback = False
         self._pending: _Pending | None = None

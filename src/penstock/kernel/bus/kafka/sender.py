@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Record
 
 from penstock.kernel.bus.kafka.errors import problem, translated
-from penstock.kernel.bus.kafka.log import LOGGER
+from penstock.kernel.bus.kafka.log import client_logger
 
 _POLL = 0.05
 _GUARANTEES = {"enable.idempotence": True, "acks": "all"}
@@ -39,7 +39,7 @@ class Sender:
             **config,
             **_GUARANTEES,
         }
-        self._producer = Producer(settings, logger=LOGGER)
+        self._producer = Producer(settings, logger=client_logger())
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._hear, name="kafka sender", daemon=True)
         self._thread.start()
