@@ -15,16 +15,17 @@ _FORMAT_FILE = "FORMAT"
 @contextmanager
 def owned(folder: Path, holder: str) -> Iterator[Path]:
     """*folder*, made when missing, held by this process alone; Conflict when it is held, or of a newer release."""
-    _make(folder)
+    make_folder(folder, 0o755)
     with file_lock(folder / "lock", holder):
         check_format(folder)
         _write_format(folder)
         yield folder
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path, mode: int) -> None:
+    """Have *folder* there to be written to; BadConfig DATA_DIR_UNUSABLE when it cannot be."""
     try:
-        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:  # ValueError: a name no file can have

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 from urllib.parse import quote
 
 import asyncpg
@@ -22,6 +23,7 @@ import structlog
 
 from penstock.kernel.account import Account, Process
 from penstock.kernel.backoff import Backoff
+from penstock.kernel.datadir import make_folder
 from penstock.kernel.errors import BadConfig, Conflict, Transient
 from penstock.kernel.waiting import happens
 
@@ -89,8 +91,8 @@ class _Server:
 
     async def start(self) -> Process | None:
         """The server's process, or None when it already ran."""
-        _make_folder(self.folder)
-        with (self.folder / "start.lock").open("a") as lock:
+        make_folder(self.folder, 0o700)
+        with _append(self.folder / "start.lock") as lock:
             await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
             account = Account.for_folders(self.folder, self._binaries.folder)
             self._refuse_other_version()
@@ -152,7 +154,7 @@ class _Server:
         raise self._failed("the server that holds this data directory neither answers nor ends")
 
     async def _spawn(self, account: Account, command: Sequence[str], deadline: float) -> Process:
-        with self._log.open("ab") as log:
+        with _append(self._log) as log:
             process = account.spawn(command, stdout=log)
         try:
             await self._until_it_answers(process, deadline)
@@ -213,17 +215,9 @@ def _socket_folder(folder: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-{digest}"
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BadConfig(
-            "DATA_DIR_UNUSABLE",
-            f"cannot write to {folder}: {error.strerror}",
-            hint="choose another --data-dir, or change its owner",
-        ) from error
+def _append(path: Path) -> IO[bytes]:
+    """Open *path* for writing at its end, as root too: its folder is the server's, who might have put a link there."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600), "ab")
 
 
 class _Guard:
