@@ -32,7 +32,12 @@ from penstock.kernel.worker import Worker, each
 from penstock.settings import load_settings
 
 ORDERS = 2_000
+BATCH = 100
 TOPIC = "demo.orders"
+COUNTS = """
+SELECT count(*) FILTER (WHERE number < $1), count(*) FILTER (WHERE number >= $1), coalesce(sum(handled - 1), 0)
+FROM shipped
+"""
 DELIVERING = Delivering(max_attempts=3, lease_for=timedelta(seconds=2))
 
 
@@ -69,7 +74,7 @@ async def tell_the_story(folder: Path) -> list[tuple[str, str, bool]]:
 
 async def work_and_kill(db: Database) -> list[tuple[str, str, bool]]:
     bus = PostgresBus(db)
-    await db.execute("CREATE TABLE shipped (number int PRIMARY KEY, worker text NOT NULL)")
+    await db.execute("CREATE TABLE shipped (number int PRIMARY KEY, worker text NOT NULL, handled int NOT NULL)")
     say(f"2. {ORDERS:,} orders and one piece of rubbish go on the bus in a transaction; another one is rolled back")
     await publish(db, bus)
     say("3. a worker is killed with kill -9 in mid-batch; another one takes over when its lease has run out")
@@ -77,19 +82,18 @@ async def work_and_kill(db: Database) -> list[tuple[str, str, bool]]:
     began = perf_counter()
     await finish(db, bus)
     seconds = perf_counter() - began
-    shipped = await db.fetchval("SELECT count(*) FROM shipped")
+    wanted, ghosts, again = await db.fetchrow(COUNTS, ORDERS) or (0, 0, 0)
     both = await db.fetch("SELECT worker, count(*) AS orders FROM shipped GROUP BY worker ORDER BY worker")
-    dead = await bus.dead_letters(TOPIC)
+    shares = ", ".join(f"{row['worker']} shipped {row['orders']:,}" for row in both)
+    dead, left = await bus.dead_letters(TOPIC), await bus.backlog(TOPIC)
+    killed = f"killed after {killed_at} orders, all done {seconds:.1f} s later"
+    # Only what was out at the moment of death may be handled once more; settled work never is.
     return [
-        ("rolled back means never sent", f"{ORDERS:,} orders shipped, not one of the other 100", shipped == ORDERS),
-        (
-            "a killed worker loses nothing",
-            f"killed after {killed_at} orders, all done {seconds:.1f} s later",
-            shipped == ORDERS,
-        ),
-        ("nothing is doubled", ", ".join(f"{row['worker']} shipped {row['orders']:,}" for row in both), len(both) == 2),
+        ("rolled back means never sent", f"{ghosts} of the 100 that were rolled back", ghosts == 0),
+        ("a killed worker loses nothing", killed, wanted == ORDERS and len(both) == 2),
+        ("nothing is doubled", f"{shares}; {again} handled again, shipped once", again <= BATCH),
         ("rubbish is set aside with its reason", dead[0].reason if dead else "nothing was set aside", len(dead) == 1),
-        ("nothing waits any more", f"{await bus.backlog(TOPIC)} messages left", await bus.backlog(TOPIC) == 0),
+        ("nothing waits any more", f"{left} messages left", left == 0),
     ]
 
 
@@ -141,7 +145,10 @@ async def ship(db: Database, bus: PostgresBus, worker: str, pipe: Pipe | None) -
         async def handle(delivery: Delivery) -> Outcome:
             nonlocal done
             # The number is the key: a message handled twice still ships once.
-            query = "INSERT INTO shipped (number, worker) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+            query = (
+                "INSERT INTO shipped (number, worker, handled) VALUES ($1, $2, 1)"
+                " ON CONFLICT (number) DO UPDATE SET handled = shipped.handled + 1"
+            )
             await db.execute(query, number_of(delivery.message), worker)
             done += 1
             if pipe is not None:
@@ -149,7 +156,7 @@ async def ship(db: Database, bus: PostgresBus, worker: str, pipe: Pipe | None) -
             return Done()
 
         await queue.wait(2)
-        await Worker(queue, each(handle, queue, concurrency=4), Telemetry(), batch=100).drain()
+        await Worker(queue, each(handle, queue, concurrency=4), Telemetry(), batch=BATCH).drain()
 
 
 def number_of(message: Message) -> int:
