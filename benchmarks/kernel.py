@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.harness import Bench
-from penstock.app import known_migrations
 from penstock.kernel import canonical, migrate
 from penstock.kernel.bus import Bus, Message, Subscription
 from penstock.kernel.bus.postgres import PostgresBus
@@ -71,7 +70,7 @@ async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_postgres(folder))
         db = await stack.enter_async_context(Database.open(url))
-        await migrate.migrate(db, known_migrations())
+        await migrate.migrate(db, migrate.load("penstock.kernel"))
         found = [
             Bench("lease claim+settle, batches of 1", "rows", lambda: leases(db, 1, 1_000)),
             Bench("lease claim+settle, batches of 10", "rows", lambda: leases(db, 10, 5_000)),

@@ -17,14 +17,17 @@ from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.keys import KeyFile, Keys, KeyUrl, SharedSecret
 from penstock.kernel.outbox import Outbox
 from penstock.kernel.periodic import Chore, repeating
+from penstock.kernel.sections import EMBEDDED, DatabaseSection
 from penstock.kernel.signals import Signals
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.storage import Storage
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from penstock.settings import EMBEDDED, DatabaseSection, JwtSection, KafkaSection, RedisSection, Settings
+from penstock.settings import JwtSection, KafkaSection, RedisSection, Settings
+from penstock.tracking import workers as tracking_workers
+from penstock.tracking.metrics import TrackingMetrics
+from penstock.tracking.service import Tracking
 
-MIGRATIONS = ("penstock.kernel",)
 CHANNEL = "penstock"
 BUS_OUTBOX = Outbox("bus_outbox")
 OUTBOX_RETENTION = timedelta(days=1)
@@ -47,7 +50,7 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
     """Everything connected and the schema up to date; closed in reverse at the end."""
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(open_database(settings))
-        await migrate.migrate(db, known_migrations())
+        await migrate.migrate(db, known_migrations(settings))
         bus = make_bus(settings, db)
         stack.push_async_callback(bus.close)
         signals = make_signals(settings, db)
@@ -59,9 +62,9 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
 
 
 @asynccontextmanager
-async def open_database(settings: Settings) -> AsyncIterator[Database]:
-    """The configured PostgreSQL, the embedded one started when needed."""
-    section = settings.database
+async def open_database(settings: Settings, section: DatabaseSection | None = None) -> AsyncIterator[Database]:
+    """The platform's PostgreSQL, the embedded one started when needed, or the one *section* names."""
+    section = section or settings.database
     async with AsyncExitStack() as stack:
         if section.url == EMBEDDED:
             datadir.check_format(settings.data_dir)
@@ -72,9 +75,34 @@ async def open_database(settings: Settings) -> AsyncIterator[Database]:
         yield await stack.enter_async_context(opened)
 
 
-def known_migrations() -> list[migrate.Migration]:
-    """Every migration of this release, the kernel's first."""
-    return [migration for package in MIGRATIONS for migration in migrate.load(package)]
+@asynccontextmanager
+async def open_tracking(
+    settings: Settings, telemetry: Telemetry, platform: Database | None = None
+) -> AsyncIterator[Tracking]:
+    """T10: the pipeline on its own database, else on the *platform*'s, its tables up to date and its chores done."""
+    own = settings.tracking.database
+    async with AsyncExitStack() as stack:
+        if own is None and platform is not None:
+            db = platform
+        else:
+            db = await stack.enter_async_context(open_database(settings, own))
+            await migrate.migrate(db, tracking_migrations())
+        metrics = TrackingMetrics(telemetry.registry)
+        tracking = await stack.enter_async_context(Tracking.open(db, settings.tracking, metrics))
+        chores = [*tracking_workers.chores(tracking), *([] if db is platform else [_journal_retention(settings, db)])]
+        for name, chore, every in chores:
+            await stack.enter_async_context(repeating(name, chore, every))
+        yield tracking
+
+
+def known_migrations(settings: Settings) -> list[migrate.Migration]:
+    """Every migration of the platform's database, the kernel's first."""
+    return tracking_migrations() if settings.tracking.database is None else migrate.load("penstock.kernel")
+
+
+def tracking_migrations() -> list[migrate.Migration]:
+    """What the pipeline's database needs: its tables, and the kernel's for their history."""
+    return [*migrate.load("penstock.kernel"), *migrate.load("penstock.tracking")]
 
 
 def make_bus(settings: Settings, db: Database) -> Bus:
@@ -174,14 +202,6 @@ def _with_password(section: DatabaseSection) -> str:
 
 
 def _chores(platform: Platform) -> list[tuple[str, Chore, timedelta]]:
-    retention = platform.settings.telemetry.journal_retention
-
-    async def forget_old_moves() -> None:
-        gone = journal.PRUNE_LIMIT
-        while gone >= journal.PRUNE_LIMIT:
-            async with platform.db.transaction() as tx:
-                gone = await journal.prune(tx, platform.db.clock.now() - retention)
-
     async def forget_sent_messages() -> None:
         while await BUS_OUTBOX.prune(platform.db, platform.db.clock.now() - OUTBOX_RETENTION):
             pass
@@ -190,8 +210,18 @@ def _chores(platform: Platform) -> list[tuple[str, Chore, timedelta]]:
         while await platform.bus.relay():
             pass
 
-    chores: list[tuple[str, Chore, timedelta]] = [("journal retention", forget_old_moves, timedelta(minutes=1))]
+    chores = [_journal_retention(platform.settings, platform.db)]
     if platform.settings.bus.kafka:
         chores.append(("bus relay", relay_to_the_broker, timedelta(milliseconds=100)))
         chores.append(("outbox retention", forget_sent_messages, timedelta(minutes=1)))
     return chores
+
+
+def _journal_retention(settings: Settings, db: Database) -> tuple[str, Chore, timedelta]:
+    async def forget_old_moves() -> None:
+        gone = journal.PRUNE_LIMIT
+        while gone >= journal.PRUNE_LIMIT:
+            async with db.transaction() as tx:
+                gone = await journal.prune(tx, db.clock.now() - settings.telemetry.journal_retention)
+
+    return "journal retention", forget_old_moves, timedelta(minutes=1)

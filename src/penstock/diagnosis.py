@@ -18,8 +18,9 @@ from penstock.kernel.db import Database
 from penstock.kernel.embedded import find_binaries
 from penstock.kernel.errors import BadConfig, Conflict, PenstockError, TimedOut
 from penstock.kernel.locks import file_lock
+from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.signals import Signals
-from penstock.settings import EMBEDDED, Settings
+from penstock.settings import Settings
 
 _PATIENCE = 15.0
 _ROOM = 500_000_000
@@ -51,7 +52,7 @@ async def diagnose(settings: Settings) -> list[Finding]:
                     db = await stack.enter_async_context(app.open_database(settings))
             except (PenstockError, TimeoutError) as error:
                 findings.append(_failed("database", error))
-        looks = {**(_database_looks(db) if db else {}), **_remote_looks(settings)}
+        looks = {**(_database_looks(db, settings) if db else {}), **_remote_looks(settings)}
         return findings + [await _look(name, look) for name, look in looks.items()]
 
 
@@ -84,12 +85,12 @@ def _local_looks(settings: Settings) -> dict[str, Look]:
     return looks
 
 
-def _database_looks(db: Database) -> dict[str, Look]:
+def _database_looks(db: Database, settings: Settings) -> dict[str, Look]:
     async def database() -> str:
         return f"PostgreSQL {await db.check()}"
 
     async def schema() -> str:
-        plan = await migrate.plan(db, app.known_migrations())
+        plan = await migrate.plan(db, app.known_migrations(settings))
         return f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
 
     return {"database": database, "schema": schema}
@@ -102,7 +103,16 @@ def _remote_looks(settings: Settings) -> dict[str, Look]:
         looks["bus"] = lambda: _checked(app.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
     if (redis := settings.signals.redis) is not None:
         looks["signals"] = lambda: _checked(app.make_redis(redis), "Redis")
+    if settings.tracking.database is not None:
+        looks["tracking database"] = lambda: _tracking_database(settings)
     return looks
+
+
+async def _tracking_database(settings: Settings) -> str:
+    async with app.open_database(settings, settings.tracking.database) as db:
+        plan = await migrate.plan(db, app.tracking_migrations())
+        schema = f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
+        return f"PostgreSQL {await db.check()}, {schema}"
 
 
 async def _checked(port: Bus | Signals, name: str) -> str:

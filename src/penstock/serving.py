@@ -1,28 +1,28 @@
-"""`penstock up`: all roles in one process, from the first lock to the last connection."""
+"""The roles that serve: everything in one place, or the pipeline API alone."""
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Annotated
 
-import structlog
-import uvicorn
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from penstock.app import Platform, make_authenticator, make_telemetry, open_platform
+from penstock.app import Platform, make_authenticator, make_telemetry, open_platform, open_tracking
 from penstock.kernel import actuator, datadir
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import Authenticator, Principal
-from penstock.kernel.errors import BadConfig, Conflict
-from penstock.kernel.http import create_app, identifying
+from penstock.kernel.actuator import Check, Pulse
+from penstock.kernel.auth import Authenticator
+from penstock.kernel.http import Caller, create_app
 from penstock.kernel.ids import worker_name
 from penstock.kernel.middleware import HttpMetrics
-from penstock.settings import ServerSection, Settings
+from penstock.kernel.sections import EMBEDDED
+from penstock.kernel.telemetry import Telemetry
+from penstock.servers import address_of, listening, serving, until_stopped
+from penstock.settings import Settings
+from penstock.tracking import api as tracking_api
+from penstock.tracking.service import Tracking
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,16 @@ class Addresses:
 
     api: str
     query: str
+
+
+@dataclass(frozen=True)
+class Web:
+    """What every HTTP application of a process shares."""
+
+    settings: Settings
+    telemetry: Telemetry
+    metrics: HttpMetrics
+    authenticator: Authenticator
 
 
 class Whoami(BaseModel):
@@ -43,45 +53,61 @@ class Whoami(BaseModel):
 
 async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addresses], None]) -> None:
     """Run everything until *stop*; *on_ready* is called once requests are answered."""
-    authenticator = make_authenticator(settings)
-    with contextlib.closing(make_telemetry(settings)) as telemetry, datadir.owned(settings.data_dir, worker_name("up")):
-        server = settings.server
-        with _listening(server.host, server.port) as api, _listening(server.host, server.query_port) as query:
-            async with open_platform(settings, telemetry) as platform:
-                # The API cannot do without its database; the query server answers from memory, come what may.
-                pulses = [make_pulse(platform, needs=["database"]), make_pulse(platform, needs=[])]
-                metrics = HttpMetrics(telemetry)
-                apps = [
-                    (make_api(platform, pulses[0], metrics, authenticator), api),
-                    (make_query(platform, pulses[1], metrics), query),
-                ]
-                async with _serving(apps, server):
-                    await _until_stopped(pulses, Addresses(_address(api), _address(query)), stop, on_ready)
+    server = settings.server
+    async with AsyncExitStack() as stack:
+        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
+        authenticator = make_authenticator(settings)
+        stack.enter_context(datadir.owned(settings.data_dir, worker_name("up")))
+        api = stack.enter_context(listening(server.host, server.port))
+        query = stack.enter_context(listening(server.host, server.query_port))
+        platform = await stack.enter_async_context(open_platform(settings, telemetry))
+        tracking = await stack.enter_async_context(open_tracking(settings, telemetry, platform.db))
+        # The API cannot do without its databases; the query server answers from memory, come what may.
+        checks = {**_checks(platform), "tracking": tracking.check}
+        pulses = [Pulse(checks, needs=["database", "tracking"]), Pulse(checks, needs=[])]
+        web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator)
+        apps = [(make_api(web, pulses[0], tracking), api), (make_query(web, pulses[1]), query)]
+        await stack.enter_async_context(serving(apps, server))
+        addresses = Addresses(address_of(api), address_of(query))
+        await until_stopped(pulses, stop, lambda: on_ready(addresses))
+        tracking.stop()
 
 
-async def _until_stopped(
-    pulses: Sequence[Pulse], addresses: Addresses, stop: asyncio.Event, on_ready: Callable[[Addresses], None]
-) -> None:
-    for pulse in pulses:
-        pulse.is_serving = True
-    structlog.get_logger().info("ready", api=addresses.api, query=addresses.query)
-    on_ready(addresses)
-    await stop.wait()
-    for pulse in pulses:
-        pulse.is_serving = False
-    structlog.get_logger().info("stopping")
+async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+    """T10: the pipeline API alone, until *stop*."""
+    server = settings.server
+    async with AsyncExitStack() as stack:
+        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
+        authenticator = make_authenticator(settings)
+        if settings.database.url == EMBEDDED and settings.tracking.database is None:
+            stack.enter_context(datadir.owned(settings.data_dir, worker_name("pipeline-apid")))
+        socket = stack.enter_context(listening(server.host, server.port))
+        tracking = await stack.enter_async_context(open_tracking(settings, telemetry))
+        pulse = Pulse({"database": tracking.check}, needs=["database"])
+        app = make_pipeline_api(Web(settings, telemetry, HttpMetrics(telemetry), authenticator), pulse, tracking)
+        await stack.enter_async_context(serving([(app, socket)], server))
+        await until_stopped([pulse], stop, lambda: on_ready(address_of(socket)))
+        tracking.stop()
 
 
-def make_pulse(platform: Platform, *, needs: Collection[str]) -> Pulse:
-    """What this process depends on, each asked by its own check, and what of it a server *needs* to be ready."""
-    checks = {"database": platform.db.check, "bus": platform.bus.check}
-    return Pulse({**checks, "signals": platform.signals.check, "storage": platform.storage.check}, needs=needs)
+def _checks(platform: Platform) -> dict[str, Check]:
+    """What this process depends on, each asked by its own check."""
+    checks: dict[str, Check] = {"database": platform.db.check, "bus": platform.bus.check}
+    return {**checks, "signals": platform.signals.check, "storage": platform.storage.check}
 
 
-def make_api(platform: Platform, pulse: Pulse, metrics: HttpMetrics, authenticator: Authenticator) -> FastAPI:
+def make_api(web: Web, pulse: Pulse, tracking: Tracking) -> FastAPI:
     """The API of all parts."""
-    app = _make_app("Penstock", platform, pulse, metrics)
-    app.include_router(_whoami(authenticator))
+    app = make_pipeline_api(web, pulse, tracking, title="Penstock")
+    app.include_router(_access)
+    return app
+
+
+def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str = "Penstock pipeline") -> FastAPI:
+    """The API of tracking."""
+    app = _make_app(title, web, pulse)
+    app.state.tracking = tracking
+    app.include_router(tracking_api.routes)
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
@@ -90,82 +116,25 @@ def make_api(platform: Platform, pulse: Pulse, metrics: HttpMetrics, authenticat
     return app
 
 
-def make_query(platform: Platform, pulse: Pulse, metrics: HttpMetrics) -> FastAPI:
+def make_query(web: Web, pulse: Pulse) -> FastAPI:
     """The query server: how it is, until dictionaries give it something to serve."""
-    return _make_app("Penstock query", platform, pulse, metrics)
+    return _make_app("Penstock query", web, pulse)
 
 
-def _make_app(title: str, platform: Platform, pulse: Pulse, metrics: HttpMetrics) -> FastAPI:
-    settings = platform.settings
-    local_name = settings.server.host if settings.auth.jwt is None else None
-    app = create_app(title, platform.telemetry, metrics, body_limit=settings.server.body_limit, local_name=local_name)
-    app.include_router(actuator.router(pulse, platform.telemetry))
+def _make_app(title: str, web: Web, pulse: Pulse) -> FastAPI:
+    server = web.settings.server
+    local_name = server.host if web.settings.auth.jwt is None else None
+    app = create_app(
+        title, web.telemetry, web.metrics, web.authenticator, body_limit=server.body_limit, local_name=local_name
+    )
+    app.include_router(actuator.router(pulse, web.telemetry))
     return app
 
 
-def _whoami(authenticator: Authenticator) -> APIRouter:
-    routes = APIRouter(prefix="/api/v1", tags=["access"])
-
-    @routes.get("/whoami")
-    async def whoami(caller: Annotated[Principal, Depends(identifying(authenticator))]) -> Whoami:
-        """Who the server takes you for: the first thing to ask when a token does not work."""
-        return Whoami(subject=caller.subject, tenant=caller.tenant, is_operator=caller.is_operator)
-
-    return routes
+_access = APIRouter(prefix="/api/v1", tags=["access"])
 
 
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket bound before anything else starts, so that a taken port costs nothing."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        hint = "check server.host"
-        raise BadConfig("BAD_HOST", f"{host} is no address of this machine: {error.strerror}", hint=hint) from error
-    with socket.socket(family, kind, protocol) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(address)
-            listening.listen(1024)
-        except OSError as error:
-            hint = "stop what uses it, or choose another with --port or --query-port; 0 takes a free one"
-            raise Conflict("PORT_IN_USE", f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
-        yield listening
-
-
-@asynccontextmanager
-async def _serving(apps: Sequence[tuple[FastAPI, socket.socket]], section: ServerSection) -> AsyncIterator[None]:
-    """Serve the applications until the end, then finish the requests under way."""
-    servers = [_Server(_server_config(app, section)) for app, _ in apps]
-    async with asyncio.TaskGroup() as group:
-        for server, (app, listening) in zip(servers, apps, strict=True):
-            group.create_task(server.serve([listening]), name=f"serve {app.title}")
-        try:
-            yield
-        finally:
-            for server in servers:
-                server.should_exit = True
-
-
-def _server_config(app: FastAPI, section: ServerSection) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        http="httptools",
-        timeout_graceful_shutdown=int(section.drain_timeout.total_seconds()),
-    )
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are for the program, which has more to stop than a server."""
-        yield
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+@_access.get("/whoami")
+async def whoami(caller: Caller) -> Whoami:
+    """Who the server takes you for: the first thing to ask when a token does not work."""
+    return Whoami(subject=caller.subject, tenant=caller.tenant, is_operator=caller.is_operator)

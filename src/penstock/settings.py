@@ -7,33 +7,19 @@ from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import HarvestSection
 from penstock.ingest.config import IngestSection
 from penstock.kernel.config import KeyPath, Misplaced, SecretRef, Section, load
+from penstock.kernel.sections import DatabaseSection, Duration, Url
 from penstock.kernel.telemetry import LogFormat
 from penstock.refdata.config import RefdataSection
 from penstock.tracking.config import TrackingSection
 
-EMBEDDED = "embedded"
 FILE = "penstock.yaml"
-_PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&][^=&]*(password|secret|token)[^=&]*=", re.IGNORECASE)
-
-
-def _without_password(url: str) -> str:
-    # The password first: what Python says about the rest of a URL may repeat it.
-    if _PASSWORD.search(url):
-        raise ValueError("a URL in the configuration carries no password: set `password: env:NAME` beside it")
-    for host in urlsplit(url).netloc.rpartition("@")[2].split(","):  # PostgreSQL's may name several
-        _ = urlsplit(f"//{host}").port  # a port that is no number is told here
-    return url
-
-
-Url = Annotated[str, AfterValidator(_without_password)]
 _SECRET_OPTION = re.compile(r"password|secret|token|(access|account|encryption)_key$|\.pem$", re.IGNORECASE)
 
 
@@ -47,11 +33,6 @@ def _without_secrets(options: dict[str, str]) -> dict[str, str]:
 Options = Annotated[dict[str, str], AfterValidator(_without_secrets)]
 Secrets = dict[str, SecretRef]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Duration = Annotated[
-    timedelta,
-    Field(ge=timedelta(0)),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "duration"}]}),
-]
 
 
 class ServerSection(Section):
@@ -70,15 +51,6 @@ class ServerSection(Section):
             return ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
-
-
-class DatabaseSection(Section):
-    """PostgreSQL: the embedded one, or any other."""
-
-    url: Url = Field(EMBEDDED, description="`embedded`, or postgresql://user@host:5432/database")
-    password: SecretRef | None = None
-    pool_size: int = Field(10, ge=2, le=500)
-    statement_timeout: Annotated[Duration, Field(ge=timedelta(seconds=1))] = timedelta(minutes=5)
 
 
 class KafkaSection(Section):

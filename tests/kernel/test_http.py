@@ -1,17 +1,16 @@
 """The HTTP application around every route: problems, ids, limits, strangers, metrics."""
 
 from collections.abc import AsyncIterator
-from typing import Annotated
 
 import httpx
 import jwt
 import pytest
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
-from penstock.kernel.auth import JwtAuthenticator, Principal
+from penstock.kernel.auth import JwtAuthenticator
 from penstock.kernel.errors import Conflict, Corrupt, NotFound, PenstockError, Transient
-from penstock.kernel.http import create_app, identifying
+from penstock.kernel.http import Caller, create_app
 from penstock.kernel.keys import SharedSecret
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.telemetry import Telemetry
@@ -26,9 +25,8 @@ class Item(BaseModel):
 
 
 def make_app(telemetry: Telemetry) -> FastAPI:
-    app = create_app("test", telemetry, HttpMetrics(telemetry), body_limit=1000, local_name="127.0.0.2")
     authenticator = JwtAuthenticator(SharedSecret(SECRET), algorithms=["HS256"])
-    caller = Annotated[Principal, Depends(identifying(authenticator))]
+    app = create_app("test", telemetry, HttpMetrics(telemetry), authenticator, body_limit=1000, local_name="127.0.0.2")
 
     @app.get("/fail/{name}")
     async def fail(name: str) -> None:
@@ -47,7 +45,7 @@ def make_app(telemetry: Telemetry) -> FastAPI:
         return len(await request.body())
 
     @app.get("/tenants/{tenant}")
-    async def tenant(tenant: str, who: caller) -> str:
+    async def tenant(tenant: str, who: Caller) -> str:
         who.must_act_for(tenant)
         return tenant
 

@@ -20,7 +20,7 @@ async def test_history_tells_who_when_and_why(db: Database) -> None:
     moves = [entry("a"), entry("b"), entry("a", "new", "failed", reason="disk full", fence=3)]
     async with db.transaction() as tx:
         await journal.append(tx, moves)
-        told = await journal.history(tx, "file", "a")
+        told = await journal.history(tx, ["file"], ["a"])
     assert [noted.entry for noted in told] == [moves[0], moves[2]]
 
 
@@ -31,7 +31,7 @@ async def test_a_rolled_back_move_is_not_noted(db: Database) -> None:
             await journal.append(tx, [entry("a")])
             raise LookupError
     async with db.connection() as connection:
-        assert await journal.history(connection, "file", "a") == []
+        assert await journal.history(connection, ["file"], ["a"]) == []
 
 
 async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:

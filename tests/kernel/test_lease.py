@@ -43,7 +43,7 @@ class Jobs:
 
     async def moves(self, id: int = 1) -> list[tuple[str | None, str]]:  # noqa: A002
         async with self.db.connection() as connection:
-            noted = await journal.history(connection, "job", str(id))
+            noted = await journal.history(connection, ["job"], [str(id)])
         return [(n.entry.source, n.entry.target) for n in noted]
 
 
@@ -169,7 +169,7 @@ async def test_of_two_reports_on_a_row_the_first_counts(jobs: Jobs) -> None:
     reports = [Report(held.id, held.fence, Job.DONE), Report(held.id, held.fence, Job.FAILED)]
     async with jobs.db.transaction() as tx:
         settled = await LEASE.settle(tx, reports, actor="w", now=jobs.clock.now())
-    assert settled == [Settled(held.id, Job.DONE, moved=True)]
+    assert settled == [Settled(held.id, held.fence, Job.DONE, moved=True)]
 
 
 async def test_a_report_tells_whether_it_moved_the_row(jobs: Jobs) -> None:
@@ -179,7 +179,7 @@ async def test_a_report_tells_whether_it_moved_the_row(jobs: Jobs) -> None:
     async with jobs.db.transaction() as tx:
         first = await LEASE.settle(tx, report, actor="w", now=jobs.clock.now())
         again = await LEASE.settle(tx, report, actor="w", now=jobs.clock.now())
-    assert (first, again) == ([Settled(1, Job.FAILED, moved=True)], [Settled(1, Job.FAILED, moved=False)])
+    assert (first, again) == ([Settled(1, 1, Job.FAILED, moved=True)], [Settled(1, 1, Job.FAILED, moved=False)])
 
 
 async def test_a_report_into_nowhere_is_refused(jobs: Jobs) -> None:
@@ -248,7 +248,7 @@ async def test_every_move_is_in_the_journal_with_its_reason(jobs: Jobs) -> None:
     (held,) = await jobs.claim("daemon-7")
     await jobs.settle(held, Job.FAILED, reason="disk full")
     async with jobs.db.connection() as connection:
-        claimed, failed = [noted.entry for noted in await journal.history(connection, "job", "1")]
+        claimed, failed = [noted.entry for noted in await journal.history(connection, ["job"], ["1"])]
     assert (claimed.actor, claimed.at, claimed.fence) == ("daemon-7", jobs.clock.now(), 1)
     assert (failed.source, failed.target, failed.reason) == ("started", "failed", "disk full")
 

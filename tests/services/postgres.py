@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
+from penstock.app import tracking_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
 
@@ -21,7 +22,7 @@ async def make_template(url: str) -> None:
     async with _admin(url) as admin:
         await admin.execute(f'CREATE DATABASE "{TEMPLATE}"')
     async with Database.open(database_url(url, TEMPLATE), size=1) as db:
-        await migrate.migrate(db, migrate.load("penstock.kernel"))
+        await migrate.migrate(db, tracking_migrations())
 
 
 @asynccontextmanager

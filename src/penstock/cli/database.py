@@ -19,18 +19,26 @@ def migrate(
     """Bring the schema up to this release. Safe to run at any time, by several at once."""
     import asyncio
 
-    from penstock.app import known_migrations, open_database
+    from penstock.app import known_migrations, open_database, tracking_migrations
     from penstock.kernel import migrate as migrations
     from penstock.settings import load_settings
 
     settings = load_settings(config, overrides={"data_dir": data_dir})
+    schemas = [(settings.database, known_migrations(settings))]
+    if settings.tracking.database is not None:
+        schemas.append((settings.tracking.database, tracking_migrations()))
 
     async def work() -> tuple[list[str], list[str]]:
-        async with open_database(settings) as db:
-            plan = await migrations.plan(db, known_migrations())
-            if not dry_run:
-                await migrations.migrate(db, known_migrations())
-            return [f"{m.part} {m.version:04} {m.name}" for m in plan.pending], list(plan.newer)
+        pending: list[str] = []
+        newer: list[str] = []
+        for section, known in schemas:
+            async with open_database(settings, section) as db:
+                plan = await migrations.plan(db, known)
+                if not dry_run:
+                    await migrations.migrate(db, known)
+            pending += [f"{m.part} {m.version:04} {m.name}" for m in plan.pending]
+            newer += plan.newer
+        return pending, newer
 
     pending, newer = asyncio.run(work())
     if newer:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -28,9 +29,14 @@ app.add_typer(database.app, name="db")
 
 
 def run() -> None:
-    """Run the command line; every failure we know becomes a sentence and an exit code, never a traceback."""
+    """Run the command line."""
+    guarded(app)
+
+
+def guarded(program: Callable[[], object]) -> None:
+    """Run *program*; every failure we know becomes a sentence and an exit code, never a traceback."""
     try:
-        app()
+        program()
     except PenstockError as error:
         fail(error)
     except KeyboardInterrupt:

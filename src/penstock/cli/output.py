@@ -17,6 +17,8 @@ ConfigOption = Annotated[
 ]
 DataDirOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where embedded data lives.")]
 
+HostOption = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+
 
 def emit(data: Any, *, as_json: bool, text: str | None = None) -> None:
     """Print *data* as JSON, or *text* for people."""

@@ -1,9 +1,9 @@
 """An HTTP application without routes, with everything around them."""
 
-from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from typing import Annotated
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
@@ -15,8 +15,22 @@ from penstock.kernel.middleware import Gate, HttpMetrics, Observed
 from penstock.kernel.telemetry import Telemetry
 
 
+async def _caller(request: Request) -> Principal:
+    authenticator: Authenticator = request.app.state.authenticator
+    return await authenticator.authenticate(request.headers.get("authorization"))
+
+
+Caller = Annotated[Principal, Depends(_caller)]  # tells a route who is asking, or answers 401 in its place
+
+
 def create_app(
-    title: str, telemetry: Telemetry, metrics: HttpMetrics, *, body_limit: int, local_name: str | None
+    title: str,
+    telemetry: Telemetry,
+    metrics: HttpMetrics,
+    authenticator: Authenticator,
+    *,
+    body_limit: int,
+    local_name: str | None,
 ) -> FastAPI:
     """Problems for failures, ids, limits, metrics, a page. With a *local_name* nobody authenticates: be local only."""
     app = FastAPI(
@@ -27,6 +41,7 @@ def create_app(
         responses=problems.RESPONSES,
         telemetry={"tracer_provider": telemetry.provider, "metrics": False, "logs": False},
     )
+    app.state.authenticator = authenticator
     problems.install(app)
     app.add_middleware(Gate, body_limit=body_limit, local_name=local_name)
     app.add_middleware(Observed, metrics=metrics)
@@ -47,12 +62,3 @@ def _add_page(app: FastAPI) -> None:
             swagger_css_url="/swagger/swagger-ui.css",
             swagger_favicon_url="/swagger/favicon-32x32.png",
         )
-
-
-def identifying(authenticator: Authenticator) -> Callable[[Request], Awaitable[Principal]]:
-    """A dependency that tells a route who is asking, or answers 401 in its place."""
-
-    async def principal(request: Request) -> Principal:
-        return await authenticator.authenticate(request.headers.get("authorization"))
-
-    return principal

@@ -44,10 +44,10 @@ async def append(tx: Connection, entries: Sequence[Entry]) -> None:
 
 
 async def history(
-    connection: Connection, machine: str, subject: str, *, after: int = 0, limit: int = 1000
+    connection: Connection, machines: Sequence[str], subjects: Sequence[str], *, after: int = 0, limit: int = 1000
 ) -> list[Noted]:
-    """The moves of one subject, oldest first, beginning after entry number *after*."""
-    return [_noted(row) for row in await connection.fetch(SQL["history"], machine, subject, after, limit)]
+    """The moves of some subjects, oldest first, beginning after entry number *after*."""
+    return [_noted(row) for row in await connection.fetch(SQL["history"], machines, subjects, after, limit)]
 
 
 async def tail(connection: Connection, after: tuple[int, int], *, limit: int = 1000) -> list[Noted]:

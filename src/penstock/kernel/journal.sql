@@ -4,10 +4,10 @@ INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[], $8::bigint[]);
 
 -- name: history
--- The moves of one subject, oldest first.
+-- The moves of some subjects, oldest first.
 SELECT tx::text, id, machine, subject, source, target, actor, at, reason, fence
 FROM journal
-WHERE machine = $1 AND subject = $2 AND id > $3
+WHERE machine = ANY ($1) AND subject = ANY ($2) AND id > $3
 ORDER BY id
 LIMIT $4;
 

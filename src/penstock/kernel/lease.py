@@ -3,7 +3,7 @@
 A part declares a `Lease` over a table of its own. The table has `id bigint` as its key and, besides the state's column:
 `fence bigint`, `attempts integer`, `due_at timestamptz` (all NOT NULL), `worker text`, `lease_until timestamptz`.
 An index on `(due_at, id) WHERE <state> = <ready>` and one on `(lease_until) WHERE <state> = <held>` keep it fast.
-A row with several stages, one state column each, is leased through an updatable view per stage.
+A row whose stages follow one another has one `Lease` per stage, each with a state and a count of attempts of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ from penstock.kernel.outcome import readable
 from penstock.kernel.sql import load
 
 REAPER = "reaper"
+_NOW = {"claim": "$4", "settle": "$8", "reap": "$1"}  # which parameter of each statement tells the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Settled(Generic[S]):
     """A report that was believed: where the row is now, and whether this very report moved it there."""
 
     id: int
+    fence: int
     state: S
     moved: bool
 
@@ -68,6 +70,8 @@ class Lease(Generic[S]):
     done: S
     failed: S
     state: str = "status"
+    attempts: str = "attempts"
+    stamp: str | None = None  # the column that tells when the row last moved, if it has one
     condition: str = "true"  # what besides the state makes a row ready
     subject: str = "t.id::text"  # what the journal calls the row; `t` is the row
     max_attempts: int | str = 5  # for all rows, or a column of each: "t.max_attempts"
@@ -85,7 +89,7 @@ class Lease(Generic[S]):
     ) -> list[Held]:
         """Rows now held by *worker* alone, oldest first; empty when all are taken. *args* bind $5… of the condition."""
         rows = await tx.fetch(self._sql["claim"], worker, limit, now + lease_for, now, *args)
-        return [Held(row["id"], row["fence"], row["attempts"], row) for row in rows]
+        return [Held(row["id"], row["fence"], row[self.attempts], row) for row in rows]
 
     async def heartbeat(self, tx: Connection, held: Sequence[Held], *, until: datetime) -> set[int]:
         """Extend leases; returns the ids still held. A missing one was lost: stop working on it."""
@@ -93,9 +97,12 @@ class Lease(Generic[S]):
         return {row["id"] for row in rows}
 
     async def settle(
-        self, tx: Connection, reports: Sequence[Report[S]], *, actor: str, now: datetime
+        self, tx: Connection, reports: Sequence[Report[S]], *, now: datetime, actor: str | None = None
     ) -> list[Settled[S]]:
-        """End what is still held, or was ended just so before. What is not told back was superseded: unchanged."""
+        """End what is still held, or was ended just so before. What is not told back was superseded: unchanged.
+
+        Without an *actor* each row's own holder is noted as the one who said so.
+        """
         for target in {report.target for report in reports} - {self.ready}:
             self.machine.check(self.held, target)
         rows = await tx.fetch(
@@ -109,7 +116,7 @@ class Lease(Generic[S]):
             actor,
             now,
         )
-        return [Settled(row["id"], self.machine.states(row["state"]), row["moved"]) for row in rows]
+        return [Settled(row["id"], row["fence"], self.machine.states(row["state"]), row["moved"]) for row in rows]
 
     async def reap(self, tx: Connection, *, now: datetime, limit: int = 1000) -> list[tuple[int, S]]:
         """Take back what nobody settled in time: ready again, or failed once its attempts are used up."""
@@ -126,6 +133,8 @@ class Lease(Generic[S]):
         words = {
             "table": self.table,
             "state": self.state,
+            "attempts": self.attempts,
+            "stamp": f", {self.stamp} = <now>" if self.stamp else "",
             "machine": f"'{self.machine.name}'",
             "ready": self.machine.sql(self.ready.name),
             "held": self.machine.sql(self.held.name),
@@ -135,7 +144,8 @@ class Lease(Generic[S]):
             "subject": self.subject,
             "way_back": self._steps_back(),
         }
-        return {name: _fill(body, words) for name, body in load("penstock.kernel", file="lease.sql").items()}
+        statements = load("penstock.kernel", file="lease.sql")
+        return {name: _fill(body, {**words, "now": _NOW.get(name, "")}) for name, body in statements.items()}
 
     def _steps_back(self) -> str:
         """The way back as rows for the journal: number, source, target."""

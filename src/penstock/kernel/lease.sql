@@ -9,7 +9,7 @@ WITH due AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), held AS (
     UPDATE <table> t
-    SET <state> = <held>, fence = t.fence + 1, attempts = t.attempts + 1, worker = $1, lease_until = $3
+    SET <state> = <held>, fence = t.fence + 1, <attempts> = t.<attempts> + 1, worker = $1, lease_until = $3<stamp>
     WHERE t.id = ANY (ARRAY(SELECT id FROM due))
     RETURNING t.*
 ), noted AS (
@@ -44,6 +44,7 @@ WITH said AS (
 ), found AS MATERIALIZED (
     SELECT
         said.id,
+        said.fence,
         said.reason,
         said.due_at,
         said.counts,
@@ -51,7 +52,7 @@ WITH said AS (
         t.current
     FROM said
     CROSS JOIN LATERAL (
-        SELECT t.<state> AS current, t.attempts, <max_attempts> AS most
+        SELECT t.<state> AS current, t.<attempts> AS attempts, <max_attempts> AS most
         FROM <table> t
         WHERE t.id = said.id AND t.fence = said.fence
         FOR UPDATE
@@ -61,13 +62,13 @@ WITH said AS (
     SET <state> = found.target,
         lease_until = NULL,
         due_at = CASE WHEN found.target = <ready> THEN coalesce(found.due_at, t.due_at) ELSE t.due_at END,
-        attempts = t.attempts - CASE WHEN found.counts THEN 0 ELSE 1 END
+        <attempts> = t.<attempts> - CASE WHEN found.counts THEN 0 ELSE 1 END<stamp>
     FROM found
     WHERE t.id = found.id AND t.id = ANY (ARRAY(SELECT id FROM found WHERE current = <held>))
     RETURNING t.*, found.target AS said_target, found.reason AS said_reason
 ), noted AS (
     INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
-    SELECT <machine>, <subject>, step.source, step.target, $7, $8, t.said_reason, t.fence
+    SELECT <machine>, <subject>, step.source, step.target, coalesce($7, t.worker), $8, t.said_reason, t.fence
     FROM moved t
     CROSS JOIN LATERAL (
         SELECT 1 AS n, <held> AS source, t.said_target AS target WHERE t.said_target <> <ready>
@@ -78,7 +79,7 @@ WITH said AS (
     ) AS step
     ORDER BY t.id, step.n
 )
-SELECT id, target AS state, current = <held> AS moved
+SELECT id, fence, target AS state, current = <held> AS moved
 FROM found
 WHERE current IN (<held>, target);
 
@@ -93,16 +94,16 @@ WITH late AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE <table> t
-    SET <state> = CASE WHEN t.attempts >= <max_attempts> THEN <failed> ELSE <ready> END,
+    SET <state> = CASE WHEN t.<attempts> >= <max_attempts> THEN <failed> ELSE <ready> END,
         fence = t.fence + 1,
         lease_until = NULL,
-        due_at = $1
+        due_at = $1<stamp>
     WHERE t.id = ANY (ARRAY(SELECT id FROM late))
     RETURNING t.*
 ), noted AS (
     INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
     SELECT <machine>, <subject>, step.source, step.target, $3, $1,
-           'the lease of ' || coalesce(t.worker, 'an unnamed worker') || ' ran out, attempt ' || t.attempts, t.fence
+           'the lease of ' || coalesce(t.worker, 'an unnamed worker') || ' ran out, attempt ' || t.<attempts>, t.fence
     FROM moved t
     CROSS JOIN LATERAL (
         SELECT 1 AS n, <held> AS source, <failed> AS target WHERE t.<state> = <failed>

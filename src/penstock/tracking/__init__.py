@@ -1,1 +1,1 @@
-"""Tracking: where each file and shard stands, stage by stage."""
+"""Where each (file, shard) stands, stage by stage: for daemons in any language."""

@@ -1,0 +1,39 @@
+"""Shapes that several sections of the configuration share: durations, URLs without passwords, a database."""
+
+import re
+from datetime import timedelta
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from penstock.kernel.config import SecretRef, Section
+
+EMBEDDED = "embedded"
+_PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&][^=&]*(password|secret|token)[^=&]*=", re.IGNORECASE)
+
+
+def _without_password(url: str) -> str:
+    # The password first: what Python says about the rest of a URL may repeat it.
+    if _PASSWORD.search(url):
+        raise ValueError("a URL in the configuration carries no password: set `password: env:NAME` beside it")
+    for host in urlsplit(url).netloc.rpartition("@")[2].split(","):  # PostgreSQL's may name several
+        _ = urlsplit(f"//{host}").port  # a port that is no number is told here
+    return url
+
+
+Url = Annotated[str, AfterValidator(_without_password)]
+Duration = Annotated[
+    timedelta,
+    Field(ge=timedelta(0)),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "duration"}]}),
+]
+
+
+class DatabaseSection(Section):
+    """PostgreSQL: the embedded one, or any other."""
+
+    url: Url = Field(EMBEDDED, description="`embedded`, or postgresql://user@host:5432/database")
+    password: SecretRef | None = None
+    pool_size: int = Field(10, ge=2, le=500)
+    statement_timeout: Annotated[Duration, Field(ge=timedelta(seconds=1))] = timedelta(minutes=5)

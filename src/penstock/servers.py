@@ -1,0 +1,83 @@
+"""HTTP servers on sockets bound beforehand, as many as a role needs."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from penstock.kernel.actuator import Pulse
+from penstock.kernel.errors import BadConfig, Conflict
+from penstock.settings import ServerSection
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket bound before anything else starts, so that a taken port costs nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        hint = "check server.host"
+        raise BadConfig("BAD_HOST", f"{host} is no address of this machine: {error.strerror}", hint=hint) from error
+    with socket.socket(family, kind, protocol) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(address)
+            listening.listen(1024)
+        except OSError as error:
+            hint = "stop what uses it, or choose another with --port or --query-port; 0 takes a free one"
+            raise Conflict("PORT_IN_USE", f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
+        yield listening
+
+
+@asynccontextmanager
+async def serving(apps: Sequence[tuple[FastAPI, socket.socket]], section: ServerSection) -> AsyncIterator[None]:
+    """Serve the applications until the end, then finish the requests under way."""
+    servers = [_Server(_server_config(app, section)) for app, _ in apps]
+    async with asyncio.TaskGroup() as group:
+        for server, (app, listening) in zip(servers, apps, strict=True):
+            group.create_task(server.serve([listening]), name=f"serve {app.title}")
+        try:
+            yield
+        finally:
+            for server in servers:
+                server.should_exit = True
+
+
+async def until_stopped(pulses: Sequence[Pulse], stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+    """Serve until *stop*; not ready before, and no longer ready after."""
+    for pulse in pulses:
+        pulse.is_serving = True
+    structlog.get_logger().info("ready")
+    on_ready()
+    await stop.wait()
+    for pulse in pulses:
+        pulse.is_serving = False
+    structlog.get_logger().info("stopping")
+
+
+def _server_config(app: FastAPI, section: ServerSection) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        http="httptools",
+        timeout_graceful_shutdown=int(section.drain_timeout.total_seconds()),
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for the program, which has more to stop than a server."""
+        yield
+
+
+def address_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,355 @@
+"""The pipeline API: /api/v1/pipeline."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import AwareDatetime
+
+from penstock.kernel import paging
+from penstock.kernel.auth import Principal
+from penstock.kernel.errors import Invalid
+from penstock.kernel.http import Caller
+from penstock.kernel.journal import Noted
+from penstock.tracking import wire
+from penstock.tracking.contract import Stage, Status
+from penstock.tracking.model import (
+    FILE_STAGE,
+    MACHINES,
+    MOVES,
+    STAGE_OF,
+    Count,
+    Pause,
+    Report,
+    Row,
+    queue_named,
+    stage_named,
+)
+from penstock.tracking.service import Key, Tracking
+from penstock.tracking.store import BEGINNING, FailedSo, Stands
+
+PREFIX = "/api/v1/pipeline"
+routes = APIRouter(prefix=PREFIX, tags=["pipeline"])
+
+_StageName = Annotated[str, Path(json_schema_extra={"enum": [stage.value for stage in Stage]})]
+
+
+def _tracking(request: Request, _caller: Caller) -> Tracking:
+    """The service; whoever gets hold of it has said who they are."""
+    tracking: Tracking = request.app.state.tracking
+    return tracking
+
+
+def _stage(stage: _StageName) -> Stage:
+    return stage_named(stage)
+
+
+def _queue(stage: _StageName) -> Stage:
+    return queue_named(stage)
+
+
+async def _watching(tracking: Annotated[Tracking, Depends(_tracking)]) -> AsyncIterator[Tracking]:
+    """The service, with room for one more event stream."""
+    async with tracking.watching():
+        yield tracking
+
+
+Service = Annotated[Tracking, Depends(_tracking)]
+AnyStage = Annotated[Stage, Depends(_stage)]
+HandedOut = Annotated[Stage, Depends(_queue)]
+Transition = Annotated[str, Path(json_schema_extra={"enum": list(MOVES)})]
+Filename = Annotated[wire.Filename, Path()]
+Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Moment = Annotated[AwareDatetime | None, Query()]
+
+
+@routes.post("/files/register")
+async def register(body: wire.Register, tracking: Service, caller: Caller) -> wire.Registered:
+    """T1: one row per shard, with event-ingest started. Saying it again is a success."""
+    actor = _actor(body.worker, caller)
+    created = await tracking.register(body.filename, body.shards, worker=body.worker, actor=actor)
+    return wire.Registered(filename=body.filename, shards=body.shards, created=created)
+
+
+@routes.get("/files")
+async def list_files(
+    tracking: Service,
+    stage: Annotated[Stage | None, Query(description="With `status`: where the rows must stand so.")] = None,
+    status: Annotated[Status | None, Query(description="Without `stage`: in any of them.")] = None,
+    shard: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    prefix: Annotated[wire.Text, Query(max_length=wire.NAME_LIMIT, description="How the filename begins.")] = "",
+    updated_since: Moment = None,
+    updated_before: Moment = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> wire.FilePage:
+    """T6: files by name, each with those of its shards that the filters leave."""
+    if stage is not None and status is None:
+        raise Invalid("STATUS_MISSING", "a stage alone filters nothing", hint="give `status` too")
+    stands = Stands(stage, status, shard, prefix, updated_since, updated_before)
+    after = paging.decode(cursor, [str])[0] if cursor else ""
+    found = await tracking.files(stands, after=after, limit=limit)
+    files = [wire.FileStatus(filename=rows[0].filename, shards=[_shard(row) for row in rows]) for rows in found.items]
+    return wire.FilePage(files=files, next=found.next)
+
+
+@routes.get("/files/{filename}")
+async def show_file(filename: Filename, tracking: Service) -> wire.FileStatus:
+    """T6: all shards of a file with their four statuses."""
+    return wire.FileStatus(filename=filename, shards=[_shard(row) for row in await tracking.file(filename)])
+
+
+@routes.get("/files/{filename}/history")
+async def show_history(
+    filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
+) -> wire.History:
+    """T15: every move of every shard of a file, oldest first: who, when, why."""
+    after = paging.decode(cursor, [int])[0] if cursor else 0
+    found = await tracking.history(filename, after=after, limit=limit)
+    return wire.History(filename=filename, moves=[_event(noted) for noted in found.items], next=found.next)
+
+
+@routes.get("/files/{filename}/{shard}/why")
+async def explain(filename: Filename, shard: Annotated[int, Path(ge=0, le=2**31 - 1)], tracking: Service) -> wire.Why:
+    """T16: in words, why a row is where it is, and what would move it."""
+    found = await tracking.why(filename, shard)
+    status = found.status or Status.DONE
+    return wire.Why(filename=filename, shard=shard, stage=found.stage, status=status, why=found.why, hint=found.hint)
+
+
+@routes.post("/stages/{stage}/retry-failed")
+async def retry_failed(body: wire.RetryFilter, tracking: Service, caller: Caller, stage: AnyStage) -> wire.Retried:
+    """T19: set back all rows that failed so."""
+    failed = FailedSo(body.filename_prefix, body.shards, body.failed_since, body.failed_before, body.error_contains)
+    actor = _actor(body.worker, caller)
+    retried = await tracking.retry_failed(stage, failed, limit=body.limit, actor=actor, reason="retried with others")
+    return wire.Retried(stage=stage, retried=retried)
+
+
+@routes.post("/stages/{stage}/report")
+async def report(body: wire.Reports, tracking: Service, stage: HandedOut) -> wire.ReportResults:
+    """T13: how claimed rows ended, each with a result of its own. An old fence is superseded and changes nothing."""
+    results = await tracking.report(stage, [_report(one) for one in body])
+    return wire.ReportResults(
+        stage=stage,
+        results=[
+            wire.ReportResult(
+                filename=one.report.filename,
+                shard=one.report.shard,
+                fence=one.report.fence,
+                result=one.answer,
+                status=one.status,
+            )
+            for one in results
+        ],
+    )
+
+
+@routes.post(f"/stages/{FILE_STAGE}/{{transition}}")
+async def move_file(transition: Transition, body: wire.FileMove, tracking: Service, caller: Caller) -> wire.FileMoved:
+    """T2: a step of event-ingest, with all shards of a file at once."""
+    actor = _actor(body.worker, caller)
+    rows = await tracking.move(
+        FILE_STAGE, transition, body.filename, worker=body.worker, actor=actor, reason=body.error
+    )
+    return wire.FileMoved(filename=body.filename, updated_rows=rows)
+
+
+@routes.post("/stages/{stage}/{transition}")
+async def move_row(
+    stage: AnyStage, transition: Transition, body: wire.RowMove, tracking: Service, caller: Caller
+) -> wire.RowMoved:
+    """T3, T4, T8: a step of one row. Asking for the state it is in changes nothing; `start` is a claim."""
+    actor = _actor(body.worker, caller)
+    await tracking.move(
+        stage, transition, body.filename, body.shard, worker=body.worker, actor=actor, reason=body.error
+    )
+    status = MACHINES[stage].move(transition).target
+    return wire.RowMoved(filename=body.filename, shard=body.shard, stage=stage, status=status)
+
+
+@routes.get("/queues")
+async def list_queues(tracking: Service) -> wire.Queues:
+    """How long each queue is, and whether it is paused."""
+    counts, pauses = await tracking.counts(), await tracking.pauses()
+    return wire.Queues(queues=[_overview(stage, counts, pauses.get(stage)) for stage in Stage])
+
+
+@routes.get("/queues/{stage}")
+async def list_queue(
+    stage: AnyStage,
+    tracking: Service,
+    limit: Limit = 100,
+    offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    updated_since: Moment = None,
+    updated_before: Moment = None,
+    cursor: Cursor = None,
+) -> wire.QueuePage:
+    """T5: what waits for a stage, oldest first. Page with `cursor`: offsets skip rows while the queue moves."""
+    found = await tracking.queue(
+        stage,
+        after=paging.decode(cursor, [datetime, int]) if cursor else (BEGINNING, 0),
+        updated_since=updated_since,
+        updated_before=updated_before,
+        limit=limit,
+        offset=offset,
+    )
+    items = [
+        wire.QueueItem(filename=row["filename"], shard=row["shard"], created_at=row["created_at"])
+        for row in found.items
+    ]
+    return wire.QueuePage(stage=stage, items=items, next=found.next)
+
+
+@routes.post("/queues/{stage}/claim")
+async def claim(body: wire.Claim, request: Request, tracking: Service, stage: HandedOut) -> wire.Claims:
+    """T12: rows that are now this worker's alone, each under a fence that grows with every claim."""
+    held = await tracking.claim(
+        stage,
+        body.worker,
+        limit=body.limit,
+        lease_for=_seconds(body.lease_seconds),
+        wait=body.wait_seconds,
+        is_gone=request.is_disconnected,
+    )
+    items = [
+        wire.Claimed(
+            filename=one.row["filename"],
+            shard=one.row["shard"],
+            fence=one.fence,
+            attempt=one.attempt,
+            created_at=one.row["created_at"],
+            lease_until=one.row["lease_until"],
+        )
+        for one in held
+    ]
+    paused = not held and stage in await tracking.pauses()
+    return wire.Claims(stage=stage, worker=body.worker, items=items, paused=paused)
+
+
+@routes.post("/queues/{stage}/heartbeat")
+async def heartbeat(body: wire.Heartbeat, tracking: Service, stage: HandedOut) -> wire.HeartbeatResult:
+    """T14: hold on to claimed rows for another lease."""
+    keys = None if body.items is None else [Key(item.filename, item.shard, item.fence) for item in body.items]
+    until, kept, lost = await tracking.heartbeat(stage, body.worker, keys, _seconds(body.lease_seconds))
+    return wire.HeartbeatResult(stage=stage, lease_until=until, extended=_held(kept), lost=_held(lost))
+
+
+@routes.post("/queues/{stage}/pause")
+async def pause(stage: AnyStage, tracking: Service, caller: Caller, body: wire.PauseRequest) -> wire.PauseState:
+    """T19: hand out and start nothing of this stage until it is resumed. What is under way may end."""
+    paused = await tracking.pause(stage, actor=_actor(body.worker, caller), reason=body.reason)
+    return wire.PauseState(stage=stage, paused=True, since=paused.since, by=paused.actor, reason=paused.reason)
+
+
+@routes.post("/queues/{stage}/resume")
+async def resume(stage: AnyStage, tracking: Service) -> wire.PauseState:
+    """T19: let a stage go on."""
+    await tracking.resume(stage)
+    return wire.PauseState(stage=stage, paused=False)
+
+
+@routes.get("/metrics/summary")
+async def summarise(tracking: Service) -> wire.Summary:
+    """T7: how many rows stand where, exactly, whatever their number."""
+    counts = await tracking.counts()
+    shards = sorted({count.shard for count in counts if count.stage is Stage.MYSQL_SENDER})
+    return wire.Summary(
+        total=_rows(counts, FILE_STAGE),
+        by_stage=wire.StageCounts(**{stage.field: _by_status(counts, stage) for stage in Stage}),
+        by_shard=[_by_shard([count for count in counts if count.shard == shard], shard) for shard in shards],
+    )
+
+
+@routes.get("/events", response_class=EventSourceResponse)
+async def watch(
+    tracking: Annotated[Tracking, Depends(_watching)],
+    stage: Annotated[Stage | None, Query()] = None,
+    filename: Annotated[wire.Filename | None, Query()] = None,
+    last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
+) -> AsyncIterable[ServerSentEvent]:
+    """T17: moves as they are made, as server-sent events named `move`."""
+    async for moves in tracking.moves(_position(last_event_id)):
+        for noted in moves:
+            event = _event(noted)
+            if stage in (None, event.stage) and filename in (None, event.filename):
+                yield ServerSentEvent(event="move", id="-".join(map(str, noted.position)), data=event)
+
+
+def _actor(worker: str | None, caller: Principal) -> str:
+    """Who is noted in the history: the worker that named itself, else whoever the token is for."""
+    return worker or caller.subject or "unknown"
+
+
+def _seconds(number: float | None) -> timedelta | None:
+    return None if number is None else timedelta(seconds=number)
+
+
+def _shard(row: Row) -> wire.ShardStatus:
+    statuses = {f"{stage.field}_status": status for stage, status in row.status.items()}
+    return wire.ShardStatus(shard=row.shard, updated_at=row.updated_at, **statuses)
+
+
+def _report(one: wire.Reported) -> Report:
+    return Report(one.filename, one.shard, one.fence, one.outcome, one.error, _seconds(one.retry_after_seconds))
+
+
+def _held(keys: Sequence[Key]) -> list[wire.HeldRow]:
+    return [wire.HeldRow(filename=key.filename, shard=key.shard, fence=key.fence) for key in keys]
+
+
+def _event(noted: Noted) -> wire.Event:
+    entry = noted.entry
+    filename, _, shard = entry.subject.rpartition("/")
+    return wire.Event(
+        filename=filename,
+        shard=int(shard),
+        stage=STAGE_OF[entry.machine],
+        source=Status(entry.source) if entry.source else None,
+        target=Status(entry.target),
+        actor=entry.actor,
+        at=entry.at,
+        reason=entry.reason,
+        fence=entry.fence,
+    )
+
+
+def _position(event_id: str | None) -> tuple[int, int] | None:
+    """The place in the journal an event's id tells, or Invalid."""
+    if event_id is None:
+        return None
+    parts = event_id.split("-")
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+        raise Invalid("BAD_EVENT_ID", "that is no id of an event", hint="send the last `id` received, unchanged")
+    return int(parts[0]), int(parts[1])
+
+
+def _rows(counts: Sequence[Count], stage: Stage, status: Status | None = None, *, ready: bool = False) -> int:
+    fitting = (count for count in counts if count.stage is stage and status in (None, count.status))
+    return sum(count.rows for count in fitting if count.is_ready or not ready)
+
+
+def _by_status(counts: Sequence[Count], stage: Stage) -> wire.StatusCounts:
+    return wire.StatusCounts(**{status.value: _rows(counts, stage, status) for status in Status})
+
+
+def _by_shard(counts: Sequence[Count], shard: int) -> wire.ShardCounts:
+    last = Stage.MYSQL_SENDER
+    done, failed = _rows(counts, last, Status.DONE), _rows(counts, last, Status.FAILED)
+    return wire.ShardCounts(shard=shard, total=_rows(counts, last), done=done, failed=failed)
+
+
+def _overview(stage: Stage, counts: Sequence[Count], pause: Pause | None) -> wire.Queue:
+    return wire.Queue(
+        stage=stage,
+        paused=pause is not None,
+        paused_since=pause.since if pause else None,
+        paused_by=pause.actor if pause else None,
+        reason=pause.reason if pause else None,
+        ready=_rows(counts, stage, ready=True),
+        started=_rows(counts, stage, Status.STARTED),
+        failed=_rows(counts, stage, Status.FAILED),
+    )

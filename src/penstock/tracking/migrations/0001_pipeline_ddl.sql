@@ -1,0 +1,1 @@
+../../../../db/pipeline_ddl.sql

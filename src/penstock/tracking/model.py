@@ -1,0 +1,253 @@
+"""The rules of the pipeline, without I/O: what may move, why not, and why a row stands still."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from penstock.kernel.errors import Conflict, NotFound
+from penstock.kernel.machine import Machine, Move
+from penstock.tracking.contract import Answer, Said, Stage, Status
+
+FILE_STAGE = Stage.EVENT_INGEST  # moves a whole file at a time, and is never handed out: its producer begins it
+AHEAD_LIMIT = 1000  # nobody counts further
+QUEUES = tuple(stage for stage in Stage if stage is not FILE_STAGE)
+TARGETS = {Said.DONE: Status.DONE, Said.FAILED: Status.FAILED, Said.RETRY: Status.NEW, Said.RELEASE: Status.NEW}
+
+
+def _machine(stage: Stage) -> Machine[Status]:
+    return Machine(
+        f"tracking.{stage}",
+        Status,
+        initial=Status.NEW,
+        moves=[
+            Move("start", (Status.NEW,), Status.STARTED),
+            Move("done", (Status.STARTED,), Status.DONE),
+            Move("fail", (Status.NEW, Status.STARTED), Status.FAILED),
+            Move("retry", (Status.FAILED,), Status.NEW),
+        ],
+    )
+
+
+MACHINES: Mapping[Stage, Machine[Status]] = {stage: _machine(stage) for stage in Stage}
+MOVES = tuple(MACHINES[FILE_STAGE].moves)
+STAGE_OF = {machine.name: stage for stage, machine in MACHINES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One file and shard, with all that is known of it."""
+
+    id: int
+    filename: str
+    shard: int
+    status: Mapping[Stage, Status]
+    attempts: Mapping[Stage, int]
+    created_at: datetime
+    updated_at: datetime
+    due_at: datetime
+    fence: int
+    worker: str | None
+    lease_until: datetime | None
+
+    @property
+    def stage(self) -> Stage | None:
+        """The first stage that is not done; None when all are."""
+        return next((stage for stage in Stage if self.status[stage] is not Status.DONE), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker says of a row it claimed."""
+
+    filename: str
+    shard: int
+    fence: int
+    said: Said
+    error: str | None = None
+    retry_after: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a report, and where the row stands now; no status when there is no such row."""
+
+    report: Report
+    answer: Answer
+    status: Status | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A stage in which nothing is handed out or started."""
+
+    stage: Stage
+    since: datetime
+    actor: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many rows stand so in a stage; *shard* only for the last stage."""
+
+    stage: Stage
+    status: Status
+    is_ready: bool
+    shard: int
+    rows: int
+
+
+def stage_named(name: str) -> Stage:
+    """T9: the stage of that name, or NotFound."""
+    if name not in list(Stage):
+        raise NotFound("UNKNOWN_STAGE", f"there is no stage {name!r}", hint=f"stages: {', '.join(Stage)}")
+    return Stage(name)
+
+
+def queue_named(name: str) -> Stage:
+    """The stage of that name, if its rows are handed out one by one."""
+    stage = stage_named(name)
+    if stage is FILE_STAGE:
+        raise Conflict(
+            "NOT_HANDED_OUT",
+            f"{stage} moves a whole file at a time; its rows are not handed out",
+            hint=f"use /stages/{stage}/start, done, fail and retry with the filename",
+        )
+    return stage
+
+
+def refusal(row: Row, stage: Stage, move: Move[Status], worker: str | None, pause: Pause | None) -> Conflict | None:
+    """T8: why *row* did not move; None when it already was where it should go."""
+    current = row.status[stage]
+    named = f"{stage} of {row.filename}/{row.shard}"
+    if current is move.target and (move.name != "start" or (worker is not None and worker == row.worker)):
+        return None
+    if current not in move.sources:
+        return _impossible(row, stage, move, named)
+    if move.name == "start" and stage.before and row.status[stage.before] is not Status.DONE:
+        return _too_early(row, stage, stage.before, named)
+    if move.name == "start" and pause is not None:
+        return Conflict(
+            "STAGE_PAUSED",
+            f"{stage} is paused since {pause.since:%Y-%m-%d %H:%M:%S} UTC by {pause.actor}{_because(pause.reason)}",
+            hint=f"POST /queues/{stage}/resume when it may go on",
+            current=current.value,
+        )
+    return Conflict(
+        "HELD_BY_ANOTHER",
+        f"{named} is held by {row.worker}, not by {worker}",
+        hint="stop working on it: it was handed to somebody else",
+        current=current.value,
+        worker=row.worker,
+    )
+
+
+def _impossible(row: Row, stage: Stage, move: Move[Status], named: str) -> Conflict:
+    current = row.status[stage]
+    possible = [other.name for other in MACHINES[stage].moves.values() if current in other.sources]
+    if move.name == "start" and current is Status.STARTED:
+        who = row.worker or "a worker that gave no name"
+        hint = "take another row; only the same named worker may repeat its start"
+        return Conflict(
+            "ALREADY_STARTED",
+            f"{named} was already started by {who}",
+            hint=hint,
+            current=current.value,
+            worker=row.worker,
+        )
+    hint = f"possible now: {', '.join(possible)}" if possible else f"{current} is final"
+    return Conflict("BAD_MOVE", f"{named} is {current}, {move.name} is not possible", hint=hint, current=current.value)
+
+
+def _too_early(row: Row, stage: Stage, before: Stage, named: str) -> Conflict:
+    return Conflict(
+        "STAGE_NOT_READY",
+        f"{named} cannot start: {before} is {row.status[before]}",
+        hint=f"wait until {before} is done; GET /files/{row.filename}/{row.shard}/why says what keeps it",
+        current=row.status[stage].value,
+        before={"stage": before.value, "status": row.status[before].value},
+    )
+
+
+def sealed(filename: str, shards: Sequence[int]) -> Conflict:
+    """T1: no shard joins a file that is complete."""
+    return Conflict(
+        "FILE_SEALED",
+        f"{filename} is complete: shards {', '.join(map(str, shards))} come too late",
+        hint="register them under a new filename",
+        current=Status.DONE.value,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """T16: why a row is where it is, in words, and what would move it."""
+
+    stage: Stage | None
+    status: Status | None
+    why: str
+    hint: str | None
+
+
+def explain(row: Row, now: datetime, *, pause: Pause | None, ahead: int, busy: int, error: str | None) -> Standstill:
+    """*ahead* rows of its queue come first, *busy* rows of its stage are under way, *error* is how it failed."""
+    stage = row.stage
+    if stage is None:
+        return Standstill(None, None, f"all stages are done, the last one since {_for(now - row.updated_at)}", None)
+    status = row.status[stage]
+    if status is Status.FAILED:
+        why = f"{stage} failed {_for(now - row.updated_at)} ago{_because(error)}"
+        return Standstill(stage, status, why, f"mend the cause, then POST /stages/{stage}/retry")
+    if status is Status.STARTED:
+        return Standstill(stage, status, *_under_way(row, stage, now))
+    return Standstill(stage, status, *_waiting(row, stage, now, pause, ahead, busy))
+
+
+def _under_way(row: Row, stage: Stage, now: datetime) -> tuple[str, str | None]:
+    who = row.worker or "a worker that gave no name"
+    began = f"{stage} was started by {who} {_for(now - row.updated_at)} ago"
+    if stage is FILE_STAGE:
+        return f"the file is not complete yet: {began}", f"its producer says /stages/{stage}/done or fail"
+    if row.lease_until is None:
+        hint = f"if that worker is gone, POST /stages/{stage}/fail and then retry"
+        return f"{began}, without a lease: it is waited for however long it takes", hint
+    attempt = f"attempt {row.attempts[stage]}"
+    if row.lease_until < now:
+        return f"{began} ({attempt}), and its lease ran out {_for(now - row.lease_until)} ago", "it is soon taken back"
+    return f"{began} ({attempt}), and is held for another {_for(row.lease_until - now)}", None
+
+
+def _waiting(
+    row: Row, stage: Stage, now: datetime, pause: Pause | None, ahead: int, busy: int
+) -> tuple[str, str | None]:
+    if pause is not None:
+        why = f"{stage} was paused {_for(now - pause.since)} ago by {pause.actor}{_because(pause.reason)}"
+        return why, f"POST /queues/{stage}/resume when it may go on"
+    if stage is FILE_STAGE:
+        return "the file failed and was set back; its producer has not begun again", f"POST /stages/{stage}/start"
+    if row.due_at > now:
+        tried = f"attempt {row.attempts[stage]} did not succeed"
+        return f"{stage} is tried again in {_for(row.due_at - now)}: {tried}", None
+    waits = f"it has waited for a worker of {stage} for {_for(now - row.updated_at)}"
+    queue = f"{_several(ahead, AHEAD_LIMIT)} before it in the queue, {_several(busy)} under way"
+    hint = None if busy else f"nobody works on this stage: is a {stage} daemon running, and does it reach this server?"
+    return f"{waits}; {queue}", hint
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _several(number: int, limit: int | None = None) -> str:
+    if limit is not None and number >= limit:
+        return f"{limit} rows or more are"
+    return "1 row is" if number == 1 else f"{number or 'no'} rows are"
+
+
+def _for(span: timedelta) -> str:
+    """A span as a person says it."""
+    seconds = max(0, int(span.total_seconds()))
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}s"
+    return f"{seconds} second{'' if seconds == 1 else 's'}"

@@ -1,0 +1,188 @@
+-- Every statement of tracking on PostgreSQL. Those that concern one stage are filled in for each: <status> and
+-- <attempts> are its columns, <may_start> says that the stage before it is done, <machine> is its name in the journal.
+
+-- name: lock_file
+-- Let nobody else register or end this file until the transaction does: a row not yet there cannot be locked.
+SELECT pg_advisory_xact_lock(hashtextextended('penstock.tracking.' || $1, 0));
+
+-- name: insert_rows
+-- One row per new shard of a file, in the state its event-ingest is in.
+WITH arrived AS (
+    INSERT INTO pipeline_tracking (filename, shard, <status>, <attempts>, worker, created_at, updated_at, due_at)
+    SELECT $1, shard, $3, ($3 = {stage.STARTED})::int, $4, $6, $6, $6
+    FROM unnest($2::integer[]) WITH ORDINALITY AS said (shard, n)
+    ORDER BY n
+    RETURNING filename, shard
+)
+INSERT INTO journal (machine, subject, source, target, actor, at)
+SELECT <machine>, filename || '/' || shard, NULL, $3, $5, $6 FROM arrived;
+
+-- name: rows_of_file
+-- All there is of one file.
+SELECT * FROM pipeline_tracking WHERE filename = $1 ORDER BY shard;
+
+-- name: row
+-- One row.
+SELECT * FROM pipeline_tracking WHERE filename = $1 AND shard = $2;
+
+-- name: rows_by_key
+-- Rows as their reports name them, looked up one by one.
+SELECT t.id, t.filename, t.shard, t.fence, t.<status> AS status, t.<attempts> AS attempts
+FROM unnest($1::text[], $2::integer[]) AS said (filename, shard)
+CROSS JOIN LATERAL (
+    SELECT * FROM pipeline_tracking t WHERE t.filename = said.filename AND t.shard = said.shard
+) AS t;
+
+-- name: held_by
+-- What a worker holds of this stage under a lease.
+SELECT id, filename, shard, fence FROM pipeline_tracking
+WHERE worker = $1 AND lease_until IS NOT NULL AND <status> = {stage.STARTED};
+
+-- name: move
+-- Move one row, or all rows of a file when no shard is given, if each of them may move or already has.
+WITH found AS MATERIALIZED (
+    SELECT
+        t.*,
+        t.<status> = ANY ($4::text[])
+            AND ($3 <> {stage.STARTED} OR ((<may_start>) AND NOT <is_paused>))
+            AND ($3 NOT IN ({stage.DONE}, {stage.FAILED}) OR $5::text IS NULL OR t.worker IS NULL
+                 OR t.<status> <> {stage.STARTED} OR t.worker = $5) AS may_move,
+        t.<status> = $3 AND ($3 <> {stage.STARTED} OR t.worker IS NOT DISTINCT FROM $5::text AND $5 IS NOT NULL) AS has_moved
+    FROM pipeline_tracking t
+    WHERE t.filename = $1 AND ($2::integer IS NULL OR t.shard = $2)
+    ORDER BY t.id
+    FOR UPDATE
+), moved AS (
+    UPDATE pipeline_tracking t
+    SET <status> = $3,
+        <attempts> = CASE $3 WHEN {stage.STARTED} THEN t.<attempts> + 1 WHEN {stage.NEW} THEN 0 ELSE t.<attempts> END,
+        fence = t.fence + ($3 = {stage.STARTED})::int,
+        worker = CASE WHEN $3 = {stage.STARTED} THEN $5 ELSE t.worker END,
+        lease_until = NULL,
+        updated_at = $8
+    FROM found
+    WHERE t.id = found.id
+      AND t.id = ANY (ARRAY(SELECT id FROM found WHERE may_move))
+      AND NOT EXISTS (SELECT FROM found WHERE NOT may_move AND NOT has_moved)
+    RETURNING t.id, t.filename, t.shard, found.<status> AS source, t.fence
+), noted AS (
+    INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
+    SELECT <machine>, filename || '/' || shard, source, $3, $6, $8, $7, fence FROM moved ORDER BY id
+)
+SELECT found.*, EXISTS (SELECT FROM moved WHERE moved.id = found.id) AS moved FROM found;
+
+-- name: list_queue
+-- What waits for a stage, in the order it is handed out.
+SELECT t.id, t.filename, t.shard, t.created_at, t.due_at
+FROM pipeline_tracking t
+WHERE t.<status> = {stage.NEW} AND (<may_start>)
+  AND (t.due_at, t.id) > ($1, $2::bigint)
+  AND ($3::timestamptz IS NULL OR t.updated_at >= $3)
+  AND ($4::timestamptz IS NULL OR t.updated_at < $4)
+ORDER BY t.due_at, t.id
+LIMIT $5 OFFSET $6;
+
+-- name: count_ahead
+-- How many come before a row in its queue, as far as anybody counts.
+SELECT count(*)
+FROM (
+    SELECT FROM pipeline_tracking t
+    WHERE t.<status> = {stage.NEW} AND (<may_start>) AND (t.due_at, t.id) < ($1, $2::bigint)
+    LIMIT $3
+) AS ahead;
+
+-- name: oldest
+-- When the row that comes first was created.
+SELECT t.created_at FROM pipeline_tracking t
+WHERE t.<status> = {stage.NEW} AND (<may_start>)
+ORDER BY t.due_at, t.id
+LIMIT 1;
+
+-- name: list_files
+-- The files with a row that stands so, by name, within bounds of it.
+SELECT t.filename
+FROM pipeline_tracking t
+WHERE (<stands>)
+  AND t.filename > $1 AND t.filename >= $2 AND t.filename < $3
+  AND ($4::integer IS NULL OR t.shard = $4)
+  AND ($5::timestamptz IS NULL OR t.updated_at >= $5)
+  AND ($6::timestamptz IS NULL OR t.updated_at < $6)
+GROUP BY t.filename
+ORDER BY t.filename
+LIMIT $7;
+
+-- name: list_rows
+-- The rows that stand so, of the files of one page.
+SELECT *
+FROM pipeline_tracking t
+WHERE (<stands>)
+  AND t.filename = ANY ($1::text[])
+  AND ($2::integer IS NULL OR t.shard = $2)
+  AND ($3::timestamptz IS NULL OR t.updated_at >= $3)
+  AND ($4::timestamptz IS NULL OR t.updated_at < $4)
+ORDER BY t.filename, t.shard;
+
+-- name: failed_files
+-- The files whose rows failed so, for a stage that moves whole files.
+SELECT t.filename
+FROM pipeline_tracking t
+WHERE <failed_so>
+GROUP BY t.filename
+ORDER BY t.filename
+LIMIT $7;
+
+-- name: retry_rows
+-- Set failed rows back, with all their attempts before them.
+WITH chosen AS MATERIALIZED (
+    SELECT t.id FROM pipeline_tracking t WHERE <failed_so> ORDER BY t.id LIMIT $7 FOR UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE pipeline_tracking t
+    SET <status> = {stage.NEW}, <attempts> = 0, updated_at = $8
+    WHERE t.id = ANY (ARRAY(SELECT id FROM chosen))
+    RETURNING t.*
+), noted AS (
+    INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
+    SELECT <machine>, filename || '/' || shard, {stage.FAILED}, {stage.NEW}, $9, $8, $10, fence FROM moved ORDER BY id
+)
+SELECT count(*) FROM moved;
+
+-- name: last_error
+-- Why a row failed last.
+SELECT reason FROM journal
+WHERE machine = <machine> AND subject = $1 AND target = {stage.FAILED}
+ORDER BY id DESC
+LIMIT 1;
+
+-- name: counts
+-- How many rows stand where: what is folded, and what is not yet.
+SELECT stage, standing, shard, sum(rows)::bigint AS rows
+FROM (
+    SELECT stage, standing, shard, rows FROM pipeline_count
+    UNION ALL
+    SELECT stage, standing, shard, rows FROM pipeline_count_change
+) AS counted
+GROUP BY 1, 2, 3
+HAVING sum(rows) <> 0;
+
+-- name: fold_counts
+-- Put the changes into the counts. Readers see a change either as such or folded, never twice.
+WITH folded AS (
+    DELETE FROM pipeline_count_change RETURNING stage, standing, shard, rows
+), summed AS (
+    INSERT INTO pipeline_count AS c (stage, standing, shard, rows)
+    SELECT stage, standing, shard, sum(rows) FROM folded GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+    ON CONFLICT (stage, standing, shard) DO UPDATE SET rows = c.rows + excluded.rows
+)
+SELECT count(*) FROM folded;
+
+-- name: pauses
+-- The stages that are paused.
+SELECT stage, since, actor, reason FROM pipeline_pause;
+
+-- name: pause
+-- Pause a stage; one that is paused stays as it is.
+INSERT INTO pipeline_pause (stage, since, actor, reason) VALUES ($1, $2, $3, $4) ON CONFLICT (stage) DO NOTHING;
+
+-- name: resume
+-- Let a stage go on.
+DELETE FROM pipeline_pause WHERE stage = $1;

@@ -1,0 +1,374 @@
+"""What can be done with the pipeline; each use case owns its transaction."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from random import uniform
+from time import monotonic
+
+import asyncpg
+
+from penstock.kernel import journal
+from penstock.kernel.bell import Bell
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Invalid, NotFound, Transient
+from penstock.kernel.journal import Noted
+from penstock.kernel.lease import Held, Lease
+from penstock.kernel.outcome import readable
+from penstock.kernel.paging import Page, page
+from penstock.kernel.waiting import happens
+from penstock.tracking import store
+from penstock.tracking.config import TrackingSection
+from penstock.tracking.contract import Answer, Stage, Status
+from penstock.tracking.metrics import TrackingMetrics
+from penstock.tracking.model import (
+    AHEAD_LIMIT,
+    FILE_STAGE,
+    MACHINES,
+    QUEUES,
+    STAGE_OF,
+    Count,
+    Pause,
+    Report,
+    Result,
+    Row,
+    Standstill,
+    explain,
+    refusal,
+    sealed,
+)
+from penstock.tracking.store import FailedSo, Stands
+
+POLL = 1.0  # seconds after which whoever waits looks by itself
+WATCHERS = 100  # event streams one process serves at a time
+_TAIL = 500
+_MOVES = "moves"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A row as its worker names it."""
+
+    filename: str
+    shard: int
+    fence: int
+
+
+async def _never() -> bool:
+    return False
+
+
+class Tracking:
+    """The pipeline of one database."""
+
+    def __init__(self, db: Database, bell: Bell, section: TrackingSection, metrics: TrackingMetrics) -> None:
+        self.lease_for = section.lease
+        self._db = db
+        self._bell = bell
+        self._metrics = metrics
+        self._leases = store.leases(section.max_attempts)
+        self._watchers = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, db: Database, section: TrackingSection, metrics: TrackingMetrics) -> "AsyncIterator[Tracking]":
+        """The pipeline, in touch with the other processes that serve it."""
+        async with Bell.hung(db, store.CHANNEL) as bell:
+            yield cls(db, bell, section, metrics)
+
+    def stop(self) -> None:
+        """Let nobody wait any longer."""
+        self._bell.close()
+
+    async def check(self) -> str:
+        """The database's version, or Transient DATABASE_DOWN."""
+        return await self._db.check()
+
+    async def register(self, filename: str, shards: Sequence[int], *, worker: str | None, actor: str) -> bool:
+        """T1: one row per shard; whether any is new. New shards join the state the file's event-ingest is in."""
+        async with self._db.transaction() as tx:
+            await store.lock_file(tx, filename)
+            known = await store.rows_of_file(tx, filename)
+            new = sorted(set(shards) - {row.shard for row in known})
+            status = known[0].status[FILE_STAGE] if known else Status.STARTED
+            if new and status is Status.DONE:
+                raise sealed(filename, new)
+            if new:
+                now = self._db.clock.now()
+                await store.insert_rows(tx, filename, new, status, worker=worker, actor=actor, now=now)
+        self._bell.ring(_MOVES)
+        return bool(new)
+
+    async def move(
+        self,
+        stage: Stage,
+        name: str,
+        filename: str,
+        shard: int | None = None,
+        *,
+        worker: str | None = None,
+        actor: str,
+        reason: str | None = None,
+    ) -> int:
+        """T2, T3, T4, T8: take a step with a row, or a whole file in event-ingest; how many rows now stand so."""
+        step = MACHINES[stage].move(name)
+        said = readable(reason) if reason else None
+        async with self._db.transaction() as tx:
+            if shard is None:
+                await store.lock_file(tx, filename)
+            found = await store.move(
+                tx, stage, step, filename, shard, worker=worker, actor=actor, reason=said, now=self._db.clock.now()
+            )
+            if not found:
+                raise _unknown(filename, shard)
+            if not any(moved for _, moved in found):
+                pause = (await store.pauses(tx)).get(stage)
+                for row, _ in found:
+                    if refused := refusal(row, stage, step, worker, pause):
+                        raise refused
+        self._announce(stage, {step.target})
+        return len(found)
+
+    async def claim(
+        self,
+        stage: Stage,
+        worker: str,
+        *,
+        limit: int,
+        lease_for: timedelta | None = None,
+        wait: float = 0,
+        is_gone: Callable[[], Awaitable[bool]] = _never,
+    ) -> list[Held]:
+        """T12: rows nobody else has, oldest first; waits up to *wait* seconds for the first, unless its caller goes."""
+        deadline = monotonic() + wait
+        while True:
+            rung = self._bell.next(stage)
+            held = await self._claim_now(stage, worker, limit, lease_for or self.lease_for)
+            left = deadline - monotonic()
+            if held or left <= 0 or self._bell.is_closed:
+                return held
+            await happens(rung, min(left, POLL * uniform(0.5, 1)))  # noqa: S311 - jitter, not secrecy
+            if await is_gone():
+                return []
+
+    async def _claim_now(self, stage: Stage, worker: str, limit: int, lease_for: timedelta) -> list[Held]:
+        async with self._db.connection() as connection:
+            held = await self._leases[stage].claim(
+                connection, worker=worker, limit=limit, lease_for=lease_for, now=self._db.clock.now()
+            )
+        if held:
+            self._bell.ring(_MOVES)
+        return held
+
+    async def report(self, stage: Stage, reports: Sequence[Report]) -> list[Result]:
+        """T13: end what was claimed; one result each. A report under an old fence changes nothing."""
+        async with self._db.connection() as connection:
+            results = await store.settle(connection, stage, self._leases[stage], reports, now=self._db.clock.now())
+        moved = {result.status for result in results if result.answer is Answer.SETTLED and result.status}
+        if moved:
+            self._announce(stage, moved)
+        return results
+
+    async def heartbeat(
+        self, stage: Stage, worker: str, keys: Sequence[Key] | None, lease_for: timedelta | None = None
+    ) -> tuple[datetime, list[Key], list[Key]]:
+        """T14: extend leases, of *keys* or of all *worker* holds; until when, what is kept and what was lost."""
+        until = self._db.clock.now() + (lease_for or self.lease_for)
+        async with self._db.connection() as connection:
+            if keys is None:
+                rows = await store.held_by(connection, stage, worker)
+                keys = [_key(row) for row in rows]
+            else:
+                wanted = {(key.filename, key.shard, key.fence) for key in keys}
+                found = await store.rows_by_key(connection, stage, [(key.filename, key.shard) for key in keys])
+                rows = [row for row in found if (row["filename"], row["shard"], row["fence"]) in wanted]
+            kept_ids = await store.heartbeat(connection, self._leases[stage], rows, until=until)
+        kept = {_key(row) for row in rows if row["id"] in kept_ids}
+        return until, [key for key in keys if key in kept], [key for key in keys if key not in kept]
+
+    async def reap(self) -> int:
+        """T14: take back what nobody ended in time; how many rows."""
+        total = 0
+        for stage, lease in self._leases.items():
+            while reaped := await self._reap(stage, lease):
+                total += reaped
+        return total
+
+    async def _reap(self, stage: Stage, lease: Lease[Status]) -> int:
+        async with self._db.connection() as connection:
+            reaped = await lease.reap(connection, now=self._db.clock.now())
+        if reaped:
+            self._metrics.count_expiries(stage, len(reaped))
+            self._announce(stage, {status for _, status in reaped})
+        return len(reaped)
+
+    async def retry_failed(
+        self, stage: Stage, failed: FailedSo, *, limit: int, actor: str, reason: str | None = None
+    ) -> int:
+        """T19: set back all rows that failed so, up to *limit* rows (files, in event-ingest); how many."""
+        if stage is FILE_STAGE:
+            return await self._retry_files(failed, limit, actor, reason)
+        async with self._db.connection() as connection:
+            now = self._db.clock.now()
+            retried = await store.retry_rows(connection, stage, failed, limit, actor=actor, reason=reason, now=now)
+        if retried:
+            self._announce(stage, {Status.NEW})
+        return retried
+
+    async def _retry_files(self, failed: FailedSo, limit: int, actor: str, reason: str | None) -> int:
+        if failed.shards is not None:
+            hint = "leave shards out"
+            raise Invalid("WHOLE_FILES_ONLY", f"{FILE_STAGE} moves a whole file, not single shards", hint=hint)
+        async with self._db.connection() as connection:
+            filenames = await store.failed_files(connection, FILE_STAGE, failed, limit)
+        for filename in filenames:
+            await self.move(FILE_STAGE, "retry", filename, actor=actor, reason=reason)
+        return len(filenames)
+
+    async def pause(self, stage: Stage, *, actor: str, reason: str | None) -> Pause:
+        """T19: hand out and start nothing of *stage* from now on. What is under way may end."""
+        async with self._db.transaction() as tx:
+            said = readable(reason) if reason else None
+            await store.pause(tx, stage, actor=actor, reason=said, now=self._db.clock.now())
+            return (await store.pauses(tx))[stage]
+
+    async def resume(self, stage: Stage) -> None:
+        """T19: let *stage* go on."""
+        async with self._db.connection() as connection:
+            await store.resume(connection, stage)
+        self._bell.ring(stage)
+
+    async def queue(
+        self,
+        stage: Stage,
+        *,
+        after: tuple[datetime, int] = (store.BEGINNING, 0),
+        updated_since: datetime | None = None,
+        updated_before: datetime | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> Page[asyncpg.Record]:
+        """T5: what waits for *stage*, oldest first, in pages a moving queue does not tear."""
+        async with self._db.connection() as connection:
+            rows = await store.list_queue(
+                connection,
+                stage,
+                after,
+                updated_since=updated_since,
+                updated_before=updated_before,
+                limit=limit + 1,
+                offset=offset,
+            )
+        return page(rows, limit, lambda row: (row["due_at"], row["id"]))
+
+    async def file(self, filename: str) -> list[Row]:
+        """T6: all shards of a file, or NotFound."""
+        async with self._db.connection() as connection:
+            rows = await store.rows_of_file(connection, filename)
+        if not rows:
+            raise _unknown(filename)
+        return rows
+
+    async def files(self, stands: Stands, *, after: str = "", limit: int = 100) -> Page[list[Row]]:
+        """T6: files by name, each with its rows that stand so."""
+        async with self._db.transaction("repeatable_read") as tx:
+            names = page(await store.list_files(tx, stands, after, limit + 1), limit, lambda name: (name,))
+            rows = await store.list_rows(tx, stands, names.items)
+        by_name: dict[str, list[Row]] = {name: [] for name in names.items}
+        for row in rows:
+            by_name[row.filename].append(row)
+        return Page(list(by_name.values()), names.next)
+
+    async def history(self, filename: str, *, after: int = 0, limit: int = 1000) -> Page[Noted]:
+        """T15: every move of every row of a file, oldest first."""
+        subjects = [store.subject(row.filename, row.shard) for row in await self.file(filename)]
+        machines = [machine.name for machine in MACHINES.values()]
+        async with self._db.connection() as connection:
+            noted = await journal.history(connection, machines, subjects, after=after, limit=limit + 1)
+        return page(noted, limit, lambda one: (one.position[1],))
+
+    async def why(self, filename: str, shard: int) -> Standstill:
+        """T16: in words, why a row is where it is."""
+        async with self._db.transaction("repeatable_read") as tx:
+            row = await store.find_row(tx, filename, shard)
+            if row is None:
+                raise _unknown(filename, shard)
+            stage = row.stage or QUEUES[-1]
+            waits = row.status[stage] is Status.NEW and stage is not FILE_STAGE
+            return explain(
+                row,
+                self._db.clock.now(),
+                pause=(await store.pauses(tx)).get(stage),
+                ahead=await store.count_ahead(tx, stage, row, AHEAD_LIMIT) if waits else 0,
+                busy=_under_way(await store.counts(tx), stage) if waits else 0,
+                error=await store.last_error(tx, stage, row) if row.status[stage] is Status.FAILED else None,
+            )
+
+    async def counts(self) -> list[Count]:
+        """T7: how many rows stand where, exactly, however many there are."""
+        async with self._db.connection() as connection:
+            return await store.counts(connection)
+
+    async def pauses(self) -> dict[Stage, Pause]:
+        async with self._db.connection() as connection:
+            return await store.pauses(connection)
+
+    async def fold_counts(self) -> int:
+        """Put the changes of the counts together, so that reading them stays quick."""
+        async with self._db.connection() as connection:
+            return await store.fold_counts(connection)
+
+    async def show_metrics(self) -> None:
+        """T17: let the gauges tell what the database does."""
+        async with self._db.transaction("repeatable_read") as tx:
+            counts, pauses = await store.counts(tx), await store.pauses(tx)
+            oldest = {stage: await store.oldest(tx, stage) for stage in QUEUES}
+        self._metrics.show(counts, oldest, pauses, self._db.clock.now())
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Room for one more event stream, or Transient TOO_MANY_WATCHERS."""
+        if self._watchers >= WATCHERS:
+            hint = "close some, or ask another server"
+            raise Transient("TOO_MANY_WATCHERS", f"{WATCHERS} event streams are open here", hint=hint)
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    async def moves(self, after: tuple[int, int] | None) -> AsyncIterator[Sequence[Noted]]:
+        """T17: moves as they are made, from position *after* on, or from now; empty when a while passed without."""
+        async with self._db.connection() as connection:
+            position = after or await journal.end(connection)
+        while not self._bell.is_closed:
+            rung = self._bell.next(_MOVES)
+            async with self._db.connection() as connection:
+                noted = await journal.tail(connection, position, limit=_TAIL)
+            if noted:
+                position = noted[-1].position
+            yield [one for one in noted if one.entry.machine in STAGE_OF]
+            if len(noted) < _TAIL:
+                await happens(rung, POLL)
+
+    def _announce(self, stage: Stage, targets: set[Status]) -> None:
+        """Wake who waits for rows of *stage*, or of the stage after it, and who watches."""
+        following = [queue for queue in QUEUES if queue.before is stage and Status.DONE in targets]
+        again = [stage] if Status.NEW in targets else []
+        self._bell.ring(_MOVES, *following, *again)
+
+
+def _under_way(counts: Sequence[Count], stage: Stage) -> int:
+    return sum(count.rows for count in counts if count.stage is stage and count.status is Status.STARTED)
+
+
+def _key(row: asyncpg.Record) -> Key:
+    return Key(row["filename"], row["shard"], row["fence"])
+
+
+def _unknown(filename: str, shard: int | None = None) -> NotFound:
+    hint = "register it with POST /files/register"
+    if shard is None:
+        return NotFound("UNKNOWN_FILE", f"no file {filename!r} is registered", hint=hint)
+    return NotFound("UNKNOWN_ROW", f"file {filename!r} has no shard {shard}", hint=hint)

@@ -1,0 +1,289 @@
+"""What goes over the wire: the bodies of the pipeline API, as its document and clients know them."""
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+
+from penstock.kernel.text import is_storable
+from penstock.tracking.contract import Answer, Said, Stage, Status
+
+NAME_LIMIT = 255
+SHARDS_LIMIT = 10_000
+BATCH_LIMIT = 1_000
+LEASE_LIMIT = 86_400
+WAIT_LIMIT = 30
+_INT4 = 2**31 - 1
+_INT8 = 2**63 - 1
+
+
+def _filename(name: str) -> str:
+    """A name that can stand in a path: nothing a client or a proxy would read as another address."""
+    if name in (".", "..") or any(character == "/" or not character.isprintable() for character in name):
+        raise ValueError("a filename has no slash and no control characters, and is not `.` or `..`")
+    return name
+
+
+def _text(text: str) -> str:
+    if not is_storable(text):
+        raise ValueError("text without NUL and unpaired surrogates")
+    return text
+
+
+def _all_different(shards: list[int]) -> list[int]:
+    if len(set(shards)) != len(shards):
+        raise ValueError("each shard only once")
+    return shards
+
+
+Filename = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT), AfterValidator(_filename)]
+Text = Annotated[str, AfterValidator(_text)]
+Shard = Annotated[int, Field(strict=True, ge=0, le=_INT4)]
+Fence = Annotated[int, Field(strict=True, ge=0, le=_INT8)]
+Worker = Annotated[Text, Field(min_length=1, max_length=NAME_LIMIT)]
+Reason = Annotated[Text, Field(max_length=10_000)]
+Shards = Annotated[
+    list[Shard],
+    Field(min_length=1, max_length=SHARDS_LIMIT, json_schema_extra={"uniqueItems": True}),
+    AfterValidator(_all_different),
+]
+LeaseSeconds = Annotated[float, Field(gt=0, le=LEASE_LIMIT)]
+
+
+class Body(BaseModel):
+    """A field nobody knows is a mistake, told at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Register(Body):
+    filename: Filename
+    shards: Shards
+    worker: Worker | None = Field(None, description="Who produces the file; may then repeat its `start`.")
+
+
+class Registered(BaseModel):
+    filename: str
+    shards: list[int]
+    created: bool = Field(description="Whether any row is new.")
+
+
+class FileMove(Body):
+    filename: Filename
+    worker: Worker | None = None
+    error: Reason | None = Field(None, description="Why, for the history.")
+
+
+class RowMove(FileMove):
+    shard: Shard
+
+
+class FileMoved(BaseModel):
+    filename: str
+    updated_rows: int = Field(description="Rows that now stand so.")
+
+
+class RowMoved(BaseModel):
+    filename: str
+    shard: int
+    stage: Stage
+    status: Status
+
+
+class QueueItem(BaseModel):
+    filename: str
+    shard: int
+    created_at: datetime
+
+
+class QueuePage(BaseModel):
+    stage: Stage
+    items: list[QueueItem]
+    next: str | None = Field(description="The cursor of the next page; null on the last one.")
+
+
+class Queue(BaseModel):
+    stage: Stage
+    paused: bool
+    paused_since: datetime | None = None
+    paused_by: str | None = None
+    reason: str | None = None
+    ready: int = Field(description="Rows that wait for a worker.")
+    started: int
+    failed: int
+
+
+class Queues(BaseModel):
+    queues: list[Queue]
+
+
+class ShardStatus(BaseModel):
+    shard: int
+    event_ingest_status: Status
+    shard_splitter_status: Status
+    shard_worker_status: Status
+    mysql_sender_status: Status
+    updated_at: datetime
+
+
+class FileStatus(BaseModel):
+    filename: str
+    shards: list[ShardStatus]
+
+
+class FilePage(BaseModel):
+    files: list[FileStatus]
+    next: str | None
+
+
+class StatusCounts(BaseModel):
+    new: int = 0
+    started: int = 0
+    done: int = 0
+    failed: int = 0
+
+
+class StageCounts(BaseModel):
+    event_ingest: StatusCounts
+    shard_splitter: StatusCounts
+    shard_worker: StatusCounts
+    mysql_sender: StatusCounts
+
+
+class ShardCounts(BaseModel):
+    shard: int
+    total: int
+    done: int
+    failed: int
+
+
+class Summary(BaseModel):
+    total: int
+    by_stage: StageCounts
+    by_shard: list[ShardCounts] = Field(description="By mysql-sender, the last stage.")
+
+
+class Claim(Body):
+    worker: Worker
+    limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT)] = 1
+    lease_seconds: LeaseSeconds | None = None
+    wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(0, description="How long to wait for a row.")
+
+
+class Claimed(BaseModel):
+    filename: str
+    shard: int
+    fence: int
+    attempt: int
+    created_at: datetime
+    lease_until: datetime
+
+
+class Claims(BaseModel):
+    stage: Stage
+    worker: str
+    items: list[Claimed]
+    paused: bool = Field(description="Whether nothing came because the stage is paused.")
+
+
+class Reported(Body):
+    filename: Filename
+    shard: Shard
+    fence: Fence
+    outcome: Said
+    error: Reason | None = None
+    retry_after_seconds: Annotated[float, Field(ge=0, le=LEASE_LIMIT)] | None = Field(
+        None, description="With `retry`: when to try again; else after a growing while."
+    )
+
+
+Reports = Annotated[list[Reported], Field(min_length=1, max_length=BATCH_LIMIT)]
+
+
+class ReportResult(BaseModel):
+    filename: str
+    shard: int
+    fence: int
+    result: Answer
+    status: Status | None = Field(description="Where the row stands now; null when there is no such row.")
+
+
+class ReportResults(BaseModel):
+    stage: Stage
+    results: list[ReportResult]
+
+
+class HeldRow(Body):
+    filename: Filename
+    shard: Shard
+    fence: Fence
+
+
+class Heartbeat(Body):
+    worker: Worker
+    lease_seconds: LeaseSeconds | None = None
+    items: Annotated[list[HeldRow], Field(max_length=BATCH_LIMIT)] | None = Field(
+        None, description="What to hold on to; without it, all this worker holds of the stage."
+    )
+
+
+class HeartbeatResult(BaseModel):
+    stage: Stage
+    lease_until: datetime
+    extended: list[HeldRow]
+    lost: list[HeldRow] = Field(description="No longer held: stop working on these.")
+
+
+class RetryFilter(Body):
+    filename_prefix: Annotated[Text, Field(max_length=NAME_LIMIT)] = ""
+    shards: Shards | None = None
+    failed_since: AwareDatetime | None = None
+    failed_before: AwareDatetime | None = None
+    error_contains: Annotated[Text, Field(min_length=1, max_length=1_000)] | None = None
+    limit: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 10_000
+    worker: Worker | None = None
+
+
+class Retried(BaseModel):
+    stage: Stage
+    retried: int = Field(description="Rows set back; files, in event-ingest. Repeat until it is below the limit.")
+
+
+class PauseRequest(Body):
+    reason: Reason | None = None
+    worker: Worker | None = None
+
+
+class PauseState(BaseModel):
+    stage: Stage
+    paused: bool
+    since: datetime | None = None
+    by: str | None = None
+    reason: str | None = None
+
+
+class Event(BaseModel):
+    filename: str
+    shard: int
+    stage: Stage
+    source: Status | None = Field(serialization_alias="from", description="Null when the row came into being.")
+    target: Status = Field(serialization_alias="to")
+    actor: str
+    at: datetime
+    reason: str | None
+    fence: int | None
+
+
+class History(BaseModel):
+    filename: str
+    moves: list[Event]
+    next: str | None
+
+
+class Why(BaseModel):
+    filename: str
+    shard: int
+    stage: Stage | None = Field(description="The first stage that is not done; null when all are.")
+    status: Status
+    why: str
+    hint: str | None
