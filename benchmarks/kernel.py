@@ -57,7 +57,8 @@ CREATE TABLE bench (
     attempts integer NOT NULL DEFAULT 0,
     due_at timestamptz NOT NULL DEFAULT '-infinity',
     worker text,
-    lease_until timestamptz
+    lease_until timestamptz,
+    moves bigint[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 70);
 CREATE INDEX bench_ready ON bench (due_at, id) WHERE status = 'new';
 CREATE INDEX bench_held ON bench (lease_until) WHERE status = 'held';
@@ -102,7 +103,7 @@ async def leases(db: Database, batch: int, rows: int) -> float:
         if not held:
             return rows / (perf_counter() - began)
         async with db.connection() as connection:
-            reports = [Report(row.id, row.fence, State.DONE) for row in held]
+            reports = [Report(row.key, row.fence, State.DONE) for row in held]
             await LEASE.settle(connection, reports, actor="bench", now=now)
 
 

@@ -22,8 +22,8 @@ async def _work(url: str, name: str, pipe: Pipe) -> None:
         queue = LeaseQueue(db, LEASE, wake, worker=name)
 
         async def handle(held: Held) -> Outcome:
-            await db.execute("INSERT INTO effect (job, fence) VALUES ($1, $2)", held.id, held.fence)
-            pipe.send(held.id)  # from here on the test may kill this process
+            await db.execute("INSERT INTO effect (job, fence) VALUES ($1, $2)", held.key[0], held.fence)
+            pipe.send(held.key[0])  # from here on the test may kill this process
             return Done()
 
         await Worker(queue, each(handle, queue, concurrency=2), Telemetry(), batch=4).drain()

@@ -36,7 +36,8 @@ CREATE TABLE job (
     attempts integer NOT NULL DEFAULT 0,
     due_at timestamptz NOT NULL DEFAULT '-infinity',
     worker text,
-    lease_until timestamptz
+    lease_until timestamptz,
+    moves bigint[] NOT NULL DEFAULT '{{}}'
 ) WITH (fillfactor = 70);
 CREATE INDEX job_ready ON job (due_at, id) WHERE status = {JOB.sql("NEW")};
 CREATE INDEX job_held ON job (lease_until) WHERE status = {JOB.sql("STARTED")};

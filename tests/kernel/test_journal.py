@@ -19,8 +19,8 @@ async def test_history_tells_who_when_and_why(db: Database) -> None:
     """T15: every move of a subject is told in order, with its actor, time and reason."""
     moves = [entry("a"), entry("b"), entry("a", "new", "failed", reason="disk full", fence=3)]
     async with db.transaction() as tx:
-        await journal.append(tx, moves)
-        told = await journal.history(tx, ["file"], ["a"])
+        numbers = await journal.append(tx, moves)
+        told = await journal.history(tx, numbers, ["a"])
     assert [noted.entry for noted in told] == [moves[0], moves[2]]
 
 
@@ -28,10 +28,10 @@ async def test_a_rolled_back_move_is_not_noted(db: Database) -> None:
     """A move and its entry are one: without the commit there is neither."""
     with pytest.raises(LookupError):
         async with db.transaction() as tx:
-            await journal.append(tx, [entry("a")])
+            numbers = await journal.append(tx, [entry("a")])
             raise LookupError
     async with db.connection() as connection:
-        assert await journal.history(connection, ["file"], ["a"]) == []
+        assert await journal.history(connection, numbers, ["a"]) == []
 
 
 async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:
@@ -42,19 +42,20 @@ async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:
             await journal.append(slow, [entry("slow")])
             async with db.transaction() as quick:
                 await journal.append(quick, [entry("quick")])
-            early = await journal.tail(reader, position)
-        late = await journal.tail(reader, early[-1].position if early else position)
-    assert [noted.entry.subject for noted in early + late] == ["slow", "quick"]
+            told = await journal.tail(reader, position)
+        while len(told) < 2:  # other databases' transactions hold it up too: nothing may be told too early
+            told += await journal.tail(reader, told[-1].position if told else position)
+    assert [noted.entry.subject for noted in told] == ["slow", "quick"]
 
 
 async def test_the_tail_goes_by_number_not_by_letters(db: Database) -> None:
     """T17: read in small pages across 99 to 100, where text and number disagree, every entry is told once."""
     async with db.connection() as connection:
-        position = (0, 0)
+        position = journal.BEGINNING
         for number in range(95, 106):
             await connection.execute(
-                "INSERT INTO journal (tx, machine, subject, target, actor, at)"
-                " VALUES ($1::text::xid8, 'm', $1, 'new', 'a', $2)",
+                "INSERT INTO journal (tx, machine, subjects, sources, targets, actors, reasons, fences, at)"
+                " VALUES ($1::text::xid8, 'm', ARRAY[$1], '{NULL}', '{new}', '{a}', '{NULL}', '{NULL}', $2)",
                 str(number),  # below every real transaction of this server: all settled
                 AT,
             )

@@ -9,7 +9,7 @@ from penstock.kernel import journal
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict
-from penstock.kernel.lease import Held, Lease, Report, Settled
+from penstock.kernel.lease import Held, Key, Lease, Report, Settled
 from tests.kernel.jobs import JOB, LEASE, Job, make_jobs
 
 LEASE_FOR = timedelta(seconds=60)
@@ -26,15 +26,15 @@ class Jobs:
             return await LEASE.claim(tx, worker=worker, limit=limit, lease_for=LEASE_FOR, now=self.clock.now())
 
     async def settle(self, held: Held, target: Job = Job.DONE, **more: object) -> bool:
-        report = Report(held.id, held.fence, target, **more)  # type: ignore[arg-type]
+        report = Report(held.key, held.fence, target, **more)  # type: ignore[arg-type]
         async with self.db.transaction() as tx:
             return bool(await LEASE.settle(tx, [report], actor="w", now=self.clock.now()))
 
     async def heartbeat(self, held: Held) -> bool:
         async with self.db.transaction() as tx:
-            return bool(await LEASE.heartbeat(tx, [held], until=self.clock.now() + LEASE_FOR))
+            return bool(await LEASE.heartbeat(tx, [(held.key, held.fence)], until=self.clock.now() + LEASE_FOR))
 
-    async def reap(self) -> list[tuple[int, Job]]:
+    async def reap(self) -> list[tuple[Key, Job]]:
         async with self.db.transaction() as tx:
             return await LEASE.reap(tx, now=self.clock.now())
 
@@ -43,7 +43,8 @@ class Jobs:
 
     async def moves(self, id: int = 1) -> list[tuple[str | None, str]]:  # noqa: A002
         async with self.db.connection() as connection:
-            noted = await journal.history(connection, ["job"], [str(id)])
+            numbers = await connection.fetchval("SELECT moves FROM job WHERE id = $1", id)
+            noted = await journal.history(connection, numbers, [str(id)])
         return [(n.entry.source, n.entry.target) for n in noted]
 
 
@@ -56,8 +57,8 @@ async def jobs(db: Database, clock: ManualClock) -> Jobs:
 async def test_a_claim_hands_out_the_oldest_rows_once(jobs: Jobs) -> None:
     """T12: each claimed row has one holder and a grown fence; the next claimer gets the others."""
     first, second = await jobs.claim("a", 3), await jobs.claim("b", 3)
-    assert [held.id for held in first] == [1, 2, 3]
-    assert [held.id for held in second] == [4, 5]
+    assert [held.key[0] for held in first] == [1, 2, 3]
+    assert [held.key[0] for held in second] == [4, 5]
     assert {held.fence for held in first + second} == {1}
     assert await jobs.claim("c") == []
 
@@ -70,7 +71,7 @@ async def test_many_claimers_never_share_a_row(db: Database, clock: ManualClock)
     async def claimer(name: str) -> list[int]:
         mine: list[int] = []
         while held := await jobs.claim(name, 7):
-            mine += [row.id for row in held]
+            mine += [row.key[0] for row in held]
         return mine
 
     taken = await asyncio.gather(*(claimer(f"w{n}") for n in range(16)))
@@ -82,7 +83,7 @@ async def test_a_lost_lease_cannot_finish_a_row(jobs: Jobs) -> None:
     """T13: a worker whose lease ran out is told so, and the row stays open."""
     (held,) = await jobs.claim()
     jobs.clock.advance(LEASE_FOR + timedelta(seconds=1))
-    assert await jobs.reap() == [(1, Job.NEW)]
+    assert await jobs.reap() == [((1,), Job.NEW)]
     assert not await jobs.settle(held)
     assert await jobs.status() == "new"
 
@@ -92,7 +93,7 @@ async def test_an_old_fence_changes_nothing_while_another_works(jobs: Jobs) -> N
     (old,) = await jobs.claim("old")
     jobs.clock.advance(LEASE_FOR + timedelta(seconds=1))
     await jobs.reap()
-    again = next(held for held in await jobs.claim("new", 5) if held.id == old.id)
+    again = next(held for held in await jobs.claim("new", 5) if held.key[0] == old.key[0])
     assert not await jobs.settle(old, Job.FAILED)
     assert not await jobs.heartbeat(old)
     assert await jobs.status() == "started"
@@ -121,7 +122,7 @@ async def test_a_heartbeat_keeps_the_lease(jobs: Jobs) -> None:
 async def test_reaping_goes_by_way_of_failed_and_ends_there(jobs: Jobs) -> None:
     """T14: an expired row returns through failed, both in the history, and fails for good after its attempts."""
     for attempt in (1, 2, 3):
-        held = next(h for h in await jobs.claim(limit=5) if h.id == 1)
+        held = next(h for h in await jobs.claim(limit=5) if h.key[0] == 1)
         assert held.attempt == attempt
         jobs.clock.advance(LEASE_FOR + timedelta(seconds=1))
         await jobs.reap()
@@ -135,10 +136,10 @@ async def test_a_retry_waits_until_it_is_due_and_gives_up_at_last(jobs: Jobs) ->
     (held,) = await jobs.claim()
     later = jobs.clock.now() + timedelta(minutes=5)
     await jobs.settle(held, Job.NEW, reason="throttled", due_at=later)
-    assert 1 not in [h.id for h in await jobs.claim(limit=5)]
+    assert 1 not in [h.key[0] for h in await jobs.claim(limit=5)]
     for _ in range(2):
         jobs.clock.advance(timedelta(minutes=5))
-        held = next(h for h in await jobs.claim(limit=5) if h.id == 1)
+        held = next(h for h in await jobs.claim(limit=5) if h.key[0] == 1)
         assert await jobs.settle(held, Job.NEW, reason="throttled", due_at=jobs.clock.now())
     assert await jobs.status() == "failed"
 
@@ -148,7 +149,7 @@ async def test_a_row_given_back_untouched_costs_no_attempt(jobs: Jobs) -> None:
     (held,) = await jobs.claim()
     await jobs.settle(held, Job.NEW, counts=False)
     (again,) = await jobs.claim()
-    assert (again.id, again.attempt, again.fence) == (1, 1, 2)
+    assert (again.key[0], again.attempt, again.fence) == (1, 1, 2)
 
 
 async def test_what_does_not_count_is_tried_for_ever(jobs: Jobs) -> None:
@@ -166,20 +167,20 @@ async def test_what_does_not_count_is_tried_for_ever(jobs: Jobs) -> None:
 async def test_of_two_reports_on_a_row_the_first_counts(jobs: Jobs) -> None:
     """T13: a batch that contradicts itself has one outcome, that of its first word."""
     (held,) = await jobs.claim()
-    reports = [Report(held.id, held.fence, Job.DONE), Report(held.id, held.fence, Job.FAILED)]
+    reports = [Report(held.key, held.fence, Job.DONE), Report(held.key, held.fence, Job.FAILED)]
     async with jobs.db.transaction() as tx:
         settled = await LEASE.settle(tx, reports, actor="w", now=jobs.clock.now())
-    assert settled == [Settled(held.id, held.fence, Job.DONE, moved=True)]
+    assert settled == [Settled(held.key, held.fence, Job.DONE, moved=True)]
 
 
 async def test_a_report_tells_whether_it_moved_the_row(jobs: Jobs) -> None:
     """T7, F3: counters and next steps follow a move once: the repeated report is believed, and moved nothing."""
     (held,) = await jobs.claim()
-    report = [Report(held.id, held.fence, Job.FAILED, "no")]
+    report = [Report(held.key, held.fence, Job.FAILED, "no")]
     async with jobs.db.transaction() as tx:
         first = await LEASE.settle(tx, report, actor="w", now=jobs.clock.now())
         again = await LEASE.settle(tx, report, actor="w", now=jobs.clock.now())
-    assert (first, again) == ([Settled(1, 1, Job.FAILED, moved=True)], [Settled(1, 1, Job.FAILED, moved=False)])
+    assert (first, again) == ([Settled((1,), 1, Job.FAILED, moved=True)], [Settled((1,), 1, Job.FAILED, moved=False)])
 
 
 async def test_a_report_into_nowhere_is_refused(jobs: Jobs) -> None:
@@ -200,7 +201,7 @@ async def test_a_heartbeat_never_shortens_a_lease(jobs: Jobs) -> None:
     """T14: a late, shorter heartbeat leaves the longer lease as it is."""
     (held,) = await jobs.claim()
     async with jobs.db.transaction() as tx:
-        await LEASE.heartbeat(tx, [held], until=jobs.clock.now() + timedelta(seconds=1))
+        await LEASE.heartbeat(tx, [(held.key, held.fence)], until=jobs.clock.now() + timedelta(seconds=1))
     jobs.clock.advance(LEASE_FOR - timedelta(seconds=1))
     assert await jobs.reap() == []
 
@@ -227,20 +228,20 @@ async def test_attempts_may_be_a_column_of_the_row(jobs: Jobs) -> None:
         "ALTER TABLE job ADD COLUMN most int NOT NULL DEFAULT 1; UPDATE job SET most = 5 WHERE id = 2"
     )
     held = await jobs.claim(limit=2)
-    reports = [Report(h.id, h.fence, Job.NEW, "again") for h in held]
+    reports = [Report(h.key, h.fence, Job.NEW, "again") for h in held]
     async with jobs.db.transaction() as tx:
         settled = await own.settle(tx, reports, actor="w", now=jobs.clock.now())
-    assert {one.id: one.state for one in settled} == {1: Job.FAILED, 2: Job.NEW}
+    assert {one.key[0]: one.state for one in settled} == {1: Job.FAILED, 2: Job.NEW}
 
 
 async def test_a_condition_can_have_arguments(jobs: Jobs) -> None:
     """F17: a claim may be narrowed by bound values, never by text."""
     even = Lease(
-        "job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, condition="t.id % $5::int = $6"
+        "job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, condition="t.id % $4::int = $5"
     )
     async with jobs.db.transaction() as tx:
         held = await even.claim(tx, worker="w", limit=9, lease_for=LEASE_FOR, now=jobs.clock.now(), args=[2, 0])
-    assert [h.id for h in held] == [2, 4]
+    assert [h.key[0] for h in held] == [2, 4]
 
 
 async def test_every_move_is_in_the_journal_with_its_reason(jobs: Jobs) -> None:
@@ -248,7 +249,8 @@ async def test_every_move_is_in_the_journal_with_its_reason(jobs: Jobs) -> None:
     (held,) = await jobs.claim("daemon-7")
     await jobs.settle(held, Job.FAILED, reason="disk full")
     async with jobs.db.connection() as connection:
-        claimed, failed = [noted.entry for noted in await journal.history(connection, ["job"], ["1"])]
+        numbers = await connection.fetchval("SELECT moves FROM job WHERE id = 1")
+        claimed, failed = [noted.entry for noted in await journal.history(connection, numbers, ["1"])]
     assert (claimed.actor, claimed.at, claimed.fence) == ("daemon-7", jobs.clock.now(), 1)
     assert (failed.source, failed.target, failed.reason) == ("started", "failed", "disk full")
 
@@ -264,7 +266,8 @@ async def test_claims_use_the_partial_index(db: Database, clock: ManualClock) ->
     await make_jobs(db, 20_000)
     await db.execute("UPDATE job SET status = 'done' WHERE id <= 19900")
     await db.execute("VACUUM ANALYZE job")
-    plan = await db.fetch("EXPLAIN " + LEASE._sql["claim"], "w", 10, clock.now(), clock.now())
+    claim = LEASE._sql["claim"].replace("<limit>", "10")
+    plan = await db.fetch("EXPLAIN " + claim, "w", clock.now(), clock.now())
     text = "\n".join(row[0] for row in plan)
     assert "job_ready" in text
     assert "Seq Scan on job" not in text

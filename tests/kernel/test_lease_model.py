@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
-from penstock.kernel.lease import Held, Report
+from penstock.kernel.lease import Held, Key, Report
 from tests.kernel.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
 from tests.services.soak import examples
 
@@ -79,9 +79,9 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         held = self.run(work())
         due = [number for number, row in self.model.items() if row.status is Job.NEW and row.due <= self.now]
         expected = sorted(due, key=lambda number: (self.model[number].due, number))[:limit]
-        assert [row.id for row in held] == expected
+        assert [row.key[0] for row in held] == expected
         for row in held:
-            model = self.model[row.id]
+            model = self.model[row.key[0]]
             model.go(Job.STARTED)
             model.fence, model.attempts, model.holder = model.fence + 1, model.attempts + 1, worker
             model.expires = self.now + LEASE_FOR.total_seconds()
@@ -98,13 +98,13 @@ class LeaseAgainstModel(RuleBasedStateMachine):
     def report(self, data: st.DataObject, outcome: Job, wait: int, counts: bool) -> None:
         worker, held = data.draw(st.sampled_from(self.handed_out))
         counts = counts or outcome is not Job.NEW
-        report = Report(held.id, held.fence, outcome, "said", self.clock.now() + timedelta(seconds=wait), counts)
+        report = Report(held.key, held.fence, outcome, "said", self.clock.now() + timedelta(seconds=wait), counts)
 
         async def work() -> bool:
             async with self.db.transaction() as tx:
                 return bool(await LEASE.settle(tx, [report], actor=worker, now=self.clock.now()))
 
-        believed, model = self.run(work()), self.model[held.id]
+        believed, model = self.run(work()), self.model[held.key[0]]
         if model.fence == held.fence and model.status is Job.STARTED:
             assert believed
             self._settle(model, outcome, wait, counts)
@@ -130,11 +130,11 @@ class LeaseAgainstModel(RuleBasedStateMachine):
     def heartbeat(self, data: st.DataObject) -> None:
         _, held = data.draw(st.sampled_from(self.handed_out))
 
-        async def work() -> set[int]:
+        async def work() -> set[Key]:
             async with self.db.transaction() as tx:
-                return await LEASE.heartbeat(tx, [held], until=self.clock.now() + LEASE_FOR)
+                return await LEASE.heartbeat(tx, [(held.key, held.fence)], until=self.clock.now() + LEASE_FOR)
 
-        kept, model = self.run(work()), self.model[held.id]
+        kept, model = self.run(work()), self.model[held.key[0]]
         assert bool(kept) == (model.status is Job.STARTED and model.fence == held.fence)
         if kept:
             model.expires = self.now + LEASE_FOR.total_seconds()
@@ -145,11 +145,11 @@ class LeaseAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def reap(self) -> None:
-        async def work() -> list[tuple[int, Job]]:
+        async def work() -> list[tuple[Key, Job]]:
             async with self.db.transaction() as tx:
                 return await LEASE.reap(tx, now=self.clock.now())
 
-        reaped = dict(self.run(work()))
+        reaped = {key[0]: state for key, state in self.run(work())}
         late = {number for number, row in self.model.items() if row.status is Job.STARTED and row.expires < self.now}
         assert set(reaped) == late
         for number in late:
@@ -166,7 +166,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         assert seen == {number: (row.status.value, row.fence, row.attempts) for number, row in self.model.items()}
         holders = {row["id"]: row["worker"] for row in rows if row["status"] == "started"}
         assert holders == {number: row.holder for number, row in self.model.items() if row.holder}
-        noted = self.run(self.db.fetch("SELECT subject, source, target FROM journal ORDER BY id"))
+        noted = self.run(self.db.fetch("SELECT subject, source, target FROM journal_move ORDER BY id, n"))
         for number, row in self.model.items():
             moves = [(entry["source"], entry["target"]) for entry in noted if entry["subject"] == str(number)]
             assert moves == [(source.value, target.value) for source, target in row.moves]

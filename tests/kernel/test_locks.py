@@ -89,7 +89,7 @@ def test_a_note_nobody_can_read_is_still_a_lock(tmp_path: Path, note: bytes) -> 
 async def test_an_advisory_lock_lets_one_in_after_the_other(db: Database) -> None:
     """I4: who waits for a name gets it when it is released, not before."""
     inside: list[str] = []
-    async with db.connection() as one, db.connection() as two:
+    async with db.session() as one, db.session() as two:
 
         async def follow() -> None:
             async with advisory_lock(two, "acme"):
@@ -106,7 +106,7 @@ async def test_an_advisory_lock_lets_one_in_after_the_other(db: Database) -> Non
 
 async def test_trying_a_held_name_says_no_at_once(db: Database) -> None:
     """I4: one holder by name; another name is free, and so is this one afterwards."""
-    async with db.connection() as one, db.connection() as two:
+    async with db.session() as one, db.session() as two:
         async with try_advisory_lock(one, "acme") as first, try_advisory_lock(two, "acme") as second:
             assert (first, second) == (True, False)
             async with try_advisory_lock(two, "globex") as other:
@@ -121,7 +121,7 @@ async def test_an_advisory_lock_dies_with_its_connection(db: Database, database_
     connection = await asyncpg.connect(database_url)
     async with lock(connection, "acme"):  # type: ignore[operator]
         await connection.close()
-        async with db.connection() as other, advisory_lock(other, "acme"):
+        async with db.session() as other, advisory_lock(other, "acme"):
             pass
 
 

@@ -39,10 +39,10 @@ async def test_killed_workers_lose_and_double_nothing(db: Database, database_url
 
 async def check_done_once(db: Database, jobs: int) -> None:
     """Every job: one move to done, under a fence whose effect is there."""
-    done = await db.fetch("SELECT subject::bigint AS job, fence FROM journal WHERE target = 'done' ORDER BY 1")
+    done = await db.fetch("SELECT subject::bigint AS job, fence FROM journal_move WHERE target = 'done' ORDER BY 1")
     assert [row["job"] for row in done] == list(range(1, jobs + 1))
     without_effect = await db.fetch(
-        "SELECT subject FROM journal j WHERE target = 'done'"
+        "SELECT subject FROM journal_move j WHERE target = 'done'"
         " AND NOT EXISTS (SELECT FROM effect e WHERE e.job = j.subject::bigint AND e.fence = j.fence)"
     )
     assert without_effect == []

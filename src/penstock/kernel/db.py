@@ -77,6 +77,7 @@ class Database:
                 min_size=1,
                 max_size=size,
                 init=prepare,
+                reset=_leave_as_it_is,
                 timeout=10,
                 command_timeout=statement_timeout.total_seconds() + 10,  # the net, should the server be frozen
                 server_settings={
@@ -89,6 +90,17 @@ class Database:
             yield cls(dsn, pool, clock or server_clock)
         finally:
             await _close(pool)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Connection]:
+        """A connection whose settings and locks may be changed: they are put back at the end."""
+        async with self._borrowed() as connection:
+            try:
+                with translated():
+                    yield connection
+            finally:
+                if not connection.is_closed():
+                    await connection.reset()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -133,6 +145,10 @@ class Database:
             yield connection
         finally:
             await self._pool.release(connection)
+
+
+async def _leave_as_it_is(_connection: Any) -> None:
+    """In place of the round trip that resets a session each time: who changes one asks for a `session`."""
 
 
 @contextmanager

@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import asyncpg
+
 from penstock.kernel import sql
 from penstock.kernel.db import Connection
 
 SQL = sql.load("penstock.kernel", file="journal.sql")
 PRUNE_LIMIT = 10_000
+Position = tuple[int, int, int]  # transaction, entry, place in the entry
+BEGINNING: Position = (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,35 +33,35 @@ class Entry:
 class Noted:
     """An entry as it was kept. Positions grow with visibility: a reader who goes on after one misses nothing."""
 
-    position: tuple[int, int]
+    position: Position
     entry: Entry
 
 
-async def append(tx: Connection, entries: Sequence[Entry]) -> None:
-    """Keep *entries*, in order, if and only if *tx* commits."""
-    columns = zip(
-        *((e.machine, e.subject, e.source, e.target, e.actor, e.at, e.reason, e.fence) for e in entries),
-        strict=True,
-    )
-    if entries:
-        await tx.execute(SQL["append"], *map(list, columns))
+async def append(tx: Connection, entries: Sequence[Entry]) -> list[int]:
+    """Keep *entries*, in order, if and only if *tx* commits; the number of each, for its subject to keep."""
+    return [await tx.fetchval(SQL["append"], *_alone(entry)) for entry in entries]
 
 
 async def history(
-    connection: Connection, machines: Sequence[str], subjects: Sequence[str], *, after: int = 0, limit: int = 1000
+    connection: Connection,
+    numbers: Sequence[int],
+    subjects: Sequence[str],
+    *,
+    after: tuple[int, int] = (0, 0),
+    limit: int = 1000,
 ) -> list[Noted]:
-    """The moves of some subjects, oldest first, beginning after entry number *after*."""
-    return [_noted(row) for row in await connection.fetch(SQL["history"], machines, subjects, after, limit)]
+    """The moves of *subjects* among the entries they kept the *numbers* of, oldest first, after entry and place."""
+    return [_noted(row) for row in await connection.fetch(SQL["history"], numbers, subjects, *after, limit)]
 
 
-async def tail(connection: Connection, after: tuple[int, int], *, limit: int = 1000) -> list[Noted]:
+async def tail(connection: Connection, after: Position, *, limit: int = 1000) -> list[Noted]:
     """What settled transactions noted after position *after*; nothing will ever appear before what is told."""
-    return [_noted(row) for row in await connection.fetch(SQL["tail"], str(after[0]), after[1], limit)]
+    return [_noted(row) for row in await connection.fetch(SQL["tail"], str(after[0]), *after[1:], limit)]
 
 
-async def end(connection: Connection) -> tuple[int, int]:
+async def end(connection: Connection) -> Position:
     """The position from which `tail` tells only what is yet to come."""
-    return int(await connection.fetchval(SQL["end"])), 0
+    return int(await connection.fetchval(SQL["end"])), 0, 0
 
 
 async def prune(tx: Connection, before: datetime, *, limit: int = PRUNE_LIMIT) -> int:
@@ -65,6 +69,11 @@ async def prune(tx: Connection, before: datetime, *, limit: int = PRUNE_LIMIT) -
     return int(await tx.fetchval(SQL["prune"], before, limit))
 
 
-def _noted(row) -> Noted:  # type: ignore[no-untyped-def]
-    *position, machine, subject, source, target, actor, at, reason, fence = row
-    return Noted((int(position[0]), position[1]), Entry(machine, subject, source, target, actor, at, reason, fence))
+def _alone(entry: Entry) -> tuple[object, ...]:
+    told = (entry.subject, entry.source, entry.target, entry.actor, entry.reason, entry.fence)
+    return entry.machine, entry.at, *([value] for value in told)
+
+
+def _noted(row: asyncpg.Record) -> Noted:
+    tx, number, place, machine, subject, source, target, actor, at, reason, fence = row
+    return Noted((int(tx), number, place), Entry(machine, subject, source, target, actor, at, reason, fence))

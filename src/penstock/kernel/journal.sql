@@ -1,23 +1,26 @@
 -- name: append
--- Keep a batch of moves; one statement however many.
-INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[], $8::bigint[]);
+-- Keep a batch of moves under one number, which each of their rows keeps.
+INSERT INTO journal (machine, at, subjects, sources, targets, actors, reasons, fences)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+RETURNING id;
 
 -- name: history
--- The moves of some subjects, oldest first.
-SELECT tx::text, id, machine, subject, source, target, actor, at, reason, fence
-FROM journal
-WHERE machine = ANY ($1) AND subject = ANY ($2) AND id > $3
-ORDER BY id
-LIMIT $4;
+-- The moves of some subjects, among entries whose numbers they kept, oldest first.
+SELECT tx::text, id, n, machine, subject, source, target, actor, at, reason, fence
+FROM journal_move
+WHERE id = ANY ($1) AND subject = ANY ($2) AND (id, n) > ($3::bigint, $4::bigint)
+ORDER BY id, n
+LIMIT $5;
 
 -- name: tail
--- What followed a position. Ids do not commit in order, so only transactions below the oldest running one count.
-SELECT j.tx::text, j.id, j.machine, j.subject, j.source, j.target, j.actor, j.at, j.reason, j.fence
-FROM journal j
-WHERE (j.tx, j.id) > ($1::text::xid8, $2) AND j.tx < pg_snapshot_xmin(pg_current_snapshot())
-ORDER BY j.tx, j.id  -- the columns, not the text they are shown as
-LIMIT $3;
+-- What followed a position. Numbers do not commit in order, so only transactions below the oldest running one count.
+SELECT m.tx::text, m.id, m.n, m.machine, m.subject, m.source, m.target, m.actor, m.at, m.reason, m.fence
+FROM journal_move m
+WHERE (m.tx, m.id) >= ($1::text::xid8, $2::bigint)
+  AND (m.tx, m.id, m.n) > ($1::text::xid8, $2::bigint, $3::bigint)
+  AND m.tx < pg_snapshot_xmin(pg_current_snapshot())
+ORDER BY m.tx, m.id, m.n  -- the columns, not the text they are shown as
+LIMIT $4;
 
 -- name: end
 -- The oldest transaction that may still write: everything before it is already told.

@@ -1,16 +1,19 @@
 """Work handed out for a time: claim, heartbeat, settle, reap, under a fence that only grows.
 
-A part declares a `Lease` over a table of its own. The table has `id bigint` as its key and, besides the state's column:
-`fence bigint`, `attempts integer`, `due_at timestamptz` (all NOT NULL), `worker text`, `lease_until timestamptz`.
-An index on `(due_at, id) WHERE <state> = <ready>` and one on `(lease_until) WHERE <state> = <held>` keep it fast.
+A part declares a `Lease` over a table of its own. Besides its key and the state's column the table has, all NOT NULL:
+`id bigint` (in order of arrival), `fence bigint`, `attempts integer`, `due_at timestamptz` and `moves bigint[]` (the
+numbers of its journal entries); and `worker text`, `lease_until timestamptz`.
+An index on `(due_at, id) WHERE <state> = <ready>` and one on `(lease_until)` of held rows keep it fast.
 A row whose stages follow one another has one `Lease` per stage, each with a state and a count of attempts of its own.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, Generic
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple
 
 import asyncpg
 
@@ -19,29 +22,29 @@ from penstock.kernel.machine import Machine, S
 from penstock.kernel.outcome import readable
 from penstock.kernel.sql import load
 
+Key = tuple[Any, ...]
 REAPER = "reaper"
-_NOW = {"claim": "$4", "settle": "$8", "reap": "$1"}  # which parameter of each statement tells the time
+_NOW = {"claim": "$3", "settle": "$2", "reap": "$1"}  # which parameter of each statement tells the time
+_ACTOR = {"settle": "coalesce($1, t.worker)", "reap": f"'{REAPER}'::text"}
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """A row its worker may settle as long as nobody got a higher fence."""
 
-    id: int
+    key: Key
     fence: int
     attempt: int
     row: asyncpg.Record
 
 
-@dataclass(frozen=True, slots=True)
-class Report(Generic[S]):
+class Report(NamedTuple, Generic[S]):
     """What a worker says of a row it held under *fence*.
 
     *due_at* is when a row that goes back is handed out again; without it the row keeps its place. One that does not
     count was not its own fault, or not begun: it costs no attempt.
     """
 
-    id: int
+    key: Key
     fence: int
     target: S
     reason: str | None = None
@@ -49,11 +52,10 @@ class Report(Generic[S]):
     counts: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Settled(Generic[S]):
+class Settled(NamedTuple, Generic[S]):
     """A report that was believed: where the row is now, and whether this very report moved it there."""
 
-    id: int
+    key: Key
     fence: int
     state: S
     moved: bool
@@ -69,6 +71,7 @@ class Lease(Generic[S]):
     held: S
     done: S
     failed: S
+    key: Mapping[str, str] = field(default_factory=lambda: {"id": "bigint"})  # columns and their types
     state: str = "status"
     attempts: str = "attempts"
     stamp: str | None = None  # the column that tells when the row last moved, if it has one
@@ -87,41 +90,66 @@ class Lease(Generic[S]):
     async def claim(
         self, tx: Connection, *, worker: str, limit: int, lease_for: timedelta, now: datetime, args: Sequence[Any] = ()
     ) -> list[Held]:
-        """Rows now held by *worker* alone, oldest first; empty when all are taken. *args* bind $5… of the condition."""
-        rows = await tx.fetch(self._sql["claim"], worker, limit, now + lease_for, now, *args)
-        return [Held(row["id"], row["fence"], row[self.attempts], row) for row in rows]
+        """Rows now held by *worker* alone, oldest first; empty when all are taken. *args* bind $4… of the condition."""
+        # The limit as a literal: with it the plan is good for every call, and is made once, not each time.
+        query = self._sql["claim"].replace("<limit>", str(int(limit)))
+        rows = await tx.fetch(query, worker, now + lease_for, now, *args)
+        return [Held(self._key(row), row["fence"], row[self.attempts], row) for row in rows]
 
-    async def heartbeat(self, tx: Connection, held: Sequence[Held], *, until: datetime) -> set[int]:
-        """Extend leases; returns the ids still held. A missing one was lost: stop working on it."""
-        rows = await tx.fetch(self._sql["heartbeat"], [h.id for h in held], [h.fence for h in held], until)
-        return {row["id"] for row in rows}
+    async def heartbeat(self, tx: Connection, held: Iterable[tuple[Key, int]], *, until: datetime) -> set[Key]:
+        """Extend leases, given by key and fence; the keys still held. A missing one was lost: stop working on it."""
+        rows = await tx.fetch(self._sql["heartbeat"], until, *self._columns(sorted(set(held))))
+        return {self._key(row) for row in rows}
 
     async def settle(
         self, tx: Connection, reports: Sequence[Report[S]], *, now: datetime, actor: str | None = None
     ) -> list[Settled[S]]:
         """End what is still held, or was ended just so before. What is not told back was superseded: unchanged.
 
-        Without an *actor* each row's own holder is noted as the one who said so.
+        Of two reports on one row the first counts. Without an *actor* each row's own holder is noted as its author.
         """
         for target in {report.target for report in reports} - {self.ready}:
             self.machine.check(self.held, target)
-        rows = await tx.fetch(
-            self._sql["settle"],
-            [report.id for report in reports],
-            [report.fence for report in reports],
-            [report.target.value for report in reports],
-            [readable(report.reason) if report.reason else None for report in reports],
-            [report.due_at for report in reports],
-            [report.counts for report in reports],
-            actor,
-            now,
-        )
-        return [Settled(row["id"], row["fence"], self.machine.states(row["state"]), row["moved"]) for row in rows]
+        said: dict[tuple[Key, int], Report[S]] = {}
+        for report in reports:
+            said.setdefault((report.key, report.fence), report)
+        alike: dict[tuple[Any, ...], list[Report[S]]] = defaultdict(list)
+        for report in said.values():
+            alike[report[2:]].append(report)
+        return [one for group in alike.values() for one in await self._settle(tx, group, actor, now)]
 
-    async def reap(self, tx: Connection, *, now: datetime, limit: int = 1000) -> list[tuple[int, S]]:
+    async def _settle(
+        self, tx: Connection, reports: Sequence[Report[S]], actor: str | None, now: datetime
+    ) -> list[Settled[S]]:
+        """Settle *reports* that differ in nothing but the row."""
+        _, _, target, reason, due_at, counts = reports[0]
+        # In one order, so that batches do not deadlock.
+        said = self._columns(sorted((report.key, report.fence) for report in reports))
+        due = due_at if target is self.ready else None
+        why = readable(reason) if reason else None
+        found = await tx.fetch(self._sql["settle"], actor, now, target.value, why, due, counts, *said)
+        states = self.machine.states
+        settled = [Settled(self._key(row), row["fence"], states(row["state"]), True) for row in found]
+        if len(found) < len(reports):
+            before = await tx.fetch(self._sql["standing"], target.value, counts, *said)
+            moved = {(one.key, one.fence) for one in settled}
+            told = [Settled(self._key(row), row["fence"], states(row["state"]), False) for row in before]
+            settled += [one for one in told if (one.key, one.fence) not in moved]
+        return settled
+
+    async def reap(self, tx: Connection, *, now: datetime, limit: int = 1000) -> list[tuple[Key, S]]:
         """Take back what nobody settled in time: ready again, or failed once its attempts are used up."""
-        rows = await tx.fetch(self._sql["reap"], now, limit, REAPER)
-        return [(row["id"], self.machine.states(row["status"])) for row in rows]
+        rows = await tx.fetch(self._sql["reap"], now, limit)
+        return [(self._key(row), self.machine.states(row["status"])) for row in rows]
+
+    @cached_property
+    def _key(self) -> Callable[[asyncpg.Record], Key]:
+        columns = itemgetter(*self.key)
+        return columns if len(self.key) > 1 else lambda row: (columns(row),)
+
+    def _columns(self, rows: Sequence[tuple[Key, int]]) -> list[list[Any]]:
+        """Keys and fences as arrays to bind."""
+        return [*([key[n] for key, _ in rows] for n in range(len(self.key))), [fence for _, fence in rows]]
 
     @cached_property
     def _way_back(self) -> tuple[S, ...]:
@@ -130,7 +158,18 @@ class Lease(Generic[S]):
 
     @cached_property
     def _sql(self) -> Mapping[str, str]:
+        statements = load("penstock.kernel", file="lease.sql")
+        exhausted = "{} = <ready> AND {} AND t.<attempts> >= <max_attempts>"
         words = {
+            "steps": statements["steps"],
+            "paths": self._paths(),
+            "said_keys": self._said(first=2),
+            "said_settled": self._said(first=7),
+            "said_standing": self._said(first=3),
+            "reached_before": f"CASE WHEN {exhausted.format('$1', '$2')} THEN <failed> ELSE $1 END",
+            "reached": f"CASE WHEN {exhausted.format('$3', '$6')} THEN <failed> ELSE $3 END",
+            "is_said": " AND ".join(f"t.{column} = said.{column}" for column in self.key),
+            "keys": ", ".join(f"t.{column}" for column in self.key),
             "table": self.table,
             "state": self.state,
             "attempts": self.attempts,
@@ -142,15 +181,24 @@ class Lease(Generic[S]):
             "condition": self.condition,
             "max_attempts": str(self.max_attempts),
             "subject": self.subject,
-            "way_back": self._steps_back(),
         }
-        statements = load("penstock.kernel", file="lease.sql")
-        return {name: _fill(body, {**words, "now": _NOW.get(name, "")}) for name, body in statements.items()}
+        return {
+            name: _fill(body, {**words, "now": _NOW.get(name, ""), "actor": _ACTOR.get(name, "")})
+            for name, body in statements.items()
+        }
 
-    def _steps_back(self) -> str:
-        """The way back as rows for the journal: number, source, target."""
-        names = [self.machine.sql(state.name) for state in (self.held, *self._way_back)]
-        return ", ".join(f"({n}, {names[n - 1]}, {names[n]})" for n in range(1, len(names)))
+    def _paths(self) -> str:
+        """Which moves lead a held row to where it is found after: reached, number, source, target."""
+        ways = [(self.held, self.done), (self.held, self.failed), (self.held, *self._way_back)]
+        words = [[self.machine.sql(state.name) for state in way] for way in ways]
+        rows = [f"({way[-1]}, {n}, {way[n - 1]}, {way[n]})" for way in words for n in range(1, len(way))]
+        return f"(VALUES {', '.join(rows)}) AS step (reached, n, source, target)"
+
+    def _said(self, *, first: int) -> str:
+        """Keys and fences, bound from parameter *first* on, as rows of a relation `said`."""
+        columns = {**self.key, "fence": "bigint"}
+        arrays = ", ".join(f"${first + n}::{kind}[]" for n, kind in enumerate(columns.values()))
+        return f"unnest({arrays}) AS said ({', '.join(columns)})"
 
 
 def _fill(body: str, words: Mapping[str, str]) -> str:

@@ -58,7 +58,8 @@ class LeaseQueue(Generic[S]):
 
     async def extend(self, items: Sequence[Held]) -> None:
         async with self._db.connection() as connection:
-            await self._lease.heartbeat(connection, items, until=self._db.clock.now() + self.lease_for)
+            held = [(item.key, item.fence) for item in items]
+            await self._lease.heartbeat(connection, held, until=self._db.clock.now() + self.lease_for)
 
     async def settle(self, results: Sequence[tuple[Held, Outcome | None]]) -> int:
         now = self._db.clock.now()
@@ -69,16 +70,16 @@ class LeaseQueue(Generic[S]):
         return len(reports) - len(settled)
 
     def lane(self, item: Held) -> Hashable:
-        return item.id
+        return item.key
 
     def _report(self, held: Held, outcome: Outcome | None, now: datetime) -> Report[S]:
         lease = self._lease
         match outcome:
             case Done():
-                return Report(held.id, held.fence, lease.done)
+                return Report(held.key, held.fence, lease.done)
             case Failed(reason):
-                return Report(held.id, held.fence, lease.failed, reason)
+                return Report(held.key, held.fence, lease.failed, reason)
             case Retry(reason, counts=counts):
-                return Report(held.id, held.fence, lease.ready, reason, now + outcome.wait(held.attempt), counts)
+                return Report(held.key, held.fence, lease.ready, reason, now + outcome.wait(held.attempt), counts)
             case None:
-                return Report(held.id, held.fence, lease.ready, "given back", counts=False)
+                return Report(held.key, held.fence, lease.ready, "given back", counts=False)

@@ -22,7 +22,7 @@ def advisory_key(name: str) -> int:
 
 @asynccontextmanager
 async def advisory_lock(connection: Connection, name: str, *, timeout: float | None = None) -> AsyncIterator[None]:
-    """Hold *name* on this connection, waiting for it as long as the connection's time-out; its loss frees it."""
+    """Hold *name* on a connection of `session`, waiting for it as long as its time-out; its loss frees it."""
     key = advisory_key(name)
     await connection.execute("SELECT pg_advisory_lock($1)", key, timeout=timeout)
     try:

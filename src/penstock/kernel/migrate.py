@@ -63,7 +63,7 @@ def load(package: str) -> list[Migration]:
 async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migration]:
     """Apply what is missing and return it; each file is one transaction, two callers never apply one file twice."""
     wanted = list(migrations)
-    async with db.connection() as connection:
+    async with db.session() as connection:
         await connection.execute("SET statement_timeout = 0")  # an index on a large table takes what it takes
         async with advisory_lock(connection, "penstock.migrate", timeout=_PATIENCE):
             await connection.execute(_LEDGER)

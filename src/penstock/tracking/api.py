@@ -12,7 +12,7 @@ from penstock.kernel import paging
 from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
-from penstock.kernel.journal import Noted
+from penstock.kernel.journal import Noted, Position
 from penstock.tracking import wire
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import (
@@ -107,7 +107,7 @@ async def show_history(
     filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
 ) -> wire.History:
     """T15: every move of every shard of a file, oldest first: who, when, why."""
-    after = paging.decode(cursor, [int])[0] if cursor else 0
+    after = paging.decode(cursor, [int, int]) if cursor else (0, 0)
     found = await tracking.history(filename, after=after, limit=limit)
     return wire.History(filename=filename, moves=[_event(noted) for noted in found.items], next=found.next)
 
@@ -317,14 +317,14 @@ def _event(noted: Noted) -> wire.Event:
     )
 
 
-def _position(event_id: str | None) -> tuple[int, int] | None:
+def _position(event_id: str | None) -> Position | None:
     """The place in the journal an event's id tells, or Invalid."""
     if event_id is None:
         return None
     parts = event_id.split("-")
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
         raise Invalid("BAD_EVENT_ID", "that is no id of an event", hint="send the last `id` received, unchanged")
-    return int(parts[0]), int(parts[1])
+    return int(parts[0]), int(parts[1]), int(parts[2])
 
 
 def _rows(counts: Sequence[Count], stage: Stage, status: Status | None = None, *, ready: bool = False) -> int:

@@ -48,6 +48,7 @@ class Row:
     fence: int
     worker: str | None
     lease_until: datetime | None
+    moves: Sequence[int]
 
     @property
     def stage(self) -> Stage | None:
@@ -208,7 +209,7 @@ def _under_way(row: Row, stage: Stage, now: datetime) -> tuple[str, str | None]:
     began = f"{stage} was started by {who} {_for(now - row.updated_at)} ago"
     if stage is FILE_STAGE:
         return f"the file is not complete yet: {began}", f"its producer says /stages/{stage}/done or fail"
-    if row.lease_until is None:
+    if row.lease_until is None or row.lease_until.tzinfo is None:  # infinity, as asyncpg reads it
         hint = f"if that worker is gone, POST /stages/{stage}/fail and then retry"
         return f"{began}, without a lease: it is waited for however long it takes", hint
     attempt = f"attempt {row.attempts[stage]}"

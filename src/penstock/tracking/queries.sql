@@ -7,15 +7,21 @@ SELECT pg_advisory_xact_lock(hashtextextended('penstock.tracking.' || $1, 0));
 
 -- name: insert_rows
 -- One row per new shard of a file, in the state its event-ingest is in.
-WITH arrived AS (
-    INSERT INTO pipeline_tracking (filename, shard, <status>, <attempts>, worker, created_at, updated_at, due_at)
-    SELECT $1, shard, $3, ($3 = {stage.STARTED})::int, $4, $6, $6, $6
+WITH entry AS MATERIALIZED (
+    SELECT nextval('journal_id_seq') AS number
+), arrived AS (
+    INSERT INTO pipeline_tracking
+        (filename, shard, <status>, <attempts>, worker, lease_until, created_at, updated_at, due_at, moves)
+    SELECT $1, shard, $3, ($3 = {stage.STARTED})::int, $4, CASE WHEN $3 = {stage.STARTED} THEN timestamptz 'infinity' END,
+           $6, $6, $6, ARRAY[(SELECT number FROM entry)]
     FROM unnest($2::integer[]) WITH ORDINALITY AS said (shard, n)
     ORDER BY n
-    RETURNING filename, shard
+    RETURNING id, filename, shard
 )
-INSERT INTO journal (machine, subject, source, target, actor, at)
-SELECT <machine>, filename || '/' || shard, NULL, $3, $5, $6 FROM arrived;
+INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
+SELECT (SELECT number FROM entry), <machine>, $6, array_agg(filename || '/' || shard ORDER BY id),
+       ARRAY[NULL::text], ARRAY[$3], ARRAY[$5], ARRAY[NULL::text], ARRAY[NULL::bigint]
+FROM arrived;
 
 -- name: rows_of_file
 -- All there is of one file.
@@ -27,7 +33,7 @@ SELECT * FROM pipeline_tracking WHERE filename = $1 AND shard = $2;
 
 -- name: rows_by_key
 -- Rows as their reports name them, looked up one by one.
-SELECT t.id, t.filename, t.shard, t.fence, t.<status> AS status, t.<attempts> AS attempts
+SELECT t.filename, t.shard, t.<status> AS status, t.<attempts> AS attempts
 FROM unnest($1::text[], $2::integer[]) AS said (filename, shard)
 CROSS JOIN LATERAL (
     SELECT * FROM pipeline_tracking t WHERE t.filename = said.filename AND t.shard = said.shard
@@ -35,8 +41,8 @@ CROSS JOIN LATERAL (
 
 -- name: held_by
 -- What a worker holds of this stage under a lease.
-SELECT id, filename, shard, fence FROM pipeline_tracking
-WHERE worker = $1 AND lease_until IS NOT NULL AND <status> = {stage.STARTED};
+SELECT filename, shard, fence FROM pipeline_tracking
+WHERE worker = $1 AND lease_until < 'infinity' AND <status> = {stage.STARTED};
 
 -- name: move
 -- Move one row, or all rows of a file when no shard is given, if each of them may move or already has.
@@ -45,29 +51,34 @@ WITH found AS MATERIALIZED (
         t.*,
         t.<status> = ANY ($4::text[])
             AND ($3 <> {stage.STARTED} OR ((<may_start>) AND NOT <is_paused>))
-            AND ($3 NOT IN ({stage.DONE}, {stage.FAILED}) OR $5::text IS NULL OR t.worker IS NULL
-                 OR t.<status> <> {stage.STARTED} OR t.worker = $5) AS may_move,
-        t.<status> = $3 AND ($3 <> {stage.STARTED} OR t.worker IS NOT DISTINCT FROM $5::text AND $5 IS NOT NULL) AS has_moved
+            AND ($3 NOT IN ({stage.DONE}, {stage.FAILED}) OR t.<status> <> {stage.STARTED}
+                 OR $5::text IS NULL OR t.worker IS NULL OR t.worker = $5) AS may_move,
+        t.<status> = $3 AND ($3 <> {stage.STARTED} OR coalesce(t.worker = $5, false)) AS has_moved
     FROM pipeline_tracking t
     WHERE t.filename = $1 AND ($2::integer IS NULL OR t.shard = $2)
-    ORDER BY t.id
+    ORDER BY t.shard
     FOR UPDATE
+), entry AS MATERIALIZED (
+    SELECT nextval('journal_id_seq') AS number
 ), moved AS (
     UPDATE pipeline_tracking t
     SET <status> = $3,
         <attempts> = CASE $3 WHEN {stage.STARTED} THEN t.<attempts> + 1 WHEN {stage.NEW} THEN 0 ELSE t.<attempts> END,
         fence = t.fence + ($3 = {stage.STARTED})::int,
         worker = CASE WHEN $3 = {stage.STARTED} THEN $5 ELSE t.worker END,
-        lease_until = NULL,
-        updated_at = $8
+        lease_until = CASE WHEN $3 = {stage.STARTED} THEN timestamptz 'infinity' END,
+        updated_at = $8,
+        moves = t.moves || (SELECT number FROM entry)
     FROM found
-    WHERE t.id = found.id
-      AND t.id = ANY (ARRAY(SELECT id FROM found WHERE may_move))
+    WHERE t.filename = found.filename AND t.shard = found.shard AND found.may_move
       AND NOT EXISTS (SELECT FROM found WHERE NOT may_move AND NOT has_moved)
     RETURNING t.id, t.filename, t.shard, found.<status> AS source, t.fence
 ), noted AS (
-    INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
-    SELECT <machine>, filename || '/' || shard, source, $3, $6, $8, $7, fence FROM moved ORDER BY id
+    INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
+    SELECT (SELECT number FROM entry), <machine>, $8, array_agg(filename || '/' || shard ORDER BY id),
+           array_agg(source ORDER BY id), ARRAY[$3], ARRAY[$6], ARRAY[$7], array_agg(fence ORDER BY id)
+    FROM moved
+    HAVING count(*) > 0
 )
 SELECT found.*, EXISTS (SELECT FROM moved WHERE moved.id = found.id) AS moved FROM found;
 
@@ -134,23 +145,28 @@ LIMIT $7;
 -- name: retry_rows
 -- Set failed rows back, with all their attempts before them.
 WITH chosen AS MATERIALIZED (
-    SELECT t.id FROM pipeline_tracking t WHERE <failed_so> ORDER BY t.id LIMIT $7 FOR UPDATE SKIP LOCKED
+    SELECT t.ctid AS place FROM pipeline_tracking t WHERE <failed_so> ORDER BY t.id LIMIT $7 FOR UPDATE SKIP LOCKED
+), entry AS MATERIALIZED (
+    SELECT nextval('journal_id_seq') AS number
 ), moved AS (
     UPDATE pipeline_tracking t
-    SET <status> = {stage.NEW}, <attempts> = 0, updated_at = $8
-    WHERE t.id = ANY (ARRAY(SELECT id FROM chosen))
-    RETURNING t.*
+    SET <status> = {stage.NEW}, <attempts> = 0, updated_at = $8, moves = t.moves || (SELECT number FROM entry)
+    WHERE t.ctid = ANY (ARRAY(SELECT place FROM chosen))
+    RETURNING t.id, t.filename, t.shard, t.fence
 ), noted AS (
-    INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)
-    SELECT <machine>, filename || '/' || shard, {stage.FAILED}, {stage.NEW}, $9, $8, $10, fence FROM moved ORDER BY id
+    INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
+    SELECT (SELECT number FROM entry), <machine>, $8, array_agg(filename || '/' || shard ORDER BY id),
+           ARRAY[{stage.FAILED}], ARRAY[{stage.NEW}], ARRAY[$9], ARRAY[$10], array_agg(fence ORDER BY id)
+    FROM moved
+    HAVING count(*) > 0
 )
 SELECT count(*) FROM moved;
 
 -- name: last_error
 -- Why a row failed last.
-SELECT reason FROM journal
-WHERE machine = <machine> AND subject = $1 AND target = {stage.FAILED}
-ORDER BY id DESC
+SELECT reason FROM journal_move
+WHERE id = ANY ($2) AND subject = $1 AND machine = <machine> AND target = {stage.FAILED}
+ORDER BY id DESC, n DESC
 LIMIT 1;
 
 -- name: counts

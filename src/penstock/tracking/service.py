@@ -13,7 +13,7 @@ from penstock.kernel import journal
 from penstock.kernel.bell import Bell
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid, NotFound, Transient
-from penstock.kernel.journal import Noted
+from penstock.kernel.journal import Noted, Position
 from penstock.kernel.lease import Held, Lease
 from penstock.kernel.outcome import readable
 from penstock.kernel.paging import Page, page
@@ -177,15 +177,15 @@ class Tracking:
         until = self._db.clock.now() + (lease_for or self.lease_for)
         async with self._db.connection() as connection:
             if keys is None:
-                rows = await store.held_by(connection, stage, worker)
-                keys = [_key(row) for row in rows]
-            else:
-                wanted = {(key.filename, key.shard, key.fence) for key in keys}
-                found = await store.rows_by_key(connection, stage, [(key.filename, key.shard) for key in keys])
-                rows = [row for row in found if (row["filename"], row["shard"], row["fence"]) in wanted]
-            kept_ids = await store.heartbeat(connection, self._leases[stage], rows, until=until)
-        kept = {_key(row) for row in rows if row["id"] in kept_ids}
-        return until, [key for key in keys if key in kept], [key for key in keys if key not in kept]
+                keys = [Key(*held) for held in await store.held_by(connection, stage, worker)]
+            held = [((key.filename, key.shard), key.fence) for key in keys]
+            kept = await self._leases[stage].heartbeat(connection, held, until=until)
+        mine = [(key.filename, key.shard) in kept for key in keys]
+        return (
+            until,
+            [key for key, is_kept in zip(keys, mine, strict=True) if is_kept],
+            [key for key, is_kept in zip(keys, mine, strict=True) if not is_kept],
+        )
 
     async def reap(self) -> int:
         """T14: take back what nobody ended in time; how many rows."""
@@ -280,13 +280,14 @@ class Tracking:
             by_name[row.filename].append(row)
         return Page(list(by_name.values()), names.next)
 
-    async def history(self, filename: str, *, after: int = 0, limit: int = 1000) -> Page[Noted]:
+    async def history(self, filename: str, *, after: tuple[int, int] = (0, 0), limit: int = 1000) -> Page[Noted]:
         """T15: every move of every row of a file, oldest first."""
-        subjects = [store.subject(row.filename, row.shard) for row in await self.file(filename)]
-        machines = [machine.name for machine in MACHINES.values()]
+        rows = await self.file(filename)
+        subjects = [store.subject(row.filename, row.shard) for row in rows]
+        numbers = sorted({number for row in rows for number in row.moves})
         async with self._db.connection() as connection:
-            noted = await journal.history(connection, machines, subjects, after=after, limit=limit + 1)
-        return page(noted, limit, lambda one: (one.position[1],))
+            noted = await journal.history(connection, numbers, subjects, after=after, limit=limit + 1)
+        return page(noted, limit, lambda one: one.position[1:])
 
     async def why(self, filename: str, shard: int) -> Standstill:
         """T16: in words, why a row is where it is."""
@@ -338,7 +339,7 @@ class Tracking:
         finally:
             self._watchers -= 1
 
-    async def moves(self, after: tuple[int, int] | None) -> AsyncIterator[Sequence[Noted]]:
+    async def moves(self, after: Position | None) -> AsyncIterator[Sequence[Noted]]:
         """T17: moves as they are made, from position *after* on, or from now; empty when a while passed without."""
         async with self._db.connection() as connection:
             position = after or await journal.end(connection)
@@ -361,10 +362,6 @@ class Tracking:
 
 def _under_way(counts: Sequence[Count], stage: Stage) -> int:
     return sum(count.rows for count in counts if count.stage is stage and count.status is Status.STARTED)
-
-
-def _key(row: asyncpg.Record) -> Key:
-    return Key(row["filename"], row["shard"], row["fence"])
 
 
 def _unknown(filename: str, shard: int | None = None) -> NotFound:

@@ -2,21 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 
 from penstock.kernel import sql
-from penstock.kernel.backoff import delay
 from penstock.kernel.db import Connection
-from penstock.kernel.lease import Held, Lease, Settled
+from penstock.kernel.lease import Lease, Settled
 from penstock.kernel.lease import Report as LeaseReport
 from penstock.kernel.machine import Move
 from penstock.tracking.contract import Answer, Said, Stage, Status
 from penstock.tracking.model import FILE_STAGE, MACHINES, QUEUES, TARGETS, Count, Pause, Report, Result, Row
 
 CHANNEL = "penstock_tracking"
+RETRY_AFTER = timedelta(seconds=5)  # when a report does not say
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 _LAST_CHARACTER = "\U0010ffff"
 _READY = "ready"  # a count's word for: new, and the stage before it is done
@@ -27,7 +27,9 @@ _FAILED_SO = f"""t.<status> = {{stage.FAILED}}
       AND ($4::timestamptz IS NULL OR t.updated_at >= $4)
       AND ($5::timestamptz IS NULL OR t.updated_at < $5)
       AND ($6::text IS NULL OR position($6 IN coalesce(
-          (SELECT reason FROM journal WHERE machine = <machine> AND subject = {_SUBJECT} ORDER BY id DESC LIMIT 1), ''
+          (SELECT reason FROM journal_move
+           WHERE id = ANY (t.moves) AND subject = {_SUBJECT} AND machine = <machine> AND target = {{stage.FAILED}}
+           ORDER BY id DESC, n DESC LIMIT 1), ''
       )) > 0)"""
 
 Leases = Mapping[Stage, Lease[Status]]
@@ -96,6 +98,7 @@ def leases(max_attempts: int) -> Leases:
             held=Status.STARTED,
             done=Status.DONE,
             failed=Status.FAILED,
+            key={"filename": "text", "shard": "integer"},
             state=f"{stage.field}_status",
             attempts=f"{stage.field}_attempts",
             stamp="updated_at",
@@ -156,63 +159,54 @@ async def move(
     return [(_row(record), record["moved"]) for record in records]
 
 
-async def heartbeat(
-    tx: Connection, lease: Lease[Status], rows: Sequence[asyncpg.Record], *, until: datetime
-) -> set[int]:
-    """Extend the leases of *rows*; the ids still held."""
-    held = [Held(row["id"], row["fence"], 0, row) for row in rows]
-    return await lease.heartbeat(tx, held, until=until)
-
-
-async def rows_by_key(tx: Connection, stage: Stage, keys: Sequence[tuple[str, int]]) -> list[asyncpg.Record]:
-    """What is known of rows named by file and shard: id, fence, status, attempts."""
-    return await tx.fetch(SQL[stage]["rows_by_key"], [key[0] for key in keys], [key[1] for key in keys])
-
-
-async def held_by(tx: Connection, stage: Stage, worker: str) -> list[asyncpg.Record]:
-    """What *worker* holds under a lease."""
-    return await tx.fetch(SQL[stage]["held_by"], worker)
+async def held_by(tx: Connection, stage: Stage, worker: str) -> list[tuple[str, int, int]]:
+    """What *worker* holds under a lease: filename, shard and fence of each."""
+    return [(row["filename"], row["shard"], row["fence"]) for row in await tx.fetch(SQL[stage]["held_by"], worker)]
 
 
 async def settle(
     tx: Connection, stage: Stage, lease: Lease[Status], reports: Sequence[Report], *, now: datetime
 ) -> list[Result]:
     """T13: end what is still held; one result per report, in their order."""
-    keys = list({(report.filename, report.shard): None for report in reports})
-    found = {(row["filename"], row["shard"]): row for row in await rows_by_key(tx, stage, keys)}
-    known = [(report, found[key]) for report in reports if (key := (report.filename, report.shard)) in found]
-    told = await lease.settle(tx, [_lease_report(report, row, now) for report, row in known], now=now)
-    settled = {(one.id, one.fence): one for one in told}
-    answered: set[tuple[int, int]] = set()
-    return [_result(report, found.get((report.filename, report.shard)), settled, answered) for report in reports]
+    told = await lease.settle(tx, [_lease_report(report, now) for report in reports], now=now)
+    settled = {(*one.key, one.fence): one for one in told}
+    missing = [report for report in reports if (report.filename, report.shard, report.fence) not in settled]
+    standing = await _standing_of(tx, stage, missing) if missing else {}
+    answered: set[tuple[str, int, int]] = set()
+    return [_result(report, settled, standing, answered) for report in reports]
+
+
+async def _standing_of(tx: Connection, stage: Stage, reports: Sequence[Report]) -> dict[tuple[str, int], Status]:
+    names, shards = [report.filename for report in reports], [report.shard for report in reports]
+    rows = await tx.fetch(SQL[stage]["rows_by_key"], names, shards)
+    return {(row["filename"], row["shard"]): Status(row["status"]) for row in rows}
 
 
 def _result(
     report: Report,
-    row: asyncpg.Record | None,
-    settled: Mapping[tuple[int, int], Settled[Status]],
-    answered: set[tuple[int, int]],
+    settled: Mapping[tuple[str, int, int], Settled[Status]],
+    standing: Mapping[tuple[str, int], Status],
+    answered: set[tuple[str, int, int]],
 ) -> Result:
     """Of two reports on one row the first was believed; the other said the same, or came too late."""
-    if row is None:
-        return Result(report, Answer.UNKNOWN, None)
-    key = row["id"], report.fence
-    one = settled.get(key)
+    name = (report.filename, report.shard, report.fence)
+    one = settled.get(name)
     if one is None:
-        return Result(report, Answer.SUPERSEDED, Status(row["status"]))
-    if one.moved and key not in answered:
-        answered.add(key)
+        status = standing.get((report.filename, report.shard))
+        return Result(report, Answer.SUPERSEDED if status else Answer.UNKNOWN, status)
+    if one.moved and name not in answered:
+        answered.add(name)
         return Result(report, Answer.SETTLED, one.state)
-    says_so = one.state in (TARGETS[report.said], Status.FAILED if report.said is Said.RETRY else one.state)
-    return Result(report, Answer.UNCHANGED if says_so else Answer.SUPERSEDED, one.state)
+    agrees = one.state is TARGETS[report.said] or (report.said is Said.RETRY and one.state is Status.FAILED)
+    return Result(report, Answer.UNCHANGED if agrees else Answer.SUPERSEDED, one.state)
 
 
-def _lease_report(report: Report, row: asyncpg.Record, now: datetime) -> LeaseReport[Status]:
-    due_at = None
-    if report.said is Said.RETRY:
-        due_at = now + (delay(row["attempts"]) if report.retry_after is None else report.retry_after)
+def _lease_report(report: Report, now: datetime) -> LeaseReport[Status]:
+    due_at = now + (RETRY_AFTER if report.retry_after is None else report.retry_after)
     counts = report.said is not Said.RELEASE
-    return LeaseReport(row["id"], report.fence, TARGETS[report.said], report.error, due_at, counts)
+    key = (report.filename, report.shard)
+    due = due_at if report.said is Said.RETRY else None
+    return LeaseReport(key, report.fence, TARGETS[report.said], report.error, due, counts)
 
 
 async def list_queue(
@@ -258,7 +252,10 @@ def _standing(name: str, stands: Stands) -> str:
     """The statement for just this stage and status, as literals: only so the index of open rows is used."""
     stages = [stands.stage] if stands.stage else list(Stage)
     words = [f"t.{stage.field}_status = {MACHINES[stage].sql(stands.status.name)}" for stage in stages if stands.status]
-    return _ANY[name].replace("<stands>", " OR ".join(words) or "true")
+    stands_so = f"({' OR '.join(words) or 'true'})"
+    # What is started has a lease, if only one without end: that index is the short way to it.
+    stands_so += " AND t.lease_until IS NOT NULL" if stands.status is Status.STARTED else ""
+    return _ANY[name].replace("<stands>", stands_so)
 
 
 async def failed_files(tx: Connection, stage: Stage, failed: FailedSo, limit: int) -> list[str]:
@@ -280,7 +277,7 @@ def _asked(failed: FailedSo) -> tuple[Any, ...]:
 
 async def last_error(tx: Connection, stage: Stage, row: Row) -> str | None:
     """Why *row* failed last in *stage*."""
-    found: str | None = await tx.fetchval(SQL[stage]["last_error"], subject(row.filename, row.shard))
+    found: str | None = await tx.fetchval(SQL[stage]["last_error"], subject(row.filename, row.shard), row.moves)
     return found
 
 
@@ -327,6 +324,7 @@ def _row(record: asyncpg.Record) -> Row:
         fence=record["fence"],
         worker=record["worker"],
         lease_until=record["lease_until"],
+        moves=record["moves"],
     )
 
 

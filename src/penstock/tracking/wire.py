@@ -193,7 +193,7 @@ class Reported(Body):
     outcome: Said
     error: Reason | None = None
     retry_after_seconds: Annotated[float, Field(ge=0, le=LEASE_LIMIT)] | None = Field(
-        None, description="With `retry`: when to try again; else after a growing while."
+        None, description="With `retry`: when to try again; else after 5 seconds."
     )
 
 
