@@ -1,11 +1,12 @@
 """The pipeline API: /api/v1/pipeline."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
 from penstock.kernel import paging
@@ -31,6 +32,8 @@ from penstock.tracking.service import Key, Tracking
 from penstock.tracking.store import BEGINNING, FailedSo, Stands
 
 PREFIX = "/api/v1/pipeline"
+EVENT_STREAM = "text/event-stream"
+KEEP_ALIVE = 15.0
 routes = APIRouter(prefix=PREFIX, tags=["pipeline"])
 
 _StageName = Annotated[str, Path(json_schema_extra={"enum": [stage.value for stage in Stage]})]
@@ -264,19 +267,41 @@ async def summarise(tracking: Service) -> wire.Summary:
     )
 
 
-@routes.get("/events", response_class=EventSourceResponse)
+@routes.get("/events", response_class=StreamingResponse, responses={200: {"content": {EVENT_STREAM: {}}}})
 async def watch(
     tracking: Annotated[Tracking, Depends(_watching)],
     stage: Annotated[Stage | None, Query()] = None,
     filename: Annotated[wire.Filename | None, Query()] = None,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
-) -> AsyncIterable[ServerSentEvent]:
+) -> StreamingResponse:
     """T17: moves as they are made, as server-sent events named `move`."""
-    async for moves in tracking.moves(_position(last_event_id)):
-        for noted in moves:
-            event = _event(noted)
-            if stage in (None, event.stage) and filename in (None, event.filename):
-                yield ServerSentEvent(event="move", id="-".join(map(str, noted.position)), data=event)
+    moves = tracking.moves(_position(last_event_id))
+    return StreamingResponse(_stream(moves, stage, filename), media_type=EVENT_STREAM)
+
+
+async def _stream(
+    batches: AsyncIterator[Sequence[Noted]], stage: Stage | None, filename: str | None
+) -> AsyncIterator[str]:
+    """Events as text; a comment now and then while there are none, so that nobody takes the line for dead."""
+    yield ": moves of the pipeline\n\n"
+    told_at = monotonic()
+    async for moves in batches:
+        text = "".join(_told(noted) for noted in moves if _fits(noted, stage, filename))
+        if not text and monotonic() - told_at > KEEP_ALIVE:
+            text = ": nothing moved\n\n"
+        if text:
+            yield text
+            told_at = monotonic()
+
+
+def _fits(noted: Noted, stage: Stage | None, filename: str | None) -> bool:
+    is_stage = stage is None or STAGE_OF[noted.entry.machine] is stage
+    return is_stage and filename in (None, noted.entry.subject.rpartition("/")[0])
+
+
+def _told(noted: Noted) -> str:
+    name = "-".join(map(str, noted.position))
+    return f"event: move\nid: {name}\ndata: {_event(noted).model_dump_json(by_alias=True)}\n\n"
 
 
 def _actor(worker: str | None, caller: Principal) -> str:
