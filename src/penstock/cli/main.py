@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from penstock.cli import config, database, doctor, up, version
+from penstock.cli import config, database, doctor, track, up, version
 from penstock.cli.output import fail
 from penstock.kernel.errors import PenstockError
 
@@ -26,6 +26,7 @@ app.command()(doctor.doctor)
 app.command()(version.version)
 app.add_typer(config.app, name="config")
 app.add_typer(database.app, name="db")
+app.add_typer(track.app, name="track")
 
 
 def run() -> None:
