@@ -2,15 +2,11 @@
 
 import asyncio
 import multiprocessing
-import os
-import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from datetime import timedelta
+from contextlib import AbstractContextManager, ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
-from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.tracking.contract import Answer, Said
 from penstock.tracking.model import Report
@@ -33,9 +29,9 @@ class Claimer(AbstractContextManager["Claimer"]):
         theirs.close()
 
     def __exit__(self, *_: object) -> None:
-        if self._process.pid is not None:
-            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.join()
+        self._ours.close()
 
     async def taken(self) -> list[Taken]:
         pipe: Connection = self._ours
@@ -53,11 +49,9 @@ async def fill(db: Database, rows: int) -> None:
 
 
 async def drained_by_many(url: str) -> list[Taken]:
-    claimers = [Claimer(claim_and_report, url, f"w{number}") for number in range(CLAIMERS)]
-    taken = [one for told in await asyncio.gather(*(claimer.taken() for claimer in claimers)) for one in told]
-    for claimer in claimers:
-        claimer.__exit__()
-    return taken
+    with ExitStack() as stack:
+        claimers = [stack.enter_context(Claimer(claim_and_report, url, f"w{n}")) for n in range(CLAIMERS)]
+        return [one for told in await asyncio.gather(*(claimer.taken() for claimer in claimers)) for one in told]
 
 
 async def test_sixteen_claimers_and_one_that_dies(db: Database, database_url: str) -> None:
@@ -70,8 +64,7 @@ async def test_sixteen_claimers_and_one_that_dies(db: Database, database_url: st
     assert len(set(taken)) == len(taken) == ROWS - HELD, "a row was handed out twice"
     assert not {key[:2] for key in taken} & {key[:2] for key in lost}
 
-    async with Database.open(database_url, clock=ManualClock(db.clock.now() + timedelta(hours=1))) as later:
-        assert await open_tracking(later).reap() == HELD
+    assert await open_tracking(db).reap() == HELD
     again = await drained_by_many(database_url)
     assert {key[:2] for key in again} == {key[:2] for key in lost}
     assert len(again) == HELD

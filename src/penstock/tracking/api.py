@@ -83,7 +83,7 @@ async def list_files(
     stage: Annotated[Stage | None, Query(description="With `status`: where the rows must stand so.")] = None,
     status: Annotated[Status | None, Query(description="Without `stage`: in any of them.")] = None,
     shard: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    prefix: Annotated[wire.Text, Query(max_length=wire.NAME_LIMIT, description="How the filename begins.")] = "",
+    prefix: Annotated[wire.Prefix, Query(description="How the filename begins.")] = "",
     updated_since: Moment = None,
     updated_before: Moment = None,
     limit: Limit = 100,

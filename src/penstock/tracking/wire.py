@@ -1,9 +1,10 @@
 """What goes over the wire: the bodies of the pipeline API, as its document and clients know them."""
 
+import re
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock.kernel.text import is_storable
 from penstock.tracking.contract import Answer, Said, Stage, Status
@@ -17,9 +18,12 @@ _INT4 = 2**31 - 1
 _INT8 = 2**63 - 1
 
 
+# Nothing a client or a proxy would read as another address.
+_FILENAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f\x7f-\x9f]+")
+
+
 def _filename(name: str) -> str:
-    """A name that can stand in a path: nothing a client or a proxy would read as another address."""
-    if name in (".", "..") or any(character == "/" or not character.isprintable() for character in name):
+    if not _FILENAME.fullmatch(name):
         raise ValueError("a filename has no slash and no control characters, and is not `.` or `..`")
     return name
 
@@ -30,18 +34,29 @@ def _text(text: str) -> str:
     return text
 
 
+def _whole(value: Any) -> Any:
+    """JSON has but one kind of number: 1.0 is the integer 1, and true and "1" are none."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _all_different(shards: list[int]) -> list[int]:
     if len(set(shards)) != len(shards):
         raise ValueError("each shard only once")
     return shards
 
 
-Filename = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT), AfterValidator(_filename)]
-Text = Annotated[str, AfterValidator(_text)]
-Shard = Annotated[int, Field(strict=True, ge=0, le=_INT4)]
-Fence = Annotated[int, Field(strict=True, ge=0, le=_INT8)]
-Worker = Annotated[Text, Field(min_length=1, max_length=NAME_LIMIT)]
-Reason = Annotated[Text, Field(max_length=10_000)]
+_STORABLE: dict[str, Any] = {"pattern": r"^[^\x00]*$"}
+Filename = Annotated[
+    str,
+    Field(min_length=1, max_length=NAME_LIMIT, json_schema_extra={"pattern": f"^{_FILENAME.pattern}$"}),
+    AfterValidator(_filename),
+]
+Prefix = Annotated[str, Field(max_length=NAME_LIMIT, json_schema_extra=_STORABLE), AfterValidator(_text)]
+Worker = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT, json_schema_extra=_STORABLE), AfterValidator(_text)]
+Reason = Annotated[str, Field(max_length=10_000, json_schema_extra=_STORABLE), AfterValidator(_text)]
+Piece = Annotated[str, Field(min_length=1, max_length=1_000, json_schema_extra=_STORABLE), AfterValidator(_text)]
+Shard = Annotated[int, Field(strict=True, ge=0, le=_INT4), BeforeValidator(_whole)]
+Fence = Annotated[int, Field(strict=True, ge=0, le=_INT8), BeforeValidator(_whole)]
 Shards = Annotated[
     list[Shard],
     Field(min_length=1, max_length=SHARDS_LIMIT, json_schema_extra={"uniqueItems": True}),
@@ -165,7 +180,7 @@ class Summary(BaseModel):
 
 class Claim(Body):
     worker: Worker
-    limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT)] = 1
+    limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), BeforeValidator(_whole)] = 1
     lease_seconds: LeaseSeconds | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(0, description="How long to wait for a row.")
 
@@ -235,12 +250,12 @@ class HeartbeatResult(BaseModel):
 
 
 class RetryFilter(Body):
-    filename_prefix: Annotated[Text, Field(max_length=NAME_LIMIT)] = ""
+    filename_prefix: Prefix = ""
     shards: Shards | None = None
     failed_since: AwareDatetime | None = None
     failed_before: AwareDatetime | None = None
-    error_contains: Annotated[Text, Field(min_length=1, max_length=1_000)] | None = None
-    limit: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 10_000
+    error_contains: Piece | None = None
+    limit: Annotated[int, Field(strict=True, ge=1, le=100_000), BeforeValidator(_whole)] = 10_000
     worker: Worker | None = None
 
 
