@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import StreamingResponse
-from pydantic import AwareDatetime
 
 from penstock.kernel import paging
 from penstock.kernel.auth import Principal
@@ -66,7 +65,7 @@ Transition = Annotated[str, Path(json_schema_extra={"enum": list(MOVES)})]
 Filename = Annotated[wire.Filename, Path()]
 Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-Moment = Annotated[AwareDatetime | None, Query()]
+Moment = Annotated[wire.Moment | None, Query()]
 
 
 @routes.post("/files/register")

@@ -1,7 +1,7 @@
 """What goes over the wire: the bodies of the pipeline API, as its document and clients know them."""
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
@@ -39,6 +39,13 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:  # within a day of the first or the last moment there is
+        raise ValueError("a moment that has none in UTC") from error
+
+
 def _all_different(shards: list[int]) -> list[int]:
     if len(set(shards)) != len(shards):
         raise ValueError("each shard only once")
@@ -62,6 +69,7 @@ Shards = Annotated[
     Field(min_length=1, max_length=SHARDS_LIMIT, json_schema_extra={"uniqueItems": True}),
     AfterValidator(_all_different),
 ]
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 LeaseSeconds = Annotated[float, Field(gt=0, le=LEASE_LIMIT)]
 
 
@@ -252,8 +260,8 @@ class HeartbeatResult(BaseModel):
 class RetryFilter(Body):
     filename_prefix: Prefix = ""
     shards: Shards | None = None
-    failed_since: AwareDatetime | None = None
-    failed_before: AwareDatetime | None = None
+    failed_since: Moment | None = None
+    failed_before: Moment | None = None
     error_contains: Piece | None = None
     limit: Annotated[int, Field(strict=True, ge=1, le=100_000), BeforeValidator(_whole)] = 10_000
     worker: Worker | None = None
