@@ -1,25 +1,31 @@
-"""`make bench`: measure the kernel and print a table, or JSON."""
+"""`make bench`: measure a part and print a table, or JSON."""
 
 import argparse
 import asyncio
 import tempfile
 from pathlib import Path
 
-from benchmarks import harness, kernel
+import uvloop
+
+from benchmarks import harness, kernel, tracking
+
+GROUPS = {"kernel": kernel.benches, "tracking": tracking.benches, "tracking-large": tracking.large_benches}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("group", nargs="?", choices=GROUPS, default="kernel", help="what to measure")
     parser.add_argument("--rounds", type=int, default=5, help="how often each is measured; the median counts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--only", default="", help="measure only what has this in its name")
     args = parser.parse_args()
-    print(asyncio.run(_measure(args.rounds, args.only, as_json=args.json)))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        print(runner.run(_measure(args.group, args.rounds, args.only, as_json=args.json)))
 
 
-async def _measure(rounds: int, only: str, *, as_json: bool) -> str:
+async def _measure(group: str, rounds: int, only: str, *, as_json: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        async with kernel.benches(Path(folder) / "postgres") as found:
+        async with GROUPS[group](Path(folder) / "postgres") as found:
             chosen = [bench for bench in found if only in bench.name]
             return harness.report(await harness.run(chosen, rounds), as_json=as_json)
 

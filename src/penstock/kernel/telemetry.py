@@ -12,6 +12,7 @@ from typing import Any, Literal
 import structlog
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_ON
 from opentelemetry.trace import Tracer, get_current_span
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -61,7 +62,9 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self.work = WorkMetrics(self.registry)
         resource = Resource.create({"service.name": service, "service.version": __version__})
-        self.provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        # Without anybody to send them to spans are not recorded; their ids still tie the lines of a log together.
+        sampler = DEFAULT_ON if spans else ALWAYS_OFF
+        self.provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
         for processor in spans:
             self.provider.add_span_processor(processor)
         self.tracer: Tracer = self.provider.get_tracer("penstock", __version__)

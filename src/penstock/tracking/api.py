@@ -1,20 +1,22 @@
 """The pipeline API: /api/v1/pipeline."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from penstock.kernel import paging
 from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
 from penstock.kernel.journal import Noted, Position
+from penstock.kernel.lease import Held
 from penstock.tracking import wire
-from penstock.tracking.contract import Stage, Status
+from penstock.tracking.contract import Answer, Stage, Status
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
@@ -38,17 +40,18 @@ routes = APIRouter(prefix=PREFIX, tags=["pipeline"])
 _StageName = Annotated[str, Path(json_schema_extra={"enum": [stage.value for stage in Stage]})]
 
 
-def _tracking(request: Request, _caller: Caller) -> Tracking:
+# These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
+async def _tracking(request: Request, _caller: Caller) -> Tracking:
     """The service; whoever gets hold of it has said who they are."""
     tracking: Tracking = request.app.state.tracking
     return tracking
 
 
-def _stage(stage: _StageName) -> Stage:
+async def _stage(stage: _StageName) -> Stage:
     return stage_named(stage)
 
 
-def _queue(stage: _StageName) -> Stage:
+async def _queue(stage: _StageName) -> Stage:
     return queue_named(stage)
 
 
@@ -131,23 +134,11 @@ async def retry_failed(body: wire.RetryFilter, tracking: Service, caller: Caller
     return wire.Retried(stage=stage, retried=retried)
 
 
-@routes.post("/stages/{stage}/report")
-async def report(body: wire.Reports, tracking: Service, stage: HandedOut) -> wire.ReportResults:
+@routes.post("/stages/{stage}/report", response_model=wire.ReportResults)
+async def report(body: wire.Reports, tracking: Service, stage: HandedOut) -> Response:
     """T13: how claimed rows ended, each with a result of its own. An old fence is superseded and changes nothing."""
     results = await tracking.report(stage, [_report(one) for one in body])
-    return wire.ReportResults(
-        stage=stage,
-        results=[
-            wire.ReportResult(
-                filename=one.report.filename,
-                shard=one.report.shard,
-                fence=one.report.fence,
-                result=one.answer,
-                status=one.status,
-            )
-            for one in results
-        ],
-    )
+    return _answer({"stage": stage, "results": [_result(*one) for one in results]})
 
 
 @routes.post(f"/stages/{FILE_STAGE}/{{transition}}")
@@ -206,8 +197,8 @@ async def list_queue(
     return wire.QueuePage(stage=stage, items=items, next=found.next)
 
 
-@routes.post("/queues/{stage}/claim")
-async def claim(body: wire.Claim, request: Request, tracking: Service, stage: HandedOut) -> wire.Claims:
+@routes.post("/queues/{stage}/claim", response_model=wire.Claims)
+async def claim(body: wire.Claim, request: Request, tracking: Service, stage: HandedOut) -> Response:
     """T12: rows that are now this worker's alone, each under a fence that grows with every claim."""
     held = await tracking.claim(
         stage,
@@ -217,19 +208,9 @@ async def claim(body: wire.Claim, request: Request, tracking: Service, stage: Ha
         wait=body.wait_seconds,
         is_gone=request.is_disconnected,
     )
-    items = [
-        wire.Claimed(
-            filename=one.row["filename"],
-            shard=one.row["shard"],
-            fence=one.fence,
-            attempt=one.attempt,
-            created_at=one.row["created_at"],
-            lease_until=one.row["lease_until"],
-        )
-        for one in held
-    ]
     paused = not held and stage in await tracking.pauses()
-    return wire.Claims(stage=stage, worker=body.worker, items=items, paused=paused)
+    items = [_claimed(one) for one in held]
+    return _answer({"stage": stage, "worker": body.worker, "items": items, "paused": paused})
 
 
 @routes.post("/queues/{stage}/heartbeat")
@@ -301,6 +282,28 @@ def _fits(noted: Noted, stage: Stage | None, filename: str | None) -> bool:
 def _told(noted: Noted) -> str:
     name = "-".join(map(str, noted.position))
     return f"event: move\nid: {name}\ndata: {_event(noted).model_dump_json(by_alias=True)}\n\n"
+
+
+def _answer(document: Mapping[str, Any]) -> Response:
+    """*document* as it is: for the two routes whose answers are long and asked for all the time."""
+    return Response(orjson.dumps(document, option=orjson.OPT_UTC_Z), media_type="application/json")
+
+
+def _claimed(held: Held) -> dict[str, Any]:
+    row = held.row
+    return {
+        "filename": row["filename"],
+        "shard": row["shard"],
+        "fence": held.fence,
+        "attempt": held.attempt,
+        "created_at": row["created_at"],
+        "lease_until": row["lease_until"],
+    }
+
+
+def _result(report: Report, answer: Answer, status: Status | None) -> dict[str, Any]:
+    name = {"filename": report.filename, "shard": report.shard, "fence": report.fence}
+    return {**name, "result": answer, "status": status}
 
 
 def _actor(worker: str | None, caller: Principal) -> str:

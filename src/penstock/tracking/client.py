@@ -97,7 +97,7 @@ class PipelineClient:
 
     async def report(self, stage: Stage, ended: Iterable[Ended]) -> list[Json]:
         """How claimed rows ended; one result each, in order."""
-        reports = [{name: value for name, value in one._asdict().items() if value is not None} for one in ended]
+        reports = [_said(one) for one in ended]
         results: list[Json] = (await self._call("POST", f"/stages/{stage}/report", reports))["results"]
         return results
 
@@ -184,6 +184,16 @@ def _failure(status: int, answer: bytes) -> PenstockError:
     details = {name: value for name, value in told.items() if name not in _PROBLEM}
     code, detail = str(told.get("code", f"HTTP_{status}")), str(told.get("detail", f"the server answered {status}"))
     return kind(code, detail, hint=told.get("hint"), **details)
+
+
+def _said(ended: Ended) -> Json:
+    filename, shard, fence, outcome, error, after = ended
+    said: Json = {"filename": filename, "shard": shard, "fence": fence, "outcome": outcome}
+    if error is not None:
+        said["error"] = error
+    if after is not None:
+        said["retry_after_seconds"] = after
+    return said
 
 
 def _claimed(item: Json) -> Claimed:

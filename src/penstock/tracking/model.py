@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.kernel.machine import Machine, Move
@@ -56,8 +57,7 @@ class Row:
         return next((stage for stage in Stage if self.status[stage] is not Status.DONE), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What a worker says of a row it claimed."""
 
     filename: str
@@ -68,8 +68,7 @@ class Report:
     retry_after: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What became of a report, and where the row stands now; no status when there is no such row."""
 
     report: Report

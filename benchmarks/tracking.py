@@ -1,0 +1,188 @@
+"""The pipeline's queue beside PgQueuer: the same PostgreSQL, the same run, durable commits.
+
+Each drain hands out and ends every row. In process that is `Tracking.claim` and `Tracking.report`; through HTTP the same
+asked of a `pipeline-apid` by its client. A row costs two moves, each with its history and its exact counters.
+"""
+
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks import peers
+from benchmarks.harness import Bench
+from penstock.app import tracking_migrations
+from penstock.kernel import migrate
+from penstock.kernel.db import Database
+from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.periodic import repeating
+from penstock.kernel.telemetry import Telemetry
+from penstock.tracking import workers
+from penstock.tracking.client import Ended, PipelineClient
+from penstock.tracking.config import TrackingSection
+from penstock.tracking.contract import Said, Stage
+from penstock.tracking.metrics import TrackingMetrics
+from penstock.tracking.model import Report
+from penstock.tracking.service import Tracking
+
+STAGE = Stage.SHARD_SPLITTER
+ROWS = 50_000
+LARGE = 10_000_000
+BATCHES = (1, 10, 100)
+WORKERS = 4
+PEER_WAYS = ("manager", "manager-pool")
+CHUNK = 500_000
+FILL = """
+INSERT INTO pipeline_tracking (filename, shard, event_ingest_status)
+SELECT $1 || '-' || lpad((n / 16)::text, 9, '0'), n % 16, 'done' FROM generate_series(0, $2::int - 1) AS n
+"""
+FINISHED = """
+INSERT INTO pipeline_tracking
+    (filename, shard, event_ingest_status, shard_splitter_status, shard_worker_status, mysql_sender_status, moves)
+SELECT '2024' || lpad((n / 16)::text, 10, '0'), n % 16, 'done', 'done', 'done', 'done', ARRAY[1, 2, 3, 4, 5, 6, 7, 8]
+FROM generate_series($1::int, $2::int - 1) AS n
+"""
+_names = itertools.count()
+Drain = Callable[[int, int], Awaitable[None]]
+
+
+@asynccontextmanager
+async def benches(folder: Path, *, rows: int = ROWS) -> AsyncIterator[list[Bench]]:
+    """Drains by batch size, ours and the peer's, on one server."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_postgres(folder))
+        db, tracking = await stack.enter_async_context(_tracking(url))
+        client = await stack.enter_async_context(_served(url))
+        python = await asyncio.to_thread(peers.environment, "pgqueuer", *peers.PGQUEUER)
+        found: list[Bench] = []
+        for batch in BATCHES:
+            found += _ours(db, tracking, client, rows, batch)
+            found += [_peer(python, url, rows, batch, how) for how in PEER_WAYS]
+        yield found
+
+
+@asynccontextmanager
+async def large_benches(folder: Path, *, rows: int = ROWS, large: int = LARGE) -> AsyncIterator[list[Bench]]:
+    """The same drain and the summary, on an empty table and on one with ten million finished rows."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_postgres(folder))
+        found: list[Bench] = []
+        for name, finished in (("an empty table", 0), (f"{large:,} rows", large)):
+            own = await _database(url, f"pipeline_{finished}")
+            db, tracking = await stack.enter_async_context(_tracking(own))
+            await _fill_finished(db, finished)
+            drain = _in_process(tracking)
+            found.append(_bench(f"drain in 100s, {name}", db, rows, 100, 1, drain, keep=True))
+            found.append(Bench(f"summary, {name}", "answers", lambda it=tracking: _summaries(it), 50))  # type: ignore[misc]
+        yield found
+
+
+def _ours(db: Database, tracking: Tracking, client: PipelineClient, rows: int, batch: int) -> list[Bench]:
+    ways = [("in process", _in_process(tracking)), ("through HTTP", _through_http(client))]
+    return [
+        _bench(f"batches of {batch}: {how}, {_workers(count)}", db, rows, batch, count, drain)
+        for how, drain in ways
+        for count in (1, WORKERS)
+    ]
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
+
+
+def _bench(name: str, db: Database, rows: int, batch: int, count: int, drain: Drain, *, keep: bool = False) -> Bench:
+    async def measure() -> float:
+        if not keep:
+            await db.execute("TRUNCATE pipeline_tracking, journal")
+        await db.execute(FILL, f"f{next(_names):06}", rows)
+        await db.execute("VACUUM ANALYZE pipeline_tracking")
+        began = perf_counter()
+        await asyncio.gather(*(drain(batch, number) for number in range(count)))
+        rate = rows / (perf_counter() - began)
+        left = await db.fetchval(f"SELECT count(*) FROM pipeline_tracking WHERE {STAGE.field}_status <> 'done'")
+        assert left == 0, f"{left} rows were not drained"
+        return rate
+
+    return Bench(name, "rows", measure)
+
+
+def _in_process(tracking: Tracking) -> Drain:
+    async def drain(batch: int, number: int) -> None:
+        while held := await tracking.claim(STAGE, f"worker-{number}", limit=batch):
+            reports = [Report(one.row["filename"], one.row["shard"], one.fence, Said.DONE) for one in held]
+            await tracking.report(STAGE, reports)
+
+    return drain
+
+
+def _through_http(client: PipelineClient) -> Drain:
+    async def drain(batch: int, number: int) -> None:
+        while held := await client.claim(STAGE, f"worker-{number}", limit=batch):
+            await client.report(STAGE, [Ended(one.filename, one.shard, one.fence, Said.DONE) for one in held])
+
+    return drain
+
+
+def _peer(python: Path, url: str, rows: int, batch: int, how: str) -> Bench:
+    async def measure() -> float:
+        args = ("--dsn", url, "--rows", str(rows), "--batch", str(batch), "--how", how)
+        told = await peers.ask(python, peers.PGQUEUER_DRAIN, *args)
+        return float(told["rate"])
+
+    return Bench(f"batches of {batch}: PgQueuer, {how}", "rows", measure)
+
+
+async def _summaries(tracking: Tracking, times: int = 200) -> float:
+    began = perf_counter()
+    for _ in range(times):
+        await tracking.counts()
+    return times / (perf_counter() - began)
+
+
+@asynccontextmanager
+async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
+    """The service as `pipeline-apid` runs it, chores and all."""
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(Database.open(url))
+        await migrate.migrate(db, tracking_migrations())
+        metrics = TrackingMetrics(Telemetry().registry)
+        tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))
+        for name, chore, every in workers.chores(tracking):
+            await stack.enter_async_context(repeating(name, chore, every))
+        yield db, tracking
+
+
+@asynccontextmanager
+async def _served(url: str) -> AsyncIterator[PipelineClient]:
+    """A client of a `pipeline-apid` on the same database, which is a process of its own."""
+    command = [sys.executable, "-m", "penstock.cli.pipeline_apid", "--port", "0", "--database", url, "--json"]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        told = json.loads(await process.stdout.readuntil(b"}\n"))
+        async with PipelineClient(told["api"]) as client:
+            yield client
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _database(url: str, name: str) -> str:
+    """Another database on the same server."""
+    async with Database.open(url, size=2) as admin:
+        await admin.execute(f'CREATE DATABASE "{name}"')
+    head, _, query = url.partition("?")
+    return f"{head.rpartition('/')[0]}/{name}" + (f"?{query}" if query else "")
+
+
+async def _fill_finished(db: Database, rows: int) -> None:
+    for start in range(0, rows, CHUNK):
+        print(f"filling {start:,} of {rows:,} rows", file=sys.stderr)
+        await db.execute(FINISHED, start, min(start + CHUNK, rows))
+    await db.execute("VACUUM ANALYZE pipeline_tracking")
