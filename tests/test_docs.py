@@ -7,6 +7,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.settings import Settings, load_settings
+from penstock.tracking.contract import Stage
+from penstock.tracking.model import MACHINES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -26,6 +28,13 @@ def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
     settings = load_settings(tmp_path / "penstock.yaml", {})
     assert settings.bus.kafka is not None
     assert set(YAML(typ="safe").load(block)) <= set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_the_diagram_of_tracking_is_the_machines(stage: Stage) -> None:
+    """T8: what docs/tracking.md draws is what the code declares."""
+    (drawn,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "docs" / "tracking.md").read_text(), re.DOTALL)
+    assert drawn == MACHINES[stage].mermaid()
 
 
 def test_every_setting_is_documented() -> None:

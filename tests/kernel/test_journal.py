@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.kernel import journal
+from penstock.kernel import journal, migrate
 from penstock.kernel.db import Database
 from penstock.kernel.journal import Entry
+from tests.services.postgres import fresh_database
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -64,6 +65,24 @@ async def test_the_tail_goes_by_number_not_by_letters(db: Database) -> None:
             told += [noted.entry.subject for noted in page]
             position = page[-1].position
     assert told == [str(number) for number in range(95, 106)]
+
+
+async def test_entries_of_the_first_release_are_kept(postgres_url: str) -> None:
+    """T15: the journal that noted each move by itself is carried over, whole and in order."""
+    kernel = migrate.load("penstock.kernel")
+    async with fresh_database(postgres_url, empty=True) as url, Database.open(url) as db:
+        await migrate.migrate(db, kernel[:2])
+        await db.execute(
+            "INSERT INTO journal (machine, subject, source, target, actor, at, reason, fence)"
+            " VALUES ('m', 'a', NULL, 'new', 'x', $1, NULL, NULL), ('m', 'a', 'new', 'failed', 'y', $1, 'full', 7)",
+            AT,
+        )
+        await migrate.migrate(db, kernel)
+        rows = await db.fetch("SELECT subject, source, target, actor, reason, fence FROM journal_move ORDER BY id, n")
+    assert [tuple(row) for row in rows] == [
+        ("a", None, "new", "x", None, None),
+        ("a", "new", "failed", "y", "full", 7),
+    ]
 
 
 async def test_pruning_forgets_only_what_is_old(db: Database) -> None:

@@ -26,11 +26,12 @@ async def make_template(url: str) -> None:
 
 
 @asynccontextmanager
-async def fresh_database(url: str) -> AsyncIterator[str]:
-    """The URL of a database nobody else uses; gone afterwards."""
+async def fresh_database(url: str, *, empty: bool = False) -> AsyncIterator[str]:
+    """The URL of a database nobody else uses, migrated unless it shall be *empty*; gone afterwards."""
     name = f"t{os.getpid()}_{next(_numbers)}"
     async with _admin(url) as admin:
-        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}" STRATEGY FILE_COPY')
+        template = "template0" if empty else TEMPLATE
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
     try:
         yield database_url(url, name)
     finally:

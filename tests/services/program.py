@@ -5,12 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 _COMMAND = [sys.executable, "-m", "penstock.cli.main"]
 
@@ -30,24 +30,20 @@ def penstock(*args: str, cwd: Path, env: Mapping[str, str] | None = None, timeou
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-class Up(AbstractContextManager["Up"]):
-    """`penstock up` on free ports, ready when entered; its log goes to a file beside its data."""
+class Server(AbstractContextManager["Server"]):
+    """A command that serves until it is told to stop, ready when entered; its log goes to a file beside its data."""
 
-    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
-        self._log = (folder / "up.log").open("ab")
+    def __init__(self, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> None:
+        self._name = name
+        self.log_file = folder / f"{name}.log"
+        self._log = self.log_file.open("ab")
         self._process = subprocess.Popen(
-            [*_COMMAND, "up", "--port", "0", "--query-port", "0", "--json", *args],
-            cwd=folder,
-            env=_environment(env),
-            stdout=subprocess.PIPE,
-            stderr=self._log,
+            command, cwd=folder, env=_environment(env), stdout=subprocess.PIPE, stderr=self._log
         )
-        self.log_file = folder / "up.log"
-        self.api = self.query = ""
+        self.api = ""
 
-    def __enter__(self) -> "Up":
-        ready = self._first_document()
-        self.api, self.query = ready["api"], ready["query"]
+    def __enter__(self) -> Self:
+        self._on_ready(self._first_document())
         return self
 
     def __exit__(
@@ -55,6 +51,9 @@ class Up(AbstractContextManager["Up"]):
     ) -> None:
         self.kill()
         self._log.close()
+
+    def _on_ready(self, said: Mapping[str, Any]) -> None:
+        self.api = said["api"]
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; its exit code."""
@@ -72,7 +71,7 @@ class Up(AbstractContextManager["Up"]):
         return self._process.pid
 
     def _first_document(self) -> dict[str, Any]:
-        """What `up --json` prints when it is ready; reading blocks until then or until it ends."""
+        """What it prints with `--json` when it is ready; reading blocks until then or until it ends."""
         text = ""
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -80,7 +79,27 @@ class Up(AbstractContextManager["Up"]):
             if line.startswith(b"}"):
                 document: dict[str, Any] = json.loads(text)
                 return document
-        raise AssertionError(f"up ended with {self._process.wait()}: {self.log_file.read_text()}")
+        raise AssertionError(f"{self._name} ended with {self._process.wait()}: {self.log_file.read_text()}")
+
+
+class Up(Server):
+    """`penstock up` on free ports."""
+
+    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
+        super().__init__("up", [*_COMMAND, "up", "--port", "0", "--query-port", "0", "--json", *args], folder, env)
+        self.query = ""
+
+    def _on_ready(self, said: Mapping[str, Any]) -> None:
+        super()._on_ready(said)
+        self.query = said["query"]
+
+
+class PipelineApid(Server):
+    """`pipeline-apid` on a free port."""
+
+    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "penstock.cli.pipeline_apid", "--port", "0", "--json", *args]
+        super().__init__("pipeline-apid", command, folder, env)
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:

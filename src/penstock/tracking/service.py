@@ -1,6 +1,6 @@
 """What can be done with the pipeline; each use case owns its transaction."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -339,7 +339,7 @@ class Tracking:
         finally:
             self._watchers -= 1
 
-    async def moves(self, after: Position | None) -> AsyncIterator[Sequence[Noted]]:
+    async def moves(self, after: Position | None) -> AsyncGenerator[Sequence[Noted], None]:
         """T17: moves as they are made, from position *after* on, or from now; empty when a while passed without."""
         async with self._db.connection() as connection:
             position = after or await journal.end(connection)

@@ -1,0 +1,156 @@
+"""The rows of one stage as a plain loop."""
+
+import asyncio
+import signal
+import threading
+from collections import deque
+from types import TracebackType
+
+import structlog
+
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.ids import worker_name
+from penstock.kernel.waiting import ended, happens
+from penstock.tracking.client import Claimed, PipelineClient
+from penstock.tracking.model import queue_named
+from penstock.tracking.sdk.item import Item
+from penstock.tracking.sdk.reporter import Reporter
+
+_WAIT = 2.0  # seconds one request waits for work; so long may a stop take
+
+
+class StageDaemon:
+    """The rows of one stage, one after another, for as long as nobody says stop."""
+
+    def __init__(
+        self,
+        stage: str,
+        url: str,
+        *,
+        worker: str | None = None,
+        batch: int = 10,
+        lease: float = 60,
+        token: str | None = None,
+        handle_signals: bool = True,
+    ) -> None:
+        self.stage = queue_named(stage)
+        self.worker = worker or worker_name(self.stage)
+        self._batch = batch
+        self._lease = lease
+        self._client = PipelineClient(url, token=token)
+        self._handle_signals = handle_signals
+        self._waiting: deque[Item] = deque()
+        self._current: Item | None = None
+        self._stopping = asyncio.Event()
+        self._reporter = Reporter(self._client, self.stage)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._log = structlog.get_logger().bind(stage=self.stage.value, worker=self.worker)
+
+    async def __aenter__(self) -> "StageDaemon":
+        await self._client.__aenter__()
+        self._tasks = [
+            asyncio.create_task(self._reporter.run(), name=f"reports of {self.worker}"),
+            asyncio.create_task(self._keep(), name=f"heartbeats of {self.worker}"),
+        ]
+        self._listen_to_signals()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ignore_signals()
+        self._give_up_current(error)
+        while self._waiting:
+            self._waiting.popleft().release()
+        try:
+            await self._reporter.flush(within=self._lease)
+        finally:
+            for task in self._tasks:
+                await ended(task)
+            await self._client.__aexit__(kind, error, trace)
+
+    def __aiter__(self) -> "StageDaemon":
+        return self
+
+    async def __anext__(self) -> Item:
+        if self._current is not None:
+            self._current.done()
+            self._current = None
+        self._reporter.complain()
+        while not self._stopping.is_set():
+            self._drop_lost()
+            if self._waiting:
+                self._current = self._waiting.popleft()
+                return self._current
+            self._waiting.extend(await self._claim())
+        raise StopAsyncIteration
+
+    def stop(self) -> None:
+        """End the loop after the current item, and give back the others."""
+        self._stopping.set()
+
+    async def flush(self) -> None:
+        """Wait until everything said so far is on record."""
+        await self._reporter.flush(within=self._lease)
+
+    async def _claim(self) -> list[Item]:
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                held = await self._client.claim(
+                    self.stage, self.worker, limit=self._batch, lease=self._lease, wait=_WAIT
+                )
+            except Transient as error:
+                self._log.warning("claim_failed", code=error.code, error=error.message)
+                await happens(self._stopping, backoff.next().total_seconds())
+            else:
+                return [self._item(one) for one in held]
+        return []
+
+    def _item(self, one: Claimed) -> Item:
+        item = Item(one.filename, one.shard, one.attempt, one.fence, self._reporter.add)
+        self._reporter.held.add(item)
+        return item
+
+    async def _keep(self) -> None:
+        """Hold on to everything that is not yet reported, and mark what was lost meanwhile."""
+        while True:
+            await asyncio.sleep(self._lease / 3)
+            held = {(item.filename, item.shard, item.fence): item for item in self._reporter.held}
+            if not held:
+                continue
+            try:
+                lost = await self._client.heartbeat(self.stage, self.worker, held, lease=self._lease)
+            except PenstockError as error:
+                self._log.warning("heartbeat_failed", code=error.code, error=error.message)
+                continue
+            for name in lost & held.keys():
+                held[name].is_lost = True
+                self._reporter.held.discard(held[name])
+                self._log.warning("item_lost", filename=name[0], shard=name[1], fence=name[2])
+
+    def _drop_lost(self) -> None:
+        self._waiting = deque(item for item in self._waiting if not item.is_lost)
+
+    def _give_up_current(self, error: BaseException | None) -> None:
+        if self._current is None:
+            return
+        if isinstance(error, Exception):
+            self._current.retry(f"{type(error).__name__}: {error}")
+        else:  # the loop was left: nobody said that the work is done
+            self._current.release()
+
+    def _listen_to_signals(self) -> None:
+        if self._handle_signals and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        self.stop()
+        self._ignore_signals()  # a second one ends it at once
+
+    def _ignore_signals(self) -> None:
+        if self._handle_signals and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().remove_signal_handler(number)

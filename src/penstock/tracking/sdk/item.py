@@ -1,0 +1,56 @@
+"""One row to work on, as a daemon's loop sees it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.kernel.backoff import delay
+from penstock.kernel.outcome import readable
+from penstock.tracking.client import Ended
+from penstock.tracking.contract import Said
+
+
+@dataclass(eq=False)
+class Item:
+    """One row to work on, held for this daemon until it is ended or lost."""
+
+    filename: str
+    shard: int
+    attempt: int
+    fence: int
+    _end: Callable[["Item", Ended], None] = field(repr=False)
+    is_ended: bool = False
+    is_lost: bool = False  # somebody else may have it by now: stop working on it
+
+    def done(self) -> None:
+        """The work is finished."""
+        self._say(Said.DONE)
+
+    def fail(self, error: str) -> None:
+        """It cannot be done; it stays failed until somebody retries it."""
+        self._say(Said.FAILED, error)
+
+    def retry(self, error: str, *, after: float | None = None) -> None:
+        """Not now: hand it out again, after so many seconds or after a while that grows with its attempts."""
+        seconds = delay(self.attempt).total_seconds() if after is None else after
+        self._say(Said.RETRY, error, seconds)
+
+    def release(self) -> None:
+        """Not begun: hand it out again, as if it had never been claimed."""
+        self._say(Said.RELEASE)
+
+    def ended_from(self, loop: asyncio.AbstractEventLoop) -> "Item":
+        """The item, for a thread in which *loop* does not run."""
+        end = self._end
+
+        def hand_over(item: Item, how: Ended) -> None:
+            loop.call_soon_threadsafe(end, item, how)
+
+        self._end = hand_over
+        return self
+
+    def _say(self, outcome: Said, error: str | None = None, after: float | None = None) -> None:
+        if not self.is_ended:
+            self.is_ended = True
+            said = readable(error) if error else None
+            self._end(self, Ended(self.filename, self.shard, self.fence, outcome, said, after))

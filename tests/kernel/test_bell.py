@@ -1,0 +1,57 @@
+"""The bell wakes those who wait: here at once, elsewhere by NOTIFY, and everybody when it is taken down."""
+
+import asyncio
+
+from penstock.kernel.bell import Bell
+from penstock.kernel.db import Database
+from penstock.kernel.waiting import happens
+
+CHANNEL = "test_bell"
+
+
+async def test_a_ring_wakes_who_waits_for_its_topic(db: Database) -> None:
+    """T12: whoever waits for a topic is woken by it, and by no other."""
+    bell = Bell(db, CHANNEL)
+    mine, other = bell.next("mine"), bell.next("other")
+    bell.ring("mine")
+    assert mine.is_set()
+    assert not other.is_set()
+    assert not bell.next("mine").is_set(), "a ring is for those who waited, not for those who come later"
+
+
+async def test_another_process_hears_it(db: Database, database_url: str) -> None:
+    """T12: a ring reaches the waiting of every process that serves the same database."""
+    async with Database.open(database_url) as theirs, Bell.hung(theirs, CHANNEL) as far, Bell.hung(db, CHANNEL) as near:
+        heard, wakings = asyncio.Event(), 0
+
+        async def wait_for_it() -> None:
+            nonlocal wakings
+            while wakings < 2:  # the first one may only say that the listener has begun
+                await far.next("work").wait()
+                wakings += 1
+            heard.set()
+
+        waiting = asyncio.create_task(wait_for_it())
+        async with asyncio.timeout(20):
+            while not await happens(heard, 0.1):
+                near.ring("work")
+        await waiting
+
+
+async def test_taken_down_it_wakes_everybody_for_good(db: Database) -> None:
+    """T17: at a stop nobody goes on waiting, nor begins to."""
+    bell = Bell(db, CHANNEL)
+    waiting = bell.next("work")
+    bell.close()
+    assert waiting.is_set()
+    assert bell.next("work").is_set()
+
+
+async def test_many_rings_are_told_once(db: Database) -> None:
+    """A NOTIFY passes a lock of the whole server: a burst of rings is one, with each topic once."""
+    bell = Bell(db, CHANNEL)
+    for _ in range(100):
+        bell.ring("work", "moves")
+    assert bell._to_tell == {"work", "moves"}
+    await bell.tell()
+    assert bell._to_tell == set()

@@ -1,0 +1,195 @@
+"""Tracking as a user runs it: alone, beside the rest, from the command line, on a database of its own."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import httpx
+import pytest
+
+from penstock.kernel.db import Database
+from penstock.tracking.contract import Stage
+from penstock.tracking.model import MACHINES
+from tests.services.postgres import fresh_database
+from tests.services.program import PipelineApid, Result, Up, penstock
+
+ROOT = Path(__file__).parents[2]
+DDL = ROOT / "db" / "pipeline_ddl.sql"
+APID = [sys.executable, "-m", "penstock.cli.pipeline_apid"]
+
+
+async def test_the_ddl_can_be_applied_again_and_loses_nothing(db: Database) -> None:
+    """T10: applied at every start; a table with rows keeps them, and counts on."""
+    insert = "INSERT INTO pipeline_tracking (filename, shard) VALUES ($1, 0)"
+    await db.execute(insert, "before")
+    await db.execute(DDL.read_text())
+    await db.execute(insert, "after")
+    assert await db.fetchval("SELECT count(*) FROM pipeline_tracking") == 2
+    assert await db.fetchval("SELECT sum(rows) FROM pipeline_count_change WHERE stage = 'event-ingest'") == 2
+
+
+async def test_filename_and_shard_are_unique(db: Database) -> None:
+    """T10: whoever writes past the API cannot make a row twice."""
+    insert = "INSERT INTO pipeline_tracking (filename, shard) VALUES ('f', 0)"
+    await db.execute(insert)
+    with pytest.raises(asyncpg.UniqueViolationError, match="uq_filename_shard"):
+        await db.execute(insert)
+
+
+@pytest.mark.parametrize("stage", Stage)
+async def test_the_table_knows_the_machines_states(db: Database, stage: Stage) -> None:
+    """T8: the CHECK of each status column allows just the states the machine declares."""
+    found = await db.fetchval(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1",
+        f"pipeline_tracking_{stage.field}_status_check",
+    )
+    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({MACHINES[stage].sql_check('status')}))")
+    twin = await db.fetchval("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'twin'")
+    assert found == twin.replace("status", f"{stage.field}_status")
+
+
+async def test_rows_moved_by_hand_are_counted(db: Database) -> None:
+    """T7: SQL typed at night, deletes and truncation included, leaves the counters exact."""
+    total = "SELECT coalesce(sum(rows), 0) FROM pipeline_count_change WHERE stage = 'mysql-sender' AND standing = $1"
+    await db.execute("INSERT INTO pipeline_tracking (filename, shard) SELECT 'f', n FROM generate_series(1, 5) AS n")
+    await db.execute("UPDATE pipeline_tracking SET mysql_sender_status = 'failed' WHERE shard <= 3")
+    await db.execute("DELETE FROM pipeline_tracking WHERE shard = 1")
+    assert await db.fetchval(total, "failed") == 2
+    assert await db.fetchval(total, "new") == 2
+    await db.execute("TRUNCATE pipeline_tracking")
+    assert await db.fetchval("SELECT count(*) FROM pipeline_count_change") == 0
+
+
+def test_the_wheel_carries_the_ddl(tmp_path: Path) -> None:
+    """T10: whoever installs Penstock has the tables with it."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        carried = opened.read("penstock/tracking/migrations/0001_pipeline_ddl.sql")
+    assert carried == DDL.read_bytes()
+
+
+def test_it_runs_alone_on_an_embedded_database_and_survives_kill_9(tmp_path: Path) -> None:
+    """T10: `pipeline-apid --data-dir D` needs nothing installed; killed and started again, it has its rows."""
+    with PipelineApid(tmp_path, "--data-dir", "data") as alone:
+        pipeline = f"{alone.api}/api/v1/pipeline"
+        httpx.post(f"{pipeline}/files/register", json={"filename": "f", "shards": [0]}).raise_for_status()
+        assert httpx.get(f"{alone.api}/actuator/health/readiness").status_code == 200
+    with PipelineApid(tmp_path, "--data-dir", "data") as again:
+        shown = httpx.get(f"{again.api}/api/v1/pipeline/files/f").json()
+        assert shown["shards"][0]["event_ingest_status"] == "started"
+        assert again.stop() == 0
+
+
+def test_an_open_event_stream_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    """T17: SIGTERM ends the streams, and with them the process, at once."""
+    with Up(tmp_path) as up, httpx.stream("GET", f"{up.api}/api/v1/pipeline/events") as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith(":")
+        assert up.stop() == 0
+        assert list(lines)[-1:] in ([], [""])
+
+
+async def test_up_keeps_the_pipeline_in_a_database_of_its_own(tmp_path: Path, postgres_url: str) -> None:
+    """T10: with tracking.database the platform's has no pipeline tables; `db migrate` and `doctor` know both."""
+    async with fresh_database(postgres_url, empty=True) as platform, fresh_database(postgres_url, empty=True) as own:
+        config = {"database": {"url": platform}, "tracking": {"database": {"url": own}}}
+        (tmp_path / "penstock.yaml").write_text(json.dumps(config))
+        applied = json.loads(penstock("db", "migrate", "--json", cwd=tmp_path).out)["applied"]
+        assert applied.count("tracking 0001 pipeline_ddl") == 1
+        with Up(tmp_path) as up:
+            body = {"filename": "f", "shards": [1, 2]}
+            async with httpx.AsyncClient(base_url=up.api) as client:
+                assert (await client.post("/api/v1/pipeline/files/register", json=body)).json()["created"]
+        assert "tracking database" in penstock("doctor", cwd=tmp_path).out
+        async with Database.open(platform) as db:
+            assert await db.fetchval("SELECT to_regclass('pipeline_tracking')") is None
+        async with Database.open(own) as db:
+            assert await db.fetchval("SELECT count(*) FROM pipeline_tracking") == 2
+
+
+def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    """Secrets come by reference: the next step is told, the password is not repeated."""
+    command = [*APID, "--port", "0", "--database", "postgresql://app:hunter2@db/pipeline"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert "hunter2" not in done.stderr
+
+
+def test_a_database_that_is_away_is_told(tmp_path: Path) -> None:
+    """A start without its database ends with the exit code for that, in words."""
+    command = [*APID, "--port", "0", "--database", "postgresql://app@127.0.0.1:1/pipeline"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 7
+    assert "does not answer" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with Up(tmp_path_factory.mktemp("up")) as up:
+        yield up
+
+
+def track(server: Up, folder: Path, *args: str) -> Result:
+    return penstock("track", *args, cwd=folder, env={"PENSTOCK_URL": server.api})
+
+
+def test_the_command_line_leads_a_file_through(server: Up, tmp_path: Path) -> None:
+    """T1, T5, T6, T12, T16: register, status, queue, claim, why, summary, each for people and as JSON."""
+    assert "registered" in track(server, tmp_path, "register", "cli", "0", "1").out
+    assert json.loads(track(server, tmp_path, "register", "cli", "0", "--json").out)["created"] is False
+    assert "not complete yet" in track(server, tmp_path, "why", "cli", "0").out
+    httpx.post(f"{server.api}/api/v1/pipeline/stages/event-ingest/done", json={"filename": "cli"}).raise_for_status()
+    assert track(server, tmp_path, "queue", "shard-splitter").out.count("cli") == 2
+    (claimed,) = json.loads(track(server, tmp_path, "claim", "shard-splitter", "--worker", "me", "--json").out)
+    assert (claimed["filename"], claimed["shard"], claimed["fence"]) == ("cli", 0, 1)
+    assert "started by me" in track(server, tmp_path, "why", "cli", "0").out
+    assert "shard-splitter" in track(server, tmp_path, "status", "cli").out
+    assert json.loads(track(server, tmp_path, "status", "--status", "started", "--json").out)["files"]
+    assert json.loads(track(server, tmp_path, "summary", "--json").out)["by_stage"]["event_ingest"]["done"] >= 2
+    assert "new → started" in track(server, tmp_path, "history", "cli").out
+
+
+def test_the_command_line_retries_and_pauses(server: Up, tmp_path: Path) -> None:
+    """T4, T19: one row, or all that failed with an error; a stage is paused with its reason and resumed."""
+    pipeline = f"{server.api}/api/v1/pipeline"
+    assert track(server, tmp_path, "register", "broken", "0", "1", "2").code == 0
+    for shard in range(3):
+        body = {"filename": "broken", "shard": shard, "error": f"disk {shard} is full"}
+        httpx.post(f"{pipeline}/stages/mysql-sender/fail", json=body).raise_for_status()
+    assert track(server, tmp_path, "retry", "mysql-sender", "broken", "0").code == 0
+    assert track(server, tmp_path, "retry", "mysql-sender", "--error", "disk 1").out == "1 set back in mysql-sender\n"
+    assert track(server, tmp_path, "retry", "mysql-sender", "--all").out == "1 set back in mysql-sender\n"
+    assert track(server, tmp_path, "pause", "mysql-sender", "--reason", "moving house").code == 0
+    assert "moving house" in track(server, tmp_path, "queue").out
+    assert track(server, tmp_path, "resume", "mysql-sender").code == 0
+    assert "moving house" not in track(server, tmp_path, "queue").out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("status", "nobody"), 5, "no file 'nobody' is registered"),
+        (("register", "a/b", "0"), 2, "no slash"),
+        (("retry", "mysql-sender"), 2, "say what to retry"),
+        (("claim", "event-ingest", "--worker", "w"), 2, "event-ingest"),
+        (("why", "nobody", "0", "--url", "http://127.0.0.1:1"), 7, "does not answer"),
+    ],
+)
+def test_mistakes_at_the_command_line_are_told(
+    server: Up, tmp_path: Path, args: tuple[str, ...], code: int, words: str
+) -> None:
+    """T9: the right exit code and a sentence, no traceback."""
+    done = track(server, tmp_path, *args)
+    assert done.code == code
+    assert words in done.err
+    assert "Traceback" not in done.err
