@@ -1,7 +1,7 @@
 """The pipeline's queue beside PgQueuer: the same PostgreSQL, the same run, durable commits.
 
-Each drain hands out and ends every row. In process that is `Tracking.claim` and `Tracking.report`; through HTTP the same
-asked of a `pipeline-apid` by its client. A row costs two moves, each with its history and its exact counters.
+Each drain hands out and ends every row. In process that is `Tracking.claim` and `Tracking.report`; through HTTP it is
+the same asked of a `pipeline-apid` by its client. A row costs two moves, each with its history and exact counters.
 """
 
 import asyncio
@@ -147,7 +147,7 @@ async def _summaries(tracking: Tracking, times: int = 200) -> float:
 async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
     """The service as `pipeline-apid` runs it, chores and all."""
     async with AsyncExitStack() as stack:
-        db = await stack.enter_async_context(Database.open(url))
+        db = await stack.enter_async_context(Database.open(url, looks_up=True))
         await migrate.migrate(db, tracking_migrations())
         metrics = TrackingMetrics(Telemetry().registry)
         tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))

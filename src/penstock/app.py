@@ -1,7 +1,7 @@
 """The composition root: the only place that reads settings and wires parts together."""
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -62,7 +62,9 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
 
 
 @asynccontextmanager
-async def open_database(settings: Settings, section: DatabaseSection | None = None) -> AsyncIterator[Database]:
+async def open_database(
+    settings: Settings, section: DatabaseSection | None = None, *, looks_up: bool = False
+) -> AsyncIterator[Database]:
     """The platform's PostgreSQL, the embedded one started when needed, or the one *section* names."""
     section = section or settings.database
     async with AsyncExitStack() as stack:
@@ -71,8 +73,13 @@ async def open_database(settings: Settings, section: DatabaseSection | None = No
             url = await stack.enter_async_context(embedded_postgres(settings.data_dir / "postgres"))
         else:
             url = _with_password(section)
-        opened = Database.open(url, size=section.pool_size, statement_timeout=section.statement_timeout)
+        opened = _open(url, section, looks_up=looks_up)
         yield await stack.enter_async_context(opened)
+
+
+def _open(url: str, section: DatabaseSection, *, looks_up: bool) -> AbstractAsyncContextManager[Database]:
+    timeout = section.statement_timeout
+    return Database.open(url, size=section.pool_size, statement_timeout=timeout, looks_up=looks_up)
 
 
 @asynccontextmanager
@@ -82,14 +89,16 @@ async def open_tracking(
     """T10: the pipeline on its own database, else on the *platform*'s, its tables up to date and its chores done."""
     own = settings.tracking.database
     async with AsyncExitStack() as stack:
-        if own is None and platform is not None:
-            db = platform
+        shared = platform if own is None else None
+        if shared is not None:
+            opened = _open(shared.dsn, settings.database, looks_up=True)
         else:
-            db = await stack.enter_async_context(open_database(settings, own))
-            await migrate.migrate(db, tracking_migrations())
+            opened = open_database(settings, own, looks_up=True)
+        db = await stack.enter_async_context(opened)
+        await migrate.migrate(db, tracking_migrations())
         metrics = TrackingMetrics(telemetry.registry)
         tracking = await stack.enter_async_context(Tracking.open(db, settings.tracking, metrics))
-        chores = [*tracking_workers.chores(tracking), *([] if db is platform else [_journal_retention(settings, db)])]
+        chores = [*tracking_workers.chores(tracking), *([] if shared else [_journal_retention(settings, db)])]
         for name, chore, every in chores:
             await stack.enter_async_context(repeating(name, chore, every))
         yield tracking

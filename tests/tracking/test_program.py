@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from penstock.kernel.db import Database
+from penstock.tracking import store
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
 from tests.services.postgres import fresh_database
@@ -62,6 +63,25 @@ async def test_rows_moved_by_hand_are_counted(db: Database) -> None:
     assert await db.fetchval(total, "new") == 2
     await db.execute("TRUNCATE pipeline_tracking")
     assert await db.fetchval("SELECT count(*) FROM pipeline_count_change") == 0
+
+
+@pytest.mark.parametrize("statement", ["claim", "settle", "reap", "heartbeat"])
+async def test_plans_made_on_an_empty_table_are_good_for_a_full_one(database_url: str, statement: str) -> None:
+    """T12: plans are kept, so the first ones, made before there was a row, must use the indexes too."""
+    lease = store.leases(5)[Stage.SHARD_WORKER]
+    query = lease._sql[statement].replace("<limit>", "100")
+    async with Database.open(database_url, looks_up=True) as db, db.connection() as connection:
+        await connection.execute("SET plan_cache_mode = force_generic_plan")
+        await connection.execute(f"PREPARE it AS {query}")
+        count = await connection.fetchval(
+            "SELECT cardinality(parameter_types) FROM pg_prepared_statements WHERE name = 'it'"
+        )
+        plan = await connection.fetch(f"EXPLAIN EXECUTE it ({', '.join(['NULL'] * count)})")
+    text = "\n".join(row[0] for row in plan)
+    assert "Seq Scan on pipeline_tracking" not in text
+    assert {"claim": "pipeline_tracking_to_work", "reap": "pipeline_tracking_started"}.get(
+        statement, "uq_filename_shard"
+    ) in text
 
 
 def test_the_wheel_carries_the_ddl(tmp_path: Path) -> None:

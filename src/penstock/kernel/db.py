@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 else:  # asyncpg's classes are generic only in their stubs
     Connection = asyncpg.Connection | PoolConnectionProxy
 ACQUIRE_TIMEOUT = 30.0
+# A statement's plan is kept. One made while a table was small reads all of it, and goes on doing so, for a minute or
+# more, when the table has grown: on the first day of a queue, or after every large delivery.
+_LOOK_UP = dict.fromkeys(
+    ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "enable_sort"), "off"
+)
 Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 
 # Failures of the moment: the same statement may succeed on a new connection or a moment later.
@@ -63,8 +68,12 @@ class Database:
         clock: Clock | None = None,
         size: int = 10,
         statement_timeout: timedelta = timedelta(minutes=5),
+        looks_up: bool = False,
     ) -> "AsyncIterator[Database]":
-        """Connect, and disconnect at the end; Transient DATABASE_DOWN when nobody answers."""
+        """Connect, and disconnect at the end; Transient DATABASE_DOWN when nobody answers.
+
+        One that *looks_up* is for queues: its statements find rows by an index, whatever the planner thinks of a table.
+        """
         server_clock = ServerClock()
 
         async def prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
@@ -84,6 +93,7 @@ class Database:
                     "application_name": "penstock",
                     "timezone": "UTC",
                     "statement_timeout": str(int(statement_timeout.total_seconds() * 1000)),
+                    **(_LOOK_UP if looks_up else {}),
                 },
             )
         try:
