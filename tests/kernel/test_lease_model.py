@@ -130,7 +130,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
     def heartbeat(self, data: st.DataObject) -> None:
         _, held = data.draw(st.sampled_from(self.handed_out))
 
-        async def work() -> set[Key]:
+        async def work() -> set[tuple[Key, int]]:
             async with self.db.transaction() as tx:
                 return await LEASE.heartbeat(tx, [(held.key, held.fence)], until=self.clock.now() + LEASE_FOR)
 

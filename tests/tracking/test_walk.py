@@ -161,8 +161,9 @@ class Walk(RuleBasedStateMachine):
         return is_there and (name != "start" or (worker is not None and worker == row.worker))
 
     def step(self, row: ModelRow, stage: Stage, name: str, worker: str | None) -> None:
+        if row.status[stage] is Status.STARTED:
+            row.expires = None
         row.go(stage, self.now, MOVES[name][1])
-        row.expires = None
         if name == "start":
             row.fence, row.worker, row.attempts[stage] = row.fence + 1, worker, row.attempts[stage] + 1
         if name == "retry":

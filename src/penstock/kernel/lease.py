@@ -96,10 +96,12 @@ class Lease(Generic[S]):
         rows = await tx.fetch(query, worker, now + lease_for, now, *args)
         return [Held(self._key(row), row["fence"], row[self.attempts], row) for row in rows]
 
-    async def heartbeat(self, tx: Connection, held: Iterable[tuple[Key, int]], *, until: datetime) -> set[Key]:
-        """Extend leases, given by key and fence; the keys still held. A missing one was lost: stop working on it."""
+    async def heartbeat(
+        self, tx: Connection, held: Iterable[tuple[Key, int]], *, until: datetime
+    ) -> set[tuple[Key, int]]:
+        """Extend leases, given by key and fence; those still held. A missing one was lost: stop working on it."""
         rows = await tx.fetch(self._sql["heartbeat"], until, *self._columns(sorted(set(held))))
-        return {self._key(row) for row in rows}
+        return {(self._key(row), row["fence"]) for row in rows}
 
     async def settle(
         self, tx: Connection, reports: Sequence[Report[S]], *, now: datetime, actor: str | None = None

@@ -35,7 +35,7 @@ UPDATE <table> t
 SET lease_until = greatest(t.lease_until, $1)
 FROM <said_keys>
 WHERE <is_said> AND t.fence = said.fence AND t.<state> = <held>
-RETURNING <keys>;
+RETURNING <keys>, t.fence;
 
 -- name: settle
 -- Move what is still held under its fence; rows are looked up by their key, in one go with the move.

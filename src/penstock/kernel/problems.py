@@ -21,6 +21,9 @@ _EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}
 _PLAINER = {404: "nothing is at {request.url.path}", 405: "{request.url.path} does not take {request.method}"}
 
 
+_SHOWN = "/docs shows what there is"
+
+
 class Problem(BaseModel):
     """What went wrong, under a stable code, and what to do next."""
 
@@ -68,14 +71,16 @@ async def _on_malformed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this type
     errors = [{"at": ".".join(map(str, detail["loc"])), "message": detail["msg"]} for detail in error.errors()]
     detail = "; ".join(f"{one['at']}: {one['message']}" for one in errors)
-    return _plain(422, "MALFORMED", detail, request.scope, errors=errors)
+    return _plain(422, "MALFORMED", detail, request.scope, hint=_SHOWN, errors=errors)
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type
     code = HTTPStatus(error.status_code).phrase.upper().replace(" ", "_")
     told = _PLAINER.get(error.status_code)
-    more = {"detail": told.format(request=request), "hint": "/docs shows what there is"} if told else {}
+    if error.status_code == 400 and error.__cause__ is not None:  # the framework's word for a body it cannot read
+        return _plain(422, "MALFORMED", f"body: {error.__cause__}", request.scope, hint=_SHOWN)
+    more = {"detail": told.format(request=request), "hint": _SHOWN} if told else {}
     response = _plain(error.status_code, code, str(error.detail), request.scope, **more)
     response.headers.update(error.headers or {})
     return response

@@ -255,8 +255,9 @@ async def watch(
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
 ) -> StreamingResponse:
     """T17: moves as they are made, as server-sent events named `move`."""
-    moves = tracking.moves(_position(last_event_id))
-    return StreamingResponse(_stream(moves, stage, filename), media_type=EVENT_STREAM)
+    # Asked before the first word is sent: who has heard it misses nothing from then on.
+    position = _position(last_event_id) or await tracking.latest()
+    return StreamingResponse(_stream(tracking.moves(position), stage, filename), media_type=EVENT_STREAM)
 
 
 async def _stream(

@@ -179,6 +179,13 @@ def sealed(filename: str, shards: Sequence[int]) -> Conflict:
     )
 
 
+class Failure(NamedTuple):
+    """When and why a row failed."""
+
+    at: datetime
+    error: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Standstill:
     """T16: why a row is where it is, in words, and what would move it."""
@@ -189,14 +196,17 @@ class Standstill:
     hint: str | None
 
 
-def explain(row: Row, now: datetime, *, pause: Pause | None, ahead: int, busy: int, error: str | None) -> Standstill:
-    """*ahead* rows of its queue come first, *busy* rows of its stage are under way, *error* is how it failed."""
+def explain(
+    row: Row, now: datetime, *, pause: Pause | None, ahead: int, busy: int, failure: Failure | None
+) -> Standstill:
+    """*ahead* rows of its queue come first, *busy* rows of its stage are under way, *failure* is how it failed."""
     stage = row.stage
     if stage is None:
         return Standstill(None, None, f"all stages are done, the last one since {_for(now - row.updated_at)}", None)
     status = row.status[stage]
     if status is Status.FAILED:
-        why = f"{stage} failed {_for(now - row.updated_at)} ago{_because(error)}"
+        at, error = failure or Failure(row.updated_at, None)  # forgotten, when its history is
+        why = f"{stage} failed {_for(now - at)} ago{_because(error)}"
         return Standstill(stage, status, why, f"mend the cause, then POST /stages/{stage}/retry")
     if status is Status.STARTED:
         return Standstill(stage, status, *_under_way(row, stage, now))

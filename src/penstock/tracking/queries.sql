@@ -1,6 +1,3 @@
--- Every statement of tracking on PostgreSQL. Those that concern one stage are filled in for each: <status> and
--- <attempts> are its columns, <may_start> says that the stage before it is done, <machine> is its name in the journal.
-
 -- name: lock_file
 -- Let nobody else register or end this file until the transaction does: a row not yet there cannot be locked.
 SELECT pg_advisory_xact_lock(hashtextextended('penstock.tracking.' || $1, 0));
@@ -66,7 +63,11 @@ WITH found AS MATERIALIZED (
         <attempts> = CASE $3 WHEN {stage.STARTED} THEN t.<attempts> + 1 WHEN {stage.NEW} THEN 0 ELSE t.<attempts> END,
         fence = t.fence + ($3 = {stage.STARTED})::int,
         worker = CASE WHEN $3 = {stage.STARTED} THEN $5 ELSE t.worker END,
-        lease_until = CASE WHEN $3 = {stage.STARTED} THEN timestamptz 'infinity' END,
+        -- A later stage can fail while this one is under way: that takes nothing from its lease.
+        lease_until = CASE
+            WHEN $3 = {stage.STARTED} THEN timestamptz 'infinity'
+            WHEN found.<status> <> {stage.STARTED} THEN t.lease_until
+        END,
         updated_at = $8,
         moves = t.moves || (SELECT number FROM entry)
     FROM found
@@ -103,11 +104,14 @@ FROM (
 ) AS ahead;
 
 -- name: oldest
--- When the row that comes first was created.
-SELECT t.created_at FROM pipeline_tracking t
-WHERE t.<status> = {stage.NEW} AND (<may_start>)
-ORDER BY t.due_at, t.id
-LIMIT 1;
+-- When the oldest row was created. It may not be the first: one that is tried again has a later place.
+SELECT min(created_at)
+FROM (
+    SELECT t.created_at FROM pipeline_tracking t
+    WHERE t.<status> = {stage.NEW} AND (<may_start>)
+    ORDER BY t.due_at, t.id
+    LIMIT $1
+) AS first;
 
 -- name: list_files
 -- The files with a row that stands so, by name, within bounds of it.
@@ -162,9 +166,9 @@ WITH chosen AS MATERIALIZED (
 )
 SELECT count(*) FROM moved;
 
--- name: last_error
--- Why a row failed last.
-SELECT reason FROM journal_move
+-- name: last_failure
+-- When and why a row failed last.
+SELECT at, reason FROM journal_move
 WHERE id = ANY ($2) AND subject = $1 AND machine = <machine> AND target = {stage.FAILED}
 ORDER BY id DESC, n DESC
 LIMIT 1;

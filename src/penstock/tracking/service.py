@@ -180,7 +180,7 @@ class Tracking:
                 keys = [Key(*held) for held in await store.held_by(connection, stage, worker)]
             held = [((key.filename, key.shard), key.fence) for key in keys]
             kept = await self._leases[stage].heartbeat(connection, held, until=until)
-        mine = [(key.filename, key.shard) in kept for key in keys]
+        mine = [((key.filename, key.shard), key.fence) in kept for key in keys]
         return (
             until,
             [key for key, is_kept in zip(keys, mine, strict=True) if is_kept],
@@ -303,7 +303,7 @@ class Tracking:
                 pause=(await store.pauses(tx)).get(stage),
                 ahead=await store.count_ahead(tx, stage, row, AHEAD_LIMIT) if waits else 0,
                 busy=_under_way(await store.counts(tx), stage) if waits else 0,
-                error=await store.last_error(tx, stage, row) if row.status[stage] is Status.FAILED else None,
+                failure=await store.last_failure(tx, stage, row) if row.status[stage] is Status.FAILED else None,
             )
 
     async def counts(self) -> list[Count]:
@@ -339,10 +339,13 @@ class Tracking:
         finally:
             self._watchers -= 1
 
-    async def moves(self, after: Position | None) -> AsyncGenerator[Sequence[Noted], None]:
-        """T17: moves as they are made, from position *after* on, or from now; empty when a while passed without."""
+    async def latest(self) -> Position:
+        """The position after which come the moves that are yet to be made."""
         async with self._db.connection() as connection:
-            position = after or await journal.end(connection)
+            return await journal.end(connection)
+
+    async def moves(self, position: Position) -> AsyncGenerator[Sequence[Noted], None]:
+        """T17: moves as they are made, after *position*; empty when a while passed without."""
         while not self._bell.is_closed:
             rung = self._bell.next(_MOVES)
             async with self._db.connection() as connection:

@@ -13,24 +13,31 @@ from penstock.kernel.lease import Lease, Settled
 from penstock.kernel.lease import Report as LeaseReport
 from penstock.kernel.machine import Move
 from penstock.tracking.contract import Answer, Said, Stage, Status
-from penstock.tracking.model import FILE_STAGE, MACHINES, QUEUES, TARGETS, Count, Pause, Report, Result, Row
+from penstock.tracking.model import FILE_STAGE, MACHINES, QUEUES, TARGETS, Count, Failure, Pause, Report, Result, Row
 
 CHANNEL = "penstock_tracking"
 RETRY_AFTER = timedelta(seconds=5)  # when a report does not say
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 _LAST_CHARACTER = "\U0010ffff"
+_LOOKED_AT = 10_000  # rows of a queue that are looked at to find the oldest
 _READY = "ready"  # a count's word for: new, and the stage before it is done
 _SUBJECT = "t.filename || '/' || t.shard"
+# When and why is looked up in the history only for those who ask; a row whose history is forgotten failed when it moved.
 _FAILED_SO = f"""t.<status> = {{stage.FAILED}}
       AND t.filename >= $1 AND t.filename < $2
       AND ($3::integer[] IS NULL OR t.shard = ANY ($3))
-      AND ($4::timestamptz IS NULL OR t.updated_at >= $4)
-      AND ($5::timestamptz IS NULL OR t.updated_at < $5)
-      AND ($6::text IS NULL OR position($6 IN coalesce(
-          (SELECT reason FROM journal_move
-           WHERE id = ANY (t.moves) AND subject = {_SUBJECT} AND machine = <machine> AND target = {{stage.FAILED}}
-           ORDER BY id DESC, n DESC LIMIT 1), ''
-      )) > 0)"""
+      AND (coalesce($4::timestamptz, $5::timestamptz) IS NULL AND $6::text IS NULL OR EXISTS (
+          SELECT
+          FROM (VALUES (1)) AS always
+          LEFT JOIN LATERAL (
+              SELECT at, reason FROM journal_move
+              WHERE id = ANY (t.moves) AND subject = {_SUBJECT} AND machine = <machine> AND target = {{stage.FAILED}}
+              ORDER BY id DESC, n DESC LIMIT 1
+          ) AS last ON true
+          WHERE ($4 IS NULL OR coalesce(last.at, t.updated_at) >= $4)
+            AND ($5 IS NULL OR coalesce(last.at, t.updated_at) < $5)
+            AND ($6 IS NULL OR position($6 IN coalesce(last.reason, '')) > 0)
+      ))"""
 
 Leases = Mapping[Stage, Lease[Status]]
 
@@ -59,6 +66,7 @@ class FailedSo:
 
 
 def _statements(stage: Stage) -> Mapping[str, str]:
+    """The statements, filled in for *stage*: `<status>` and `<attempts>` are its columns, and so on."""
     words = {
         "<failed_so>": sql.fill(_FAILED_SO, {"stage": MACHINES[stage]}),
         "<status>": f"{stage.field}_status",
@@ -229,8 +237,8 @@ async def count_ahead(tx: Connection, stage: Stage, row: Row, limit: int) -> int
 
 
 async def oldest(tx: Connection, stage: Stage) -> datetime | None:
-    """When the first row of the queue was created."""
-    found: datetime | None = await tx.fetchval(SQL[stage]["oldest"])
+    """When the oldest row of the queue was created, as far as anybody looks."""
+    found: datetime | None = await tx.fetchval(SQL[stage]["oldest"], _LOOKED_AT)
     return found
 
 
@@ -275,10 +283,10 @@ def _asked(failed: FailedSo) -> tuple[Any, ...]:
     return (*bounds, failed.shards, failed.failed_since, failed.failed_before, failed.error_contains)
 
 
-async def last_error(tx: Connection, stage: Stage, row: Row) -> str | None:
-    """Why *row* failed last in *stage*."""
-    found: str | None = await tx.fetchval(SQL[stage]["last_error"], subject(row.filename, row.shard), row.moves)
-    return found
+async def last_failure(tx: Connection, stage: Stage, row: Row) -> Failure | None:
+    """When and why *row* failed last in *stage*; None when that is forgotten."""
+    found = await tx.fetchrow(SQL[stage]["last_failure"], subject(row.filename, row.shard), row.moves)
+    return Failure(found["at"], found["reason"]) if found else None
 
 
 async def counts(tx: Connection) -> list[Count]:

@@ -34,7 +34,11 @@ class SyncStageDaemon:
         async def enter() -> StageDaemon:
             return await StageDaemon(self._stage, self._url, **self._options, handle_signals=False).__aenter__()
 
-        self._daemon = self._run(enter())
+        try:
+            self._daemon = self._run(enter())
+        except BaseException:
+            self._end_thread()
+            raise
         if self._handle_signals and threading.current_thread() is threading.main_thread():
             self._handlers = {n: signal.signal(n, self._on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
         return self
@@ -46,9 +50,7 @@ class SyncStageDaemon:
         try:
             self._run(self._inner.__aexit__(kind, error, trace))
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._end_thread()
 
     def __iter__(self) -> Iterator[Item]:
         return self
@@ -76,6 +78,11 @@ class SyncStageDaemon:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._restore_signals()

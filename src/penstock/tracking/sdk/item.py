@@ -44,7 +44,10 @@ class Item:
         end = self._end
 
         def hand_over(item: Item, how: Ended) -> None:
-            loop.call_soon_threadsafe(end, item, how)
+            if asyncio._get_running_loop() is loop:  # noqa: SLF001 - the one way to ask without raising
+                end(item, how)
+            else:
+                loop.call_soon_threadsafe(end, item, how)
 
         self._end = hand_over
         return self
