@@ -211,7 +211,7 @@ class Walk(RuleBasedStateMachine):
         else:
             row.go(stage, self.now, Status.FAILED, Status.NEW)
             row.attempts[stage] -= said is Said.RELEASE
-            row.due = self.now + wait if said is Said.RETRY else row.due
+            row.due = self.now + wait
 
     @precondition(lambda self: self.handed_out)
     @rule(data=st.data(), by_worker=st.booleans())

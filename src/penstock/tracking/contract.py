@@ -38,7 +38,7 @@ class Said(StrEnum):
     DONE = "done"
     FAILED = "failed"
     RETRY = "retry"  # try again, later; counts as an attempt
-    RELEASE = "release"  # not begun: hand it out again at once, as if never claimed
+    RELEASE = "release"  # not begun, or not its own fault: hand it out again as if never claimed
 
 
 class Answer(StrEnum):

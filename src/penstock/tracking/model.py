@@ -210,7 +210,7 @@ def explain(
         return Standstill(stage, status, why, f"mend the cause, then POST /stages/{stage}/retry")
     if status is Status.STARTED:
         return Standstill(stage, status, *_under_way(row, stage, now))
-    return Standstill(stage, status, *_waiting(row, stage, now, pause, ahead, busy))
+    return Standstill(stage, status, *_waiting(row, stage, now, pause, ahead, busy, failure and failure.error))
 
 
 def _under_way(row: Row, stage: Stage, now: datetime) -> tuple[str, str | None]:
@@ -228,7 +228,7 @@ def _under_way(row: Row, stage: Stage, now: datetime) -> tuple[str, str | None]:
 
 
 def _waiting(
-    row: Row, stage: Stage, now: datetime, pause: Pause | None, ahead: int, busy: int
+    row: Row, stage: Stage, now: datetime, pause: Pause | None, ahead: int, busy: int, error: str | None
 ) -> tuple[str, str | None]:
     if pause is not None:
         why = f"{stage} was paused {_for(now - pause.since)} ago by {pause.actor}{_because(pause.reason)}"
@@ -236,8 +236,8 @@ def _waiting(
     if stage is FILE_STAGE:
         return "the file failed and was set back; its producer has not begun again", f"POST /stages/{stage}/start"
     if row.due_at > now:
-        tried = f"attempt {row.attempts[stage]} did not succeed"
-        return f"{stage} is tried again in {_for(row.due_at - now)}: {tried}", None
+        tried = f"attempt {row.attempts[stage]} did not succeed" if row.attempts[stage] else "it was given back"
+        return f"{stage} is tried again in {_for(row.due_at - now)}; {tried}{_because(error)}", None
     waits = f"it has waited for a worker of {stage} for {_for(now - row.updated_at)}"
     queue = f"{_several(ahead, AHEAD_LIMIT)} before it in the queue, {_several(busy)} under way"
     hint = None if busy else f"nobody works on this stage: is a {stage} daemon running, and does it reach this server?"

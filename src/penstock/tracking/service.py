@@ -303,7 +303,7 @@ class Tracking:
                 pause=(await store.pauses(tx)).get(stage),
                 ahead=await store.count_ahead(tx, stage, row, AHEAD_LIMIT) if waits else 0,
                 busy=_under_way(await store.counts(tx), stage) if waits else 0,
-                failure=await store.last_failure(tx, stage, row) if row.status[stage] is Status.FAILED else None,
+                failure=await store.last_failure(tx, stage, row),
             )
 
     async def counts(self) -> list[Count]:

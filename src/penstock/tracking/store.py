@@ -22,7 +22,7 @@ _LAST_CHARACTER = "\U0010ffff"
 _LOOKED_AT = 10_000  # rows of a queue that are looked at to find the oldest
 _READY = "ready"  # a count's word for: new, and the stage before it is done
 _SUBJECT = "t.filename || '/' || t.shard"
-# When and why is looked up in the history only for those who ask; a row whose history is forgotten failed when it moved.
+# When and why is looked up in the history only for those who ask; when that is forgotten, it failed when it last moved.
 _FAILED_SO = f"""t.<status> = {{stage.FAILED}}
       AND t.filename >= $1 AND t.filename < $2
       AND ($3::integer[] IS NULL OR t.shard = ANY ($3))
@@ -210,11 +210,10 @@ def _result(
 
 
 def _lease_report(report: Report, now: datetime) -> LeaseReport[Status]:
-    due_at = now + (RETRY_AFTER if report.retry_after is None else report.retry_after)
     counts = report.said is not Said.RELEASE
-    key = (report.filename, report.shard)
-    due = due_at if report.said is Said.RETRY else None
-    return LeaseReport(key, report.fence, TARGETS[report.said], report.error, due, counts)
+    wait = RETRY_AFTER if report.retry_after is None and counts else report.retry_after
+    key, due_at = (report.filename, report.shard), None if wait is None else now + wait
+    return LeaseReport(key, report.fence, TARGETS[report.said], report.error, due_at, counts)
 
 
 async def list_queue(

@@ -216,7 +216,8 @@ class Reported(Body):
     outcome: Said
     error: Reason | None = None
     retry_after_seconds: Annotated[float, Field(ge=0, le=LEASE_LIMIT)] | None = Field(
-        None, description="With `retry`: when to try again; else after 5 seconds."
+        None,
+        description="When to hand it out again: after a `retry` else in 5 seconds, after a `release` else at once.",
     )
 
 

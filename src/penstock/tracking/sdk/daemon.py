@@ -77,8 +77,8 @@ class StageDaemon:
         if self._current is not None:
             self._current.done()
             self._current = None
-        self._reporter.complain()
         while not self._stopping.is_set():
+            self._reporter.complain()
             self._drop_lost()
             if self._waiting:
                 self._current = self._waiting.popleft()
@@ -97,6 +97,7 @@ class StageDaemon:
     async def _claim(self) -> list[Item]:
         backoff = Backoff()
         while not self._stopping.is_set():
+            self._reporter.complain()
             try:
                 held = await self._client.claim(
                     self.stage, self.worker, limit=self._batch, lease=self._lease, wait=_WAIT

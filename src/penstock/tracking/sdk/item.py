@@ -9,6 +9,8 @@ from penstock.kernel.outcome import readable
 from penstock.tracking.client import Ended
 from penstock.tracking.contract import Said
 
+MOST_WAIT = 86_400.0  # seconds; the server takes no more
+
 
 @dataclass(eq=False)
 class Item:
@@ -35,9 +37,9 @@ class Item:
         seconds = delay(self.attempt).total_seconds() if after is None else after
         self._say(Said.RETRY, error, seconds)
 
-    def release(self) -> None:
-        """Not begun: hand it out again, as if it had never been claimed."""
-        self._say(Said.RELEASE)
+    def release(self, error: str | None = None, *, after: float | None = None) -> None:
+        """Not begun, or not its own fault: hand it out again, as if it had never been claimed; costs no attempt."""
+        self._say(Said.RELEASE, error, after)
 
     def ended_from(self, loop: asyncio.AbstractEventLoop) -> "Item":
         """The item, for a thread in which *loop* does not run."""
@@ -56,4 +58,5 @@ class Item:
         if not self.is_ended:
             self.is_ended = True
             said = readable(error) if error else None
-            self._end(self, Ended(self.filename, self.shard, self.fence, outcome, said, after))
+            wait = None if after is None else min(max(after, 0.0), MOST_WAIT)
+            self._end(self, Ended(self.filename, self.shard, self.fence, outcome, said, wait))

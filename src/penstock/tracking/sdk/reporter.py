@@ -41,6 +41,7 @@ class Reporter:
             raise self._error
 
     async def flush(self, *, within: float) -> None:
+        self.complain()
         if not await happens(self._idle, within):
             self._log.warning("reports_unsent", reports=len(self._said))
         self.complain()
