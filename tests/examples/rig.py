@@ -118,7 +118,7 @@ class Shards:
     async def is_held_up(self) -> bool:
         """Whether somebody waits now."""
         # Not innodb_trx: read more often than every 0.1 s, it never changes.
-        return self.ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1] != "0"
+        return bool(self.ask("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1] != "0")
 
     async def is_left_alone(self) -> bool:
         """Whether no sender is connected: what a dead one left open was rolled back."""

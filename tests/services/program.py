@@ -58,6 +58,10 @@ class Server(AbstractContextManager["Server"]):
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop; its exit code."""
         self._process.send_signal(how)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait for its end; its exit code."""
         return self._process.wait(30)
 
     def kill(self) -> None:
@@ -65,6 +69,10 @@ class Server(AbstractContextManager["Server"]):
         self._process.wait(30)
         if self._process.stdout:
             self._process.stdout.close()
+
+    @property
+    def port(self) -> int:
+        return int(self.api.rpartition(":")[2])
 
     @property
     def pid(self) -> int:
@@ -95,10 +103,10 @@ class Up(Server):
 
 
 class PipelineApid(Server):
-    """`pipeline-apid` on a free port."""
+    """`pipeline-apid`, on a free port unless one is given."""
 
-    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "penstock.cli.pipeline_apid", "--port", "0", "--json", *args]
+    def __init__(self, folder: Path, *args: str, port: int = 0, env: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "penstock.cli.pipeline_apid", "--port", str(port), "--json", *args]
         super().__init__("pipeline-apid", command, folder, env)
 
 

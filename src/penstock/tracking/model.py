@@ -117,7 +117,7 @@ def queue_named(name: str) -> Stage:
 
 
 def refusal(row: Row, stage: Stage, move: Move[Status], worker: str | None, pause: Pause | None) -> Conflict | None:
-    """T8: why *row* did not move; None when it already was where it should go."""
+    """T8: why *row* may not move; None when nothing is against it, or it already was where it should go."""
     current = row.status[stage]
     named = f"{stage} of {row.filename}/{row.shard}"
     if current is move.target and (move.name != "start" or (worker is not None and worker == row.worker)):
@@ -133,13 +133,21 @@ def refusal(row: Row, stage: Stage, move: Move[Status], worker: str | None, paus
             hint=f"POST /queues/{stage}/resume when it may go on",
             current=current.value,
         )
-    return Conflict(
-        "HELD_BY_ANOTHER",
-        f"{named} is held by {row.worker}, not by {worker}",
-        hint="stop working on it: it was handed to somebody else",
-        current=current.value,
-        worker=row.worker,
-    )
+    if current is Status.STARTED and worker is not None and row.worker not in (None, worker):
+        return Conflict(
+            "HELD_BY_ANOTHER",
+            f"{named} is held by {row.worker}, not by {worker}",
+            hint="stop working on it: it was handed to somebody else",
+            current=current.value,
+            worker=row.worker,
+        )
+    return None
+
+
+def changed_meanwhile(row: Row, stage: Stage) -> Conflict:
+    """Nothing is against the move any more, but it was when it was tried."""
+    message = f"{stage} of {row.filename}/{row.shard} was kept from moving by what has changed meanwhile"
+    return Conflict("CHANGED_MEANWHILE", message, hint="try again", current=row.status[stage].value)
 
 
 def _impossible(row: Row, stage: Stage, move: Move[Status], named: str) -> Conflict:

@@ -11,10 +11,11 @@ import asyncpg
 
 from penstock.kernel import journal
 from penstock.kernel.bell import Bell
-from penstock.kernel.db import Database
+from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Invalid, NotFound, Transient
 from penstock.kernel.journal import Noted, Position
 from penstock.kernel.lease import Held, Lease
+from penstock.kernel.machine import Move
 from penstock.kernel.outcome import readable
 from penstock.kernel.paging import Page, page
 from penstock.kernel.waiting import happens
@@ -34,6 +35,7 @@ from penstock.tracking.model import (
     Result,
     Row,
     Standstill,
+    changed_meanwhile,
     explain,
     refusal,
     sealed,
@@ -123,12 +125,21 @@ class Tracking:
             if not found:
                 raise _unknown(filename, shard)
             if not any(moved for _, moved in found):
-                pause = (await store.pauses(tx)).get(stage)
-                for row, _ in found:
-                    if refused := refusal(row, stage, step, worker, pause):
-                        raise refused
+                await self._explain_refusal(tx, stage, step, worker, [row for row, _ in found])
         self._announce(stage, {step.target})
         return len(found)
+
+    async def _explain_refusal(
+        self, tx: Connection, stage: Stage, step: Move[Status], worker: str | None, rows: Sequence[Row]
+    ) -> None:
+        """Raise why none of *rows* moved, unless they already were where they should go."""
+        pause = (await store.pauses(tx)).get(stage)
+        for row in rows:
+            if refused := refusal(row, stage, step, worker, pause):
+                raise refused
+        for row in rows:
+            if row.status[stage] is not step.target:
+                raise changed_meanwhile(row, stage)
 
     async def claim(
         self,

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 from collections import deque
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 import structlog
@@ -18,6 +19,7 @@ from penstock.tracking.sdk.item import Item
 from penstock.tracking.sdk.reporter import Reporter
 
 _WAIT = 2.0  # seconds one request waits for work; so long may a stop take
+_HEARTBEATS = 1_000  # items in one request
 
 
 class StageDaemon:
@@ -118,18 +120,21 @@ class StageDaemon:
         """Hold on to everything that is not yet reported, and mark what was lost meanwhile."""
         while True:
             await asyncio.sleep(self._lease / 3)
-            held = {(item.filename, item.shard, item.fence): item for item in self._reporter.held}
-            if not held:
-                continue
-            try:
-                lost = await self._client.heartbeat(self.stage, self.worker, held, lease=self._lease)
-            except PenstockError as error:
-                self._log.warning("heartbeat_failed", code=error.code, error=error.message)
-                continue
-            for name in lost & held.keys():
-                held[name].is_lost = True
-                self._reporter.held.discard(held[name])
-                self._log.warning("item_lost", filename=name[0], shard=name[1], fence=name[2])
+            items = {(item.filename, item.shard, item.fence): item for item in self._reporter.held}
+            for some in _pieces(list(items)):
+                await self._extend({name: items[name] for name in some})
+
+    async def _extend(self, items: Mapping[tuple[str, int, int], Item]) -> None:
+        try:
+            lost = await self._client.heartbeat(self.stage, self.worker, items, lease=self._lease)
+        except PenstockError as error:
+            self._log.warning("heartbeat_failed", code=error.code, error=error.message)
+            return
+        # One that was reported meanwhile is not held any more, and not lost either.
+        for item in {items[name] for name in lost & items.keys()} & self._reporter.held:
+            item.is_lost = True
+            self._reporter.held.discard(item)
+            self._log.warning("item_lost", filename=item.filename, shard=item.shard, fence=item.fence)
 
     def _drop_lost(self) -> None:
         self._waiting = deque(item for item in self._waiting if not item.is_lost)
@@ -144,14 +149,33 @@ class StageDaemon:
 
     def _listen_to_signals(self) -> None:
         if self._handle_signals and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        self.stop()
-        self._ignore_signals()  # a second one ends it at once
+            _RUNNING.add(self)
+            for number in _SIGNALS:
+                asyncio.get_running_loop().add_signal_handler(number, _stop_all)
 
     def _ignore_signals(self) -> None:
-        if self._handle_signals and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().remove_signal_handler(number)
+        if self in _RUNNING:
+            _RUNNING.discard(self)
+            if not _RUNNING:
+                _leave_signals_alone()
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RUNNING: set[StageDaemon] = set()  # those of this process that a signal stops
+
+
+def _stop_all() -> None:
+    for daemon in _RUNNING:
+        daemon.stop()
+    _leave_signals_alone()  # a second one ends the process at once
+
+
+def _leave_signals_alone() -> None:
+    for number in _SIGNALS:
+        asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def _pieces(names: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
+    """As many as one heartbeat takes, at a time."""
+    for start in range(0, len(names), _HEARTBEATS):
+        yield names[start : start + _HEARTBEATS]

@@ -1,0 +1,93 @@
+"""The pipeline under test: its service under a clock of the test's own, its API without a network, its program with."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from penstock.kernel.actuator import Pulse
+from penstock.kernel.auth import NoAuthenticator
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.db import Database
+from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.telemetry import Telemetry
+from penstock.serving import Web, make_pipeline_api
+from penstock.settings import Settings
+from penstock.tracking.config import TrackingSection
+from penstock.tracking.metrics import TrackingMetrics
+from penstock.tracking.service import Tracking
+from tests.services.postgres import fresh_database
+from tests.services.program import PipelineApid
+from tests.tracking.rig import BASE, Api
+
+MAX_ATTEMPTS = 3
+POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"  # the run's server, see tests/conftest.py
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    return Telemetry()
+
+
+@pytest.fixture
+async def tracking(database_url: str, clock: ManualClock, telemetry: Telemetry) -> AsyncIterator[Tracking]:
+    """The service; its time passes when the test says so."""
+    section = TrackingSection(max_attempts=MAX_ATTEMPTS)
+    metrics = TrackingMetrics(telemetry.registry)
+    async with Database.open(database_url, clock=clock) as db, Tracking.open(db, section, metrics) as tracking:
+        yield tracking
+
+
+@pytest.fixture
+def app(tracking: Tracking, telemetry: Telemetry) -> FastAPI:
+    web = Web(Settings(), telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    return make_pipeline_api(web, Pulse({"database": tracking.check}, needs=["database"]), tracking)
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """The API, reached without a network."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1{BASE}") as client:
+        yield client
+
+
+@pytest.fixture
+def api(http: httpx.AsyncClient) -> Api:
+    return Api(http)
+
+
+@pytest.fixture(scope="module")
+def apid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PipelineApid, str]]:
+    """One `pipeline-apid` for all tests of a module, and its database."""
+    opened, loop = fresh_database(os.environ[POSTGRES_URL]), asyncio.new_event_loop()
+    url = loop.run_until_complete(opened.__aenter__())
+    try:
+        with PipelineApid(tmp_path_factory.mktemp("apid"), "--database", url) as running:
+            yield running, url
+    finally:
+        loop.run_until_complete(opened.__aexit__(None, None, None))
+        loop.close()
+
+
+@pytest.fixture
+async def server(apid: tuple[PipelineApid, str]) -> str:
+    """The address of a running pipeline without rows."""
+    running, database_url = apid
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute("DELETE FROM pipeline_tracking; DELETE FROM pipeline_pause")
+    finally:
+        await connection.close()
+    return running.api
+
+
+@pytest.fixture
+async def live(server: str) -> AsyncIterator[Api]:
+    """The API of that server, over the network."""
+    async with httpx.AsyncClient(base_url=server + BASE, timeout=60) as client:
+        yield Api(client)
