@@ -32,7 +32,7 @@ from penstock.tracking.service import Tracking
 STAGE = Stage.SHARD_SPLITTER
 ROWS = 50_000
 LARGE = 10_000_000
-BATCHES = (1, 10, 100)
+BATCHES = {1: 5_000, 10: ROWS, 100: ROWS}  # and the rows of a drain: one by one a rate shows sooner
 WORKERS = 4
 PEER_WAYS = ("manager", "manager-pool")
 CHUNK = 500_000
@@ -51,7 +51,7 @@ Drain = Callable[[int, int], Awaitable[None]]
 
 
 @asynccontextmanager
-async def benches(folder: Path, *, rows: int = ROWS) -> AsyncIterator[list[Bench]]:
+async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
     """Drains by batch size, ours and the peer's, on one server."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_postgres(folder))
@@ -59,24 +59,24 @@ async def benches(folder: Path, *, rows: int = ROWS) -> AsyncIterator[list[Bench
         client = await stack.enter_async_context(_served(url))
         python = await asyncio.to_thread(peers.environment, "pgqueuer", *peers.PGQUEUER)
         found: list[Bench] = []
-        for batch in BATCHES:
+        for batch, rows in BATCHES.items():
             found += _ours(db, tracking, client, rows, batch)
             found += [_peer(python, url, rows, batch, how) for how in PEER_WAYS]
         yield found
 
 
 @asynccontextmanager
-async def large_benches(folder: Path, *, rows: int = ROWS, large: int = LARGE) -> AsyncIterator[list[Bench]]:
+async def large_benches(folder: Path) -> AsyncIterator[list[Bench]]:
     """The same drain and the summary, on an empty table and on one with ten million finished rows."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_postgres(folder))
         found: list[Bench] = []
-        for name, finished in (("an empty table", 0), (f"{large:,} rows", large)):
+        for name, finished in (("an empty table", 0), (f"{LARGE:,} rows", LARGE)):
             own = await _database(url, f"pipeline_{finished}")
             db, tracking = await stack.enter_async_context(_tracking(own))
             await _fill_finished(db, finished)
             drain = _in_process(tracking)
-            found.append(_bench(f"drain in 100s, {name}", db, rows, 100, 1, drain, keep=True))
+            found.append(_bench(f"drain in 100s, {name}", db, ROWS, 100, 1, drain, keep=True))
             found.append(Bench(f"summary, {name}", "answers", lambda it=tracking: _summaries(it), 50))  # type: ignore[misc]
         yield found
 
