@@ -21,9 +21,7 @@ else:  # asyncpg's classes are generic only in their stubs
 ACQUIRE_TIMEOUT = 30.0
 # A statement's plan is kept. One made while a table was small reads all of it, and goes on doing so, for a minute or
 # more, when the table has grown: on the first day of a queue, or after every large delivery.
-_LOOK_UP = dict.fromkeys(
-    ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "enable_sort"), "off"
-)
+_LOOK_UP = dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin"), "off")
 Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 
 # Failures of the moment: the same statement may succeed on a new connection or a moment later.

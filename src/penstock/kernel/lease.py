@@ -25,7 +25,7 @@ from penstock.kernel.sql import load
 Key = tuple[Any, ...]
 REAPER = "reaper"
 _NOW = {"claim": "$3", "settle": "$2", "reap": "$1"}  # which parameter of each statement tells the time
-_ACTOR = {"settle": "coalesce($1, t.worker)", "reap": f"'{REAPER}'::text"}
+_ACTOR = {"settle": "coalesce($1, t.worker, 'unnamed')", "reap": f"'{REAPER}'::text"}
 
 
 class Held(NamedTuple):
