@@ -334,8 +334,9 @@ class Tracking:
     async def show_metrics(self) -> None:
         """T17: let the gauges tell what the database does."""
         async with self._db.transaction("repeatable_read") as tx:
-            counts, pauses = await store.counts(tx), await store.pauses(tx)
+            # The rows before their counts, as a TRUNCATE takes them: else each could wait for the other.
             oldest = {stage: await store.oldest(tx, stage) for stage in QUEUES}
+            counts, pauses = await store.counts(tx), await store.pauses(tx)
         self._metrics.show(counts, oldest, pauses, self._db.clock.now())
 
     @asynccontextmanager
