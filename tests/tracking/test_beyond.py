@@ -495,7 +495,7 @@ async def next_moves(moves: AsyncIterator[Sequence[Noted]], number: int) -> list
 
 async def test_moves_are_told_as_they_are_made(api: Api, tracking: Tracking) -> None:
     """T17: a watcher hears every move made from its beginning on, in order."""
-    async with aclosing(tracking.moves(await tracking.latest())) as moves:
+    async with aclosing(tracking.live.moves(await tracking.live.latest())) as moves:
         await api.queue_up(WORKER, FILE)
         expected = [(f"{FILE}/0", status) for status in ("started", "done", "started", "done")]
         assert await next_moves(moves, 4) == expected
@@ -504,13 +504,13 @@ async def test_moves_are_told_as_they_are_made(api: Api, tracking: Tracking) -> 
 async def test_a_watcher_goes_on_where_it_left_off(api: Api, tracking: Tracking) -> None:
     """T17: from any position on, every move after it is told, once."""
     await api.queue_up(WORKER, FILE, 0, 1)
-    async with aclosing(tracking.moves(BEGINNING)) as moves:
+    async with aclosing(tracking.live.moves(BEGINNING)) as moves:
         batch: list[Noted] = []
         while len(batch) < 8:
             batch += await anext(moves)
     whole = [(noted.entry.subject, noted.entry.target) for noted in batch]
     for place in (0, 3, 6):
-        async with aclosing(tracking.moves(batch[place].position)) as moves:
+        async with aclosing(tracking.live.moves(batch[place].position)) as moves:
             assert await next_moves(moves, 7 - place) == whole[place + 1 :]
 
 

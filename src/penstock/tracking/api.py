@@ -57,7 +57,7 @@ async def _queue(stage: _StageName) -> Stage:
 
 async def _watching(tracking: Annotated[Tracking, Depends(_tracking)]) -> AsyncIterator[Tracking]:
     """The service, with room for one more event stream."""
-    async with tracking.watching():
+    async with tracking.live.watching():
         yield tracking
 
 
@@ -256,8 +256,8 @@ async def watch(
 ) -> StreamingResponse:
     """T17: moves as they are made, as server-sent events named `move`."""
     # Asked before the first word is sent: who has heard it misses nothing from then on.
-    position = _position(last_event_id) or await tracking.latest()
-    return StreamingResponse(_stream(tracking.moves(position), stage, filename), media_type=EVENT_STREAM)
+    position = _position(last_event_id) or await tracking.live.latest()
+    return StreamingResponse(_stream(tracking.live.moves(position), stage, filename), media_type=EVENT_STREAM)
 
 
 async def _stream(

@@ -1,6 +1,6 @@
 """What can be done with the pipeline; each use case owns its transaction."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,8 +12,8 @@ import asyncpg
 from penstock.kernel import journal
 from penstock.kernel.bell import Bell
 from penstock.kernel.db import Connection, Database
-from penstock.kernel.errors import Invalid, NotFound, Transient
-from penstock.kernel.journal import Noted, Position
+from penstock.kernel.errors import Invalid, NotFound
+from penstock.kernel.journal import Noted
 from penstock.kernel.lease import Held, Lease
 from penstock.kernel.machine import Move
 from penstock.kernel.outcome import readable
@@ -22,13 +22,13 @@ from penstock.kernel.waiting import happens
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Stage, Status
+from penstock.tracking.live import MOVES, Live
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import (
     AHEAD_LIMIT,
     FILE_STAGE,
     MACHINES,
     QUEUES,
-    STAGE_OF,
     Count,
     Pause,
     Report,
@@ -43,9 +43,6 @@ from penstock.tracking.model import (
 from penstock.tracking.store import FailedSo, Stands
 
 POLL = 1.0  # seconds after which whoever waits looks by itself
-WATCHERS = 100  # event streams one process serves at a time
-_TAIL = 500
-_MOVES = "moves"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +63,11 @@ class Tracking:
 
     def __init__(self, db: Database, bell: Bell, section: TrackingSection, metrics: TrackingMetrics) -> None:
         self.lease_for = section.lease
+        self.live = Live(db, bell)
         self._db = db
         self._bell = bell
         self._metrics = metrics
         self._leases = store.leases(section.max_attempts)
-        self._watchers = 0
 
     @classmethod
     @asynccontextmanager
@@ -99,7 +96,7 @@ class Tracking:
             if new:
                 now = self._db.clock.now()
                 await store.insert_rows(tx, filename, new, status, worker=worker, actor=actor, now=now)
-        self._bell.ring(_MOVES)
+        self._bell.ring(MOVES)
         return bool(new)
 
     async def move(
@@ -169,7 +166,7 @@ class Tracking:
                 connection, worker=worker, limit=limit, lease_for=lease_for, now=self._db.clock.now()
             )
         if held:
-            self._bell.ring(_MOVES)
+            self._bell.ring(MOVES)
         return held
 
     async def report(self, stage: Stage, reports: Sequence[Report]) -> list[Result]:
@@ -339,40 +336,11 @@ class Tracking:
             counts, pauses = await store.counts(tx), await store.pauses(tx)
         self._metrics.show(counts, oldest, pauses, self._db.clock.now())
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        """Room for one more event stream, or Transient TOO_MANY_WATCHERS."""
-        if self._watchers >= WATCHERS:
-            hint = "close some, or ask another server"
-            raise Transient("TOO_MANY_WATCHERS", f"{WATCHERS} event streams are open here", hint=hint)
-        self._watchers += 1
-        try:
-            yield
-        finally:
-            self._watchers -= 1
-
-    async def latest(self) -> Position:
-        """The position after which come the moves that are yet to be made."""
-        async with self._db.connection() as connection:
-            return await journal.end(connection)
-
-    async def moves(self, position: Position) -> AsyncGenerator[Sequence[Noted], None]:
-        """T17: moves as they are made, after *position*; empty when a while passed without."""
-        while not self._bell.is_closed:
-            rung = self._bell.next(_MOVES)
-            async with self._db.connection() as connection:
-                noted = await journal.tail(connection, position, limit=_TAIL)
-            if noted:
-                position = noted[-1].position
-            yield [one for one in noted if one.entry.machine in STAGE_OF]
-            if len(noted) < _TAIL:
-                await happens(rung, POLL)
-
     def _announce(self, stage: Stage, targets: set[Status]) -> None:
         """Wake who waits for rows of *stage*, or of the stage after it, and who watches."""
         following = [queue for queue in QUEUES if queue.before is stage and Status.DONE in targets]
         again = [stage] if Status.NEW in targets else []
-        self._bell.ring(_MOVES, *following, *again)
+        self._bell.ring(MOVES, *following, *again)
 
 
 def _under_way(counts: Sequence[Count], stage: Stage) -> int:
