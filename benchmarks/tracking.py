@@ -32,7 +32,7 @@ from penstock.tracking.service import Tracking
 STAGE = Stage.SHARD_SPLITTER
 ROWS = 50_000
 LARGE = 10_000_000
-BATCHES = {1: 5_000, 10: ROWS, 100: ROWS}  # and the rows of a drain: one by one a rate shows sooner
+BATCHES = {1: 5_000, 10: 20_000, 100: ROWS}  # and the rows of a drain: one by one a rate shows sooner
 WORKERS = 4
 PEER_WAYS = ("manager", "manager-pool")
 CHUNK = 500_000
@@ -113,7 +113,7 @@ def _bench(name: str, db: Database, rows: int, batch: int, count: int, drain: Dr
 def _in_process(tracking: Tracking) -> Drain:
     async def drain(batch: int, number: int) -> None:
         while held := await tracking.claim(STAGE, f"worker-{number}", limit=batch):
-            reports = [Report(one.row["filename"], one.row["shard"], one.fence, Said.DONE) for one in held]
+            reports = [Report(one.filename, one.shard, one.fence, Said.DONE) for one in held]
             await tracking.report(STAGE, reports)
 
     return drain

@@ -146,12 +146,14 @@ async def test_event_ingest_moves_the_whole_file(api: Api) -> None:
             assert await api.move(INGEST, transition, FILE) == {"filename": FILE, "updated_rows": 3}
 
 
-async def test_a_file_with_one_shard_that_cannot_move_does_not_move(api: Api) -> None:
-    """T2, T8: event-ingest moves all shards or none: two producers cannot share one start."""
+async def test_a_file_has_one_producer(api: Api) -> None:
+    """T2, T8: shards somebody adds belong to the file's producer, who alone may repeat its start and end it."""
     await api.post("/files/register", filename=FILE, shards=[0], worker="a")
     await api.post("/files/register", filename=FILE, shards=[1], worker="b")
-    refused = await api.refused(409, "ALREADY_STARTED", "/stages/event-ingest/start", filename=FILE, worker="a")
-    assert (refused["current"], refused["worker"]) == ("started", "b")
+    refused = await api.refused(409, "ALREADY_STARTED", "/stages/event-ingest/start", filename=FILE, worker="b")
+    assert (refused["current"], refused["worker"]) == ("started", "a")
+    await api.refused(409, "HELD_BY_ANOTHER", "/stages/event-ingest/done", filename=FILE, worker="b")
+    assert (await api.post("/stages/event-ingest/done", filename=FILE, worker="a"))["updated_rows"] == 2
 
 
 @pytest.mark.parametrize("stage", list(Stage))
@@ -327,16 +329,18 @@ async def test_files_are_found_by_filters(api: Api, clock: ManualClock) -> None:
 
 
 async def test_files_come_in_pages(api: Api) -> None:
-    """T6: page by page, by name, each file once, however many shards it has."""
+    """T6: page by page, by name and shard, each once; a page is bounded however many shards a file has."""
     for name in ("c", "a", "b"):
-        await api.post("/files/register", filename=name, shards=[0, 1])
-    names, cursor = [], None
+        await api.post("/files/register", filename=name, shards=[1, 0])
+    found, cursor = [], None
     while True:
-        page = await api.get("/files", limit=1, **({"cursor": cursor} if cursor else {}))
-        names += [one["filename"] for one in page["files"]]
+        page = await api.get("/files", limit=3, **({"cursor": cursor} if cursor else {}))
+        shards = [(one["filename"], shard["shard"]) for one in page["files"] for shard in one["shards"]]
+        assert len(shards) <= 3
+        found += shards
         if (cursor := page["next"]) is None:
             break
-    assert names == ["a", "b", "c"]
+    assert found == [(name, shard) for name in "abc" for shard in (0, 1)]
 
 
 async def test_the_summary(api: Api, tracking: Tracking) -> None:

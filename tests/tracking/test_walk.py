@@ -21,8 +21,8 @@ from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Said, Stage, Status
 from penstock.tracking.metrics import TrackingMetrics
-from penstock.tracking.model import QUEUES, Count, Report
-from penstock.tracking.service import Key, Tracking
+from penstock.tracking.model import QUEUES, Count, FailedSo, Key, Report
+from penstock.tracking.service import Tracking
 from tests.services.soak import examples
 
 R = TypeVar("R")
@@ -109,7 +109,8 @@ class Walk(RuleBasedStateMachine):
             return
         assert self.run(work) is bool(new)
         for shard in new:
-            row = ModelRow(born=self.now, due=self.now, number=len(self.rows), worker=worker, updated=self.now)
+            producer = known[0].worker if known else worker
+            row = ModelRow(born=self.now, due=self.now, number=len(self.rows), worker=producer, updated=self.now)
             row.status[Stage.EVENT_INGEST] = state
             row.attempts[Stage.EVENT_INGEST] = int(state is Status.STARTED)
             row.moves.append((Stage.EVENT_INGEST, None, state))
@@ -164,6 +165,7 @@ class Walk(RuleBasedStateMachine):
         if row.status[stage] is Status.STARTED:
             row.expires = None
         row.go(stage, self.now, MOVES[name][1])
+        row.due = min(row.due, self.now)
         if name == "start":
             row.fence, row.worker, row.attempts[stage] = row.fence + 1, worker, row.attempts[stage] + 1
         if name == "retry":
@@ -174,14 +176,14 @@ class Walk(RuleBasedStateMachine):
         held = self.run(self.tracking.claim(stage, worker, limit=limit))
         due = [key for key, row in self.rows.items() if row.is_ready(stage) and row.due <= self.now]
         expected = [] if stage in self.paused else sorted(due, key=lambda k: (self.rows[k].due, self.rows[k].number))
-        assert [one.key for one in held] == expected[:limit]
+        assert [one[:2] for one in held] == expected[:limit]
         for one in held:
-            row = self.rows[one.row["filename"], one.row["shard"]]
+            row = self.rows[one.filename, one.shard]
             row.go(stage, self.now, Status.STARTED)
             row.fence, row.worker, row.attempts[stage] = row.fence + 1, worker, row.attempts[stage] + 1
             row.expires = self.now + LEASE.total_seconds()
             assert (one.fence, one.attempt) == (row.fence, row.attempts[stage])
-            self.handed_out.append((stage, (one.row["filename"], one.row["shard"]), one.fence))
+            self.handed_out.append((stage, (one.filename, one.shard), one.fence))
 
     @precondition(lambda self: self.handed_out)
     @rule(data=st.data(), said=st.sampled_from(Said), wait=st.integers(0, 90))
@@ -206,8 +208,10 @@ class Walk(RuleBasedStateMachine):
         row.expires = None
         if said in (Said.DONE, Said.FAILED):
             row.go(stage, self.now, Status.DONE if said is Said.DONE else Status.FAILED)
+            row.due = min(row.due, self.now)
         elif said is Said.RETRY and row.attempts[stage] >= MAX_ATTEMPTS:
             row.go(stage, self.now, Status.FAILED)
+            row.due = min(row.due, self.now)
         else:
             row.go(stage, self.now, Status.FAILED, Status.NEW)
             row.attempts[stage] -= said is Said.RELEASE
@@ -257,7 +261,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(stage=st.sampled_from(QUEUES), filename=FILES, shards=st.none() | st.sets(SHARDS, min_size=1))
     def retry_failed(self, stage: Stage, filename: str, shards: set[int] | None) -> None:
-        chosen = store.FailedSo(filename[:10], None if shards is None else sorted(shards))
+        chosen = FailedSo(filename[:10], None if shards is None else sorted(shards))
         failed = [
             row
             for (name, shard), row in self.rows.items()
@@ -268,7 +272,7 @@ class Walk(RuleBasedStateMachine):
         assert self.run(self.tracking.retry_failed(stage, chosen, limit=100, actor="operator")) == len(failed)
         for row in failed:
             row.go(stage, self.now, Status.NEW)
-            row.attempts[stage] = 0
+            row.attempts[stage], row.due = 0, min(row.due, self.now)
 
     @rule()
     def fold(self) -> None:

@@ -32,6 +32,7 @@ UrlOption = Annotated[
 WorkerOption = Annotated[str | None, typer.Option(help="The name it is noted under in the history.")]
 StageArgument = Annotated[Stage, typer.Argument()]
 URL = "http://127.0.0.1:8080"
+RETRIED_AT_ONCE = 10_000
 
 
 @app.command()
@@ -137,8 +138,8 @@ def retry(
         told = _ask(url, lambda client: client.move(stage, "retry", filename, shard, worker=worker))
         emit(told, as_json=json, text=f"{filename} is new again in {stage}")
         return
-    told = _ask(url, lambda client: client.retry_failed(stage, **chosen, worker=worker))
-    emit(told, as_json=json, text=f"{told['retried']} set back in {stage}")
+    retried = _ask(url, lambda client: _retry_all(client, stage, {**chosen, "worker": worker}), timeout=300)
+    emit({"stage": stage, "retried": retried}, as_json=json, text=f"{retried} set back in {stage}")
 
 
 @app.command()
@@ -194,6 +195,15 @@ def resume(stage: StageArgument, url: UrlOption = URL, json: JsonOption = False)
     """Let a paused stage go on."""
     told = _ask(url, lambda client: client.resume(stage))
     emit(told, as_json=json, text=f"{stage} goes on")
+
+
+async def _retry_all(client: "PipelineClient", stage: Stage, chosen: Mapping[str, Any]) -> int:
+    """As many as there are, a bounded number at a time."""
+    total, found = 0, RETRIED_AT_ONCE
+    while found == RETRIED_AT_ONCE:
+        found = (await client.retry_failed(stage, **chosen, limit=RETRIED_AT_ONCE))["retried"]
+        total += found
+    return total
 
 
 def _ask(url: str, question: "Callable[[PipelineClient], Awaitable[T]]", *, timeout: float = 30) -> T:

@@ -24,6 +24,7 @@ from penstock.kernel.sql import load
 
 Key = tuple[Any, ...]
 REAPER = "reaper"
+MOVES_KEPT = 1_000  # numbers of journal entries a row keeps: one that is tried without end must not grow without end
 _NOW = {"claim": "$3", "settle": "$2", "reap": "$1"}  # which parameter of each statement tells the time
 _ACTOR = {"settle": "coalesce($1, t.worker, 'unnamed')", "reap": f"'{REAPER}'::text"}
 
@@ -170,6 +171,7 @@ class Lease(Generic[S]):
             "said_standing": self._said(first=3),
             "reached_before": f"CASE WHEN {exhausted.format('$1', '$2')} THEN <failed> ELSE $1 END",
             "reached": f"CASE WHEN {exhausted.format('$3', '$6')} THEN <failed> ELSE $3 END",
+            "moves": f"(t.moves || (SELECT number FROM entry))[cardinality(t.moves) + 2 - {MOVES_KEPT}:]",
             "is_said": " AND ".join(f"t.{column} = said.{column}" for column in self.key),
             "keys": ", ".join(f"t.{column}" for column in self.key),
             "table": self.table,

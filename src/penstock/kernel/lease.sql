@@ -17,7 +17,7 @@ WITH due AS MATERIALIZED (
         <attempts> = t.<attempts> + 1,
         worker = $1,
         lease_until = $2,
-        moves = t.moves || (SELECT number FROM entry)<stamp>
+        moves = <moves><stamp>
     WHERE t.ctid = ANY (ARRAY(SELECT place FROM due))
     RETURNING t.*
 ), noted AS (
@@ -45,9 +45,9 @@ WITH entry AS MATERIALIZED (
     UPDATE <table> t
     SET <state> = <reached>,
         lease_until = NULL,
-        due_at = coalesce($5, t.due_at),
+        due_at = CASE WHEN <reached> = <ready> THEN coalesce($5, t.due_at) ELSE least(t.due_at, $2) END,
         <attempts> = t.<attempts> - CASE WHEN $6 THEN 0 ELSE 1 END,
-        moves = t.moves || (SELECT number FROM entry)<stamp>
+        moves = <moves><stamp>
     FROM <said_settled>
     WHERE <is_said> AND t.fence = said.fence AND t.<state> = <held>
     RETURNING t.*
@@ -84,7 +84,7 @@ WITH late AS MATERIALIZED (
         fence = t.fence + 1,
         lease_until = NULL,
         due_at = $1,
-        moves = t.moves || (SELECT number FROM entry)<stamp>
+        moves = <moves><stamp>
     WHERE t.ctid = ANY (ARRAY(SELECT place FROM late))
     RETURNING t.*
 ), noted AS (

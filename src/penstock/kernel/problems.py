@@ -21,6 +21,7 @@ _EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}
 _PLAINER = {404: "nothing is at {request.url.path}", 405: "{request.url.path} does not take {request.method}"}
 
 
+_TOLD = 20  # mistakes of one body: who sends thousands need not read them all
 _SHOWN = "/docs shows what there is"
 
 
@@ -69,7 +70,8 @@ async def _on_known(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_malformed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this type
-    errors = [{"at": ".".join(map(str, detail["loc"])), "message": detail["msg"]} for detail in error.errors()]
+    found = error.errors()[:_TOLD]
+    errors = [{"at": ".".join(map(str, detail["loc"])), "message": detail["msg"]} for detail in found]
     detail = "; ".join(f"{one['at']}: {one['message']}" for one in errors)
     return _plain(422, "MALFORMED", detail, request.scope, hint=_SHOWN, errors=errors)
 

@@ -1,7 +1,9 @@
 """The pipeline API: /api/v1/pipeline."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
 from time import monotonic
 from typing import Annotated, Any
 
@@ -14,25 +16,26 @@ from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
 from penstock.kernel.journal import Noted, Position
-from penstock.kernel.lease import Held
 from penstock.tracking import wire
-from penstock.tracking.contract import Answer, Stage, Status
+from penstock.tracking.contract import PREFIX, Answer, Stage, Status
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
     MOVES,
     STAGE_OF,
     Count,
+    FailedSo,
+    Key,
     Pause,
     Report,
     Row,
+    Stands,
     queue_named,
     stage_named,
 )
-from penstock.tracking.service import Key, Tracking
-from penstock.tracking.store import BEGINNING, FailedSo, Stands
+from penstock.tracking.service import Tracking
+from penstock.tracking.store import BEGINNING
 
-PREFIX = "/api/v1/pipeline"
 EVENT_STREAM = "text/event-stream"
 KEEP_ALIVE = 15.0
 routes = APIRouter(prefix=PREFIX, tags=["pipeline"])
@@ -91,13 +94,16 @@ async def list_files(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> wire.FilePage:
-    """T6: files by name, each with those of its shards that the filters leave."""
+    """T6: files by name, with the shards the filters leave. `limit` counts shards: a file may go on over pages."""
     if stage is not None and status is None:
         raise Invalid("STATUS_MISSING", "a stage alone filters nothing", hint="give `status` too")
     stands = Stands(stage, status, shard, prefix, updated_since, updated_before)
-    after = paging.decode(cursor, [str])[0] if cursor else ""
+    after = paging.decode(cursor, [str, int]) if cursor else ("", -1)
     found = await tracking.files(stands, after=after, limit=limit)
-    files = [wire.FileStatus(filename=rows[0].filename, shards=[_shard(row) for row in rows]) for rows in found.items]
+    files = [
+        wire.FileStatus(filename=filename, shards=[_shard(row) for row in rows])
+        for filename, rows in groupby(found.items, key=lambda row: row.filename)
+    ]
     return wire.FilePage(files=files, next=found.next)
 
 
@@ -190,10 +196,7 @@ async def list_queue(
         limit=limit,
         offset=offset,
     )
-    items = [
-        wire.QueueItem(filename=row["filename"], shard=row["shard"], created_at=row["created_at"])
-        for row in found.items
-    ]
+    items = [wire.QueueItem(filename=row.filename, shard=row.shard, created_at=row.created_at) for row in found.items]
     return wire.QueuePage(stage=stage, items=items, next=found.next)
 
 
@@ -209,7 +212,7 @@ async def claim(body: wire.Claim, request: Request, tracking: Service, stage: Ha
         is_gone=request.is_disconnected,
     )
     paused = not held and stage in await tracking.pauses()
-    items = [_claimed(one) for one in held]
+    items = [one._asdict() for one in held]
     return _answer({"stage": stage, "worker": body.worker, "items": items, "paused": paused})
 
 
@@ -222,9 +225,12 @@ async def heartbeat(body: wire.Heartbeat, tracking: Service, stage: HandedOut) -
 
 
 @routes.post("/queues/{stage}/pause")
-async def pause(stage: AnyStage, tracking: Service, caller: Caller, body: wire.PauseRequest) -> wire.PauseState:
+async def pause(
+    stage: AnyStage, tracking: Service, caller: Caller, body: wire.PauseRequest | None = None
+) -> wire.PauseState:
     """T19: hand out and start nothing of this stage until it is resumed. What is under way may end."""
-    paused = await tracking.pause(stage, actor=_actor(body.worker, caller), reason=body.reason)
+    said = body or wire.PauseRequest()
+    paused = await tracking.pause(stage, actor=_actor(said.worker, caller), reason=said.reason)
     return wire.PauseState(stage=stage, paused=True, since=paused.since, by=paused.actor, reason=paused.reason)
 
 
@@ -239,11 +245,14 @@ async def resume(stage: AnyStage, tracking: Service) -> wire.PauseState:
 async def summarise(tracking: Service) -> wire.Summary:
     """T7: how many rows stand where, exactly, whatever their number."""
     counts = await tracking.counts()
-    shards = sorted({count.shard for count in counts if count.stage is Stage.MYSQL_SENDER})
+    by_shard: dict[int, list[Count]] = defaultdict(list)
+    for count in counts:
+        if count.stage is Stage.MYSQL_SENDER:
+            by_shard[count.shard].append(count)
     return wire.Summary(
         total=_rows(counts, FILE_STAGE),
         by_stage=wire.StageCounts(**{stage.field: _by_status(counts, stage) for stage in Stage}),
-        by_shard=[_by_shard([count for count in counts if count.shard == shard], shard) for shard in shards],
+        by_shard=[_by_shard(by_shard[shard], shard) for shard in sorted(by_shard)],
     )
 
 
@@ -288,18 +297,6 @@ def _told(noted: Noted) -> str:
 def _answer(document: Mapping[str, Any]) -> Response:
     """*document* as it is: for the two routes whose answers are long and asked for all the time."""
     return Response(orjson.dumps(document, option=orjson.OPT_UTC_Z), media_type="application/json")
-
-
-def _claimed(held: Held) -> dict[str, Any]:
-    row = held.row
-    return {
-        "filename": row["filename"],
-        "shard": row["shard"],
-        "fence": held.fence,
-        "attempt": held.attempt,
-        "created_at": row["created_at"],
-        "lease_until": row["lease_until"],
-    }
 
 
 def _result(report: Report, answer: Answer, status: Status | None) -> dict[str, Any]:

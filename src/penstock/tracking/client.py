@@ -20,9 +20,8 @@ from penstock.kernel.errors import (
     Transient,
     Unauthorized,
 )
-from penstock.tracking.contract import Said, Stage
+from penstock.tracking.contract import PREFIX, Said, Stage
 
-PREFIX = "/api/v1/pipeline"
 _KINDS: Sequence[type[PenstockError]] = (Invalid, TooLarge, Unauthorized, Forbidden, NotFound, Conflict, Transient)
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
 _PROBLEM = ("type", "title", "status", "code", "detail", "hint")
@@ -56,11 +55,11 @@ class PipelineClient:
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 30) -> None:
         self._base = url.rstrip("/") + PREFIX
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "PipelineClient":
-        self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout)
+        self._session = aiohttp.ClientSession(headers=self._headers)
         return self
 
     async def __aexit__(
@@ -90,9 +89,9 @@ class PipelineClient:
         self, stage: Stage, worker: str, *, limit: int, lease: float | None = None, wait: float = 0
     ) -> list[Claimed]:
         """Rows that are now this worker's alone; waits up to *wait* seconds for the first."""
-        body = await self._post(
-            f"/queues/{stage}/claim", worker=worker, limit=limit, lease_seconds=lease, wait_seconds=wait
-        )
+        said = {"worker": worker, "limit": limit, "lease_seconds": lease, "wait_seconds": wait}
+        asked = {name: value for name, value in said.items() if value is not None}
+        body = await self._call("POST", f"/queues/{stage}/claim", asked, wait=wait)
         return [_claimed(item) for item in body["items"]]
 
     async def report(self, stage: Stage, ended: Iterable[Ended]) -> list[Json]:
@@ -146,14 +145,24 @@ class PipelineClient:
     async def _post(self, path: str, **body: Any) -> Json:
         return await self._call("POST", path, {name: value for name, value in body.items() if value is not None})
 
-    async def _call(self, method: str, path: str, body: Any = None, *, params: Mapping[str, str] | None = None) -> Json:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        wait: float = 0,
+    ) -> Json:
         if self._session is None:
             raise RuntimeError("use the client in `async with`")
         address = URL(self._base + path, encoded=True).update_query(params or {})
         data = None if body is None else orjson.dumps(body)
         headers = {"content-type": "application/json"}
         try:
-            async with self._session.request(method, address, data=data, headers=headers) as response:
+            # What the server was asked to wait is not its fault.
+            limit = aiohttp.ClientTimeout(total=self._timeout + wait)
+            async with self._session.request(method, address, data=data, headers=headers, timeout=limit) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             hint = "is it running? `penstock up` or `pipeline-apid` starts it; --url tells where it is"

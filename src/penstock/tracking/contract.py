@@ -2,6 +2,11 @@
 
 from enum import StrEnum
 
+PREFIX = "/api/v1/pipeline"
+BATCH_LIMIT = 1_000  # rows in a claim, a report or a heartbeat
+WAIT_LIMIT = 30  # seconds a claim waits for a row
+DELAY_LIMIT = 86_400  # seconds of a lease, or until a later try
+
 
 class Stage(StrEnum):
     """The way of a row, in order."""

@@ -1,7 +1,10 @@
 """T17: moves as they are made, for those who watch."""
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+
+import structlog
 
 from penstock.kernel import journal
 from penstock.kernel.bell import Bell
@@ -15,6 +18,7 @@ MOVES = "moves"  # the bell's topic
 WATCHERS = 100  # event streams one process serves at a time
 POLL = 1.0  # seconds after which a watcher looks by itself
 _TAIL = 500
+_PAUSE = 0.1  # between two looks: many watchers of a busy pipeline must not take the connections from its workers
 
 
 class Live:
@@ -46,10 +50,15 @@ class Live:
         """T17: moves as they are made, after *position*; empty when a while passed without."""
         while not self._bell.is_closed:
             rung = self._bell.next(MOVES)
-            async with self._db.connection() as connection:
-                noted = await journal.tail(connection, position, limit=_TAIL)
+            try:
+                async with self._db.connection() as connection:
+                    noted = await journal.tail(connection, position, limit=_TAIL)
+            except Transient as error:  # the watcher comes back with the last event it had
+                structlog.get_logger().warning("watching_ended", code=error.code, error=error.message)
+                return
             if noted:
                 position = noted[-1].position
             yield [one for one in noted if one.entry.machine in STAGE_OF]
             if len(noted) < _TAIL:
                 await happens(rung, POLL)
+                await asyncio.sleep(_PAUSE)

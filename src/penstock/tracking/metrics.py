@@ -18,7 +18,7 @@ class TrackingMetrics:
         self._ready = Gauge("penstock_tracking_queue_rows", "Rows that wait for a worker", stage, registry=registry)
         self._oldest = Gauge(
             "penstock_tracking_queue_oldest_seconds",
-            "Age of the row that comes first, 0 when none waits",
+            "Age of the oldest of the first 10,000 rows that wait, 0 when none does",
             stage,
             registry=registry,
         )

@@ -57,6 +57,35 @@ class Row:
         return next((stage for stage in Stage if self.status[stage] is not Status.DONE), None)
 
 
+class Key(NamedTuple):
+    """A row as its worker names it."""
+
+    filename: str
+    shard: int
+    fence: int
+
+
+class Claimed(NamedTuple):
+    """A row that is its worker's alone until the lease runs out."""
+
+    filename: str
+    shard: int
+    fence: int
+    attempt: int
+    created_at: datetime
+    lease_until: datetime
+
+
+class Waiting(NamedTuple):
+    """A row in a queue, and its place there."""
+
+    filename: str
+    shard: int
+    created_at: datetime
+    due_at: datetime
+    id: int
+
+
 class Report(NamedTuple):
     """What a worker says of a row it claimed."""
 
@@ -74,6 +103,29 @@ class Result(NamedTuple):
     report: Report
     answer: Answer
     status: Status | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """Which rows are asked for; None leaves open."""
+
+    stage: Stage | None = None
+    status: Status | None = None
+    shard: int | None = None
+    prefix: str = ""
+    updated_since: datetime | None = None
+    updated_before: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSo:
+    """Which failed rows are meant; None leaves open."""
+
+    prefix: str = ""
+    shards: Sequence[int] | None = None
+    failed_since: datetime | None = None
+    failed_before: datetime | None = None
+    error_contains: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

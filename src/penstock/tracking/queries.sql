@@ -30,7 +30,7 @@ SELECT * FROM pipeline_tracking WHERE filename = $1 AND shard = $2;
 
 -- name: rows_by_key
 -- Rows as their reports name them, looked up one by one.
-SELECT t.filename, t.shard, t.<status> AS status, t.<attempts> AS attempts
+SELECT t.filename, t.shard, t.<status> AS status
 FROM unnest($1::text[], $2::integer[]) AS said (filename, shard)
 CROSS JOIN LATERAL (
     SELECT * FROM pipeline_tracking t WHERE t.filename = said.filename AND t.shard = said.shard
@@ -42,7 +42,7 @@ SELECT filename, shard, fence FROM pipeline_tracking
 WHERE worker = $1 AND lease_until < 'infinity' AND <status> = {stage.STARTED};
 
 -- name: move
--- Move one row, or all rows of a file when no shard is given, if each of them may move or already has.
+-- Move one row, or all rows of a file, if each of them may move or already has.
 WITH found AS MATERIALIZED (
     SELECT
         t.*,
@@ -52,7 +52,7 @@ WITH found AS MATERIALIZED (
                  OR $5::text IS NULL OR t.worker IS NULL OR t.worker = $5) AS may_move,
         t.<status> = $3 AND ($3 <> {stage.STARTED} OR coalesce(t.worker = $5, false)) AS has_moved
     FROM pipeline_tracking t
-    WHERE t.filename = $1 AND ($2::integer IS NULL OR t.shard = $2)
+    WHERE t.filename = $1 AND <of_file>
     ORDER BY t.shard
     FOR UPDATE
 ), entry AS MATERIALIZED (
@@ -68,8 +68,9 @@ WITH found AS MATERIALIZED (
             WHEN $3 = {stage.STARTED} THEN timestamptz 'infinity'
             WHEN found.<status> <> {stage.STARTED} THEN t.lease_until
         END,
+        due_at = least(t.due_at, $8),  -- whoever moves it by hand does not wait for a later try
         updated_at = $8,
-        moves = t.moves || (SELECT number FROM entry)
+        moves = <moves>
     FROM found
     WHERE t.filename = found.filename AND t.shard = found.shard AND found.may_move
       AND NOT EXISTS (SELECT FROM found WHERE NOT may_move AND NOT has_moved)
@@ -81,7 +82,7 @@ WITH found AS MATERIALIZED (
     FROM moved
     HAVING count(*) > 0
 )
-SELECT found.*, EXISTS (SELECT FROM moved WHERE moved.id = found.id) AS moved FROM found;
+SELECT found.*, moved.id IS NOT NULL AS moved FROM found LEFT JOIN moved ON moved.id = found.id;
 
 -- name: list_queue
 -- What waits for a stage, in the order it is handed out.
@@ -113,29 +114,17 @@ FROM (
     LIMIT $1
 ) AS first;
 
--- name: list_files
--- The files with a row that stands so, by name, within bounds of it.
-SELECT t.filename
-FROM pipeline_tracking t
-WHERE (<stands>)
-  AND t.filename > $1 AND t.filename >= $2 AND t.filename < $3
-  AND ($4::integer IS NULL OR t.shard = $4)
-  AND ($5::timestamptz IS NULL OR t.updated_at >= $5)
-  AND ($6::timestamptz IS NULL OR t.updated_at < $6)
-GROUP BY t.filename
-ORDER BY t.filename
-LIMIT $7;
-
 -- name: list_rows
--- The rows that stand so, of the files of one page.
+-- The rows that stand so, by file and shard, within bounds of the file's name.
 SELECT *
 FROM pipeline_tracking t
 WHERE (<stands>)
-  AND t.filename = ANY ($1::text[])
-  AND ($2::integer IS NULL OR t.shard = $2)
-  AND ($3::timestamptz IS NULL OR t.updated_at >= $3)
-  AND ($4::timestamptz IS NULL OR t.updated_at < $4)
-ORDER BY t.filename, t.shard;
+  AND (t.filename, t.shard) > ($1, $2::bigint) AND t.filename >= $3 AND t.filename < $4
+  AND ($5::integer IS NULL OR t.shard = $5)
+  AND ($6::timestamptz IS NULL OR t.updated_at >= $6)
+  AND ($7::timestamptz IS NULL OR t.updated_at < $7)
+ORDER BY t.filename, t.shard
+LIMIT $8;
 
 -- name: failed_files
 -- The files whose rows failed so, for a stage that moves whole files.
@@ -149,12 +138,15 @@ LIMIT $7;
 -- name: retry_rows
 -- Set failed rows back, with all their attempts before them.
 WITH chosen AS MATERIALIZED (
-    SELECT t.ctid AS place FROM pipeline_tracking t WHERE <failed_so> ORDER BY t.id LIMIT $7 FOR UPDATE SKIP LOCKED
+    SELECT t.ctid AS place FROM pipeline_tracking t WHERE <failed_so>
+    ORDER BY t.filename, t.shard
+    LIMIT $7
+    FOR UPDATE SKIP LOCKED
 ), entry AS MATERIALIZED (
     SELECT nextval('journal_id_seq') AS number
 ), moved AS (
     UPDATE pipeline_tracking t
-    SET <status> = {stage.NEW}, <attempts> = 0, updated_at = $8, moves = t.moves || (SELECT number FROM entry)
+    SET <status> = {stage.NEW}, <attempts> = 0, due_at = least(t.due_at, $8), updated_at = $8, moves = <moves>
     WHERE t.ctid = ANY (ARRAY(SELECT place FROM chosen))
     RETURNING t.id, t.filename, t.shard, t.fence
 ), noted AS (
@@ -194,6 +186,10 @@ WITH folded AS (
     ON CONFLICT (stage, standing, shard) DO UPDATE SET rows = c.rows + excluded.rows
 )
 SELECT count(*) FROM folded;
+
+-- name: be_quick
+-- A listing that finds little may have to look at every row: it must not keep a connection from the queues for long.
+SET LOCAL statement_timeout = '10s';
 
 -- name: pauses
 -- The stages that are paused.

@@ -1,20 +1,16 @@
 """What can be done with the pipeline; each use case owns its transaction."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from random import uniform
 from time import monotonic
 
-import asyncpg
-
-from penstock.kernel import journal
 from penstock.kernel.bell import Bell
 from penstock.kernel.db import Connection, Database
-from penstock.kernel.errors import Invalid, NotFound
+from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.journal import Noted
-from penstock.kernel.lease import Held, Lease
+from penstock.kernel.lease import Lease
 from penstock.kernel.machine import Move
 from penstock.kernel.outcome import readable
 from penstock.kernel.paging import Page, page
@@ -22,36 +18,29 @@ from penstock.kernel.waiting import happens
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Stage, Status
-from penstock.tracking.live import MOVES, Live
+from penstock.tracking.live import MOVES, POLL, Live
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import (
     AHEAD_LIMIT,
     FILE_STAGE,
     MACHINES,
     QUEUES,
+    Claimed,
     Count,
+    FailedSo,
+    Key,
     Pause,
     Report,
     Result,
     Row,
+    Stands,
     Standstill,
+    Waiting,
     changed_meanwhile,
     explain,
     refusal,
     sealed,
 )
-from penstock.tracking.store import FailedSo, Stands
-
-POLL = 1.0  # seconds after which whoever waits looks by itself
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A row as its worker names it."""
-
-    filename: str
-    shard: int
-    fence: int
 
 
 async def _never() -> bool:
@@ -85,7 +74,7 @@ class Tracking:
         return await self._db.check()
 
     async def register(self, filename: str, shards: Sequence[int], *, worker: str | None, actor: str) -> bool:
-        """T1: one row per shard; whether any is new. New shards join the state the file's event-ingest is in."""
+        """T1: one row per shard; whether any is new. New shards join the file's state, and its producer."""
         async with self._db.transaction() as tx:
             await store.lock_file(tx, filename)
             known = await store.rows_of_file(tx, filename)
@@ -94,8 +83,8 @@ class Tracking:
             if new and status is Status.DONE:
                 raise sealed(filename, new)
             if new:
-                now = self._db.clock.now()
-                await store.insert_rows(tx, filename, new, status, worker=worker, actor=actor, now=now)
+                now, producer = self._db.clock.now(), known[0].worker if known else worker
+                await store.insert_rows(tx, filename, new, status, worker=producer, actor=actor, now=now)
         self._bell.ring(MOVES)
         return bool(new)
 
@@ -147,12 +136,12 @@ class Tracking:
         lease_for: timedelta | None = None,
         wait: float = 0,
         is_gone: Callable[[], Awaitable[bool]] = _never,
-    ) -> list[Held]:
+    ) -> list[Claimed]:
         """T12: rows nobody else has, oldest first; waits up to *wait* seconds for the first, unless its caller goes."""
         deadline = monotonic() + wait
         while True:
             rung = self._bell.next(stage)
-            held = await self._claim_now(stage, worker, limit, lease_for or self.lease_for)
+            held = await self._claim_now(stage, worker, limit, self._lasting(lease_for))
             left = deadline - monotonic()
             if held or left <= 0 or self._bell.is_closed:
                 return held
@@ -160,11 +149,10 @@ class Tracking:
             if await is_gone():
                 return []
 
-    async def _claim_now(self, stage: Stage, worker: str, limit: int, lease_for: timedelta) -> list[Held]:
+    async def _claim_now(self, stage: Stage, worker: str, limit: int, lease_for: timedelta) -> list[Claimed]:
         async with self._db.connection() as connection:
-            held = await self._leases[stage].claim(
-                connection, worker=worker, limit=limit, lease_for=lease_for, now=self._db.clock.now()
-            )
+            lease, now = self._leases[stage], self._db.clock.now()
+            held = await store.claim(connection, lease, worker=worker, limit=limit, lease_for=lease_for, now=now)
         if held:
             self._bell.ring(MOVES)
         return held
@@ -182,18 +170,15 @@ class Tracking:
         self, stage: Stage, worker: str, keys: Sequence[Key] | None, lease_for: timedelta | None = None
     ) -> tuple[datetime, list[Key], list[Key]]:
         """T14: extend leases, of *keys* or of all *worker* holds; until when, what is kept and what was lost."""
-        until = self._db.clock.now() + (lease_for or self.lease_for)
+        until = self._db.clock.now() + self._lasting(lease_for)
         async with self._db.connection() as connection:
             if keys is None:
-                keys = [Key(*held) for held in await store.held_by(connection, stage, worker)]
-            held = [((key.filename, key.shard), key.fence) for key in keys]
-            kept = await self._leases[stage].heartbeat(connection, held, until=until)
-        mine = [((key.filename, key.shard), key.fence) in kept for key in keys]
-        return (
-            until,
-            [key for key, is_kept in zip(keys, mine, strict=True) if is_kept],
-            [key for key, is_kept in zip(keys, mine, strict=True) if not is_kept],
-        )
+                keys = await store.held_by(connection, stage, worker)
+            kept = await store.heartbeat(connection, self._leases[stage], keys, until=until)
+        return until, [key for key in keys if key in kept], [key for key in keys if key not in kept]
+
+    def _lasting(self, lease_for: timedelta | None) -> timedelta:
+        return self.lease_for if lease_for is None else lease_for
 
     async def reap(self) -> int:
         """T14: take back what nobody ended in time; how many rows."""
@@ -205,10 +190,10 @@ class Tracking:
 
     async def _reap(self, stage: Stage, lease: Lease[Status]) -> int:
         async with self._db.connection() as connection:
-            reaped = await lease.reap(connection, now=self._db.clock.now())
+            reaped = await store.reap(connection, lease, now=self._db.clock.now())
         if reaped:
             self._metrics.count_expiries(stage, len(reaped))
-            self._announce(stage, {status for _, status in reaped})
+            self._announce(stage, set(reaped))
         return len(reaped)
 
     async def retry_failed(
@@ -230,9 +215,12 @@ class Tracking:
             raise Invalid("WHOLE_FILES_ONLY", f"{FILE_STAGE} moves a whole file, not single shards", hint=hint)
         async with self._db.connection() as connection:
             filenames = await store.failed_files(connection, FILE_STAGE, failed, limit)
+        retried = 0
         for filename in filenames:
-            await self.move(FILE_STAGE, "retry", filename, actor=actor, reason=reason)
-        return len(filenames)
+            with suppress(Conflict, NotFound):  # somebody else was quicker with this one
+                await self.move(FILE_STAGE, "retry", filename, actor=actor, reason=reason)
+                retried += 1
+        return retried
 
     async def pause(self, stage: Stage, *, actor: str, reason: str | None) -> Pause:
         """T19: hand out and start nothing of *stage* from now on. What is under way may end."""
@@ -256,7 +244,7 @@ class Tracking:
         updated_before: datetime | None = None,
         limit: int = 100,
         offset: int = 0,
-    ) -> Page[asyncpg.Record]:
+    ) -> Page[Waiting]:
         """T5: what waits for *stage*, oldest first, in pages a moving queue does not tear."""
         async with self._db.connection() as connection:
             rows = await store.list_queue(
@@ -268,7 +256,7 @@ class Tracking:
                 limit=limit + 1,
                 offset=offset,
             )
-        return page(rows, limit, lambda row: (row["due_at"], row["id"]))
+        return page(rows, limit, lambda row: (row.due_at, row.id))
 
     async def file(self, filename: str) -> list[Row]:
         """T6: all shards of a file, or NotFound."""
@@ -278,23 +266,17 @@ class Tracking:
             raise _unknown(filename)
         return rows
 
-    async def files(self, stands: Stands, *, after: str = "", limit: int = 100) -> Page[list[Row]]:
-        """T6: files by name, each with its rows that stand so."""
-        async with self._db.transaction("repeatable_read") as tx:
-            names = page(await store.list_files(tx, stands, after, limit + 1), limit, lambda name: (name,))
-            rows = await store.list_rows(tx, stands, names.items)
-        by_name: dict[str, list[Row]] = {name: [] for name in names.items}
-        for row in rows:
-            by_name[row.filename].append(row)
-        return Page(list(by_name.values()), names.next)
+    async def files(self, stands: Stands, *, after: tuple[str, int] = ("", -1), limit: int = 100) -> Page[Row]:
+        """T6: rows that stand so, by file and shard."""
+        async with self._db.transaction() as tx:
+            rows = await store.list_rows(tx, stands, after, limit + 1)
+        return page(rows, limit, lambda row: (row.filename, row.shard))
 
     async def history(self, filename: str, *, after: tuple[int, int] = (0, 0), limit: int = 1000) -> Page[Noted]:
         """T15: every move of every row of a file, oldest first."""
         rows = await self.file(filename)
-        subjects = [store.subject(row.filename, row.shard) for row in rows]
-        numbers = sorted({number for row in rows for number in row.moves})
         async with self._db.connection() as connection:
-            noted = await journal.history(connection, numbers, subjects, after=after, limit=limit + 1)
+            noted = await store.history(connection, rows, after, limit + 1)
         return page(noted, limit, lambda one: one.position[1:])
 
     async def why(self, filename: str, shard: int) -> Standstill:

@@ -1,19 +1,35 @@
 """The pipeline's tables on PostgreSQL: a typed function per statement, and nothing of the dialect above it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 
-from penstock.kernel import sql
+from penstock.kernel import journal, sql
 from penstock.kernel.db import Connection
-from penstock.kernel.lease import Lease, Settled
+from penstock.kernel.journal import Noted
+from penstock.kernel.lease import MOVES_KEPT, Lease, Settled
 from penstock.kernel.lease import Report as LeaseReport
 from penstock.kernel.machine import Move
 from penstock.tracking.contract import Answer, Said, Stage, Status
-from penstock.tracking.model import FILE_STAGE, MACHINES, QUEUES, TARGETS, Count, Failure, Pause, Report, Result, Row
+from penstock.tracking.model import (
+    FILE_STAGE,
+    MACHINES,
+    QUEUES,
+    TARGETS,
+    Claimed,
+    Count,
+    FailedSo,
+    Failure,
+    Key,
+    Pause,
+    Report,
+    Result,
+    Row,
+    Stands,
+    Waiting,
+)
 
 CHANNEL = "penstock_tracking"
 RETRY_AFTER = timedelta(seconds=5)  # when a report does not say
@@ -42,29 +58,6 @@ _FAILED_SO = f"""t.<status> = {{stage.FAILED}}
 Leases = Mapping[Stage, Lease[Status]]
 
 
-@dataclass(frozen=True, slots=True)
-class Stands:
-    """Which rows are asked for; None leaves open."""
-
-    stage: Stage | None = None
-    status: Status | None = None
-    shard: int | None = None
-    prefix: str = ""
-    updated_since: datetime | None = None
-    updated_before: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FailedSo:
-    """Which failed rows are meant; None leaves open."""
-
-    prefix: str = ""
-    shards: Sequence[int] | None = None
-    failed_since: datetime | None = None
-    failed_before: datetime | None = None
-    error_contains: str | None = None
-
-
 def _statements(stage: Stage) -> Mapping[str, str]:
     """The statements, filled in for *stage*: `<status>` and `<attempts>` are its columns, and so on."""
     words = {
@@ -74,6 +67,7 @@ def _statements(stage: Stage) -> Mapping[str, str]:
         "<may_start>": _may_start(stage),
         "<is_paused>": _is_paused(stage),
         "<machine>": f"'{MACHINES[stage].name}'",
+        "<moves>": f"(t.moves || (SELECT number FROM entry))[cardinality(t.moves) + 2 - {MOVES_KEPT}:]",
     }
     return {name: _filled(body, words) for name, body in sql.load(__package__, {"stage": MACHINES[stage]}).items()}
 
@@ -161,15 +155,45 @@ async def move(
 ) -> list[tuple[Row, bool]]:
     """The rows as they were found, and whether each was moved: all that had to, or none."""
     sources = [source.value for source in step.sources]
-    records = await tx.fetch(
-        SQL[stage]["move"], filename, shard, step.target.value, sources, worker, actor, reason, now
-    )
+    of_file = "$2::integer IS NULL" if shard is None else "t.shard = $2"  # two statements, as they are two plans
+    query = SQL[stage]["move"].replace("<of_file>", of_file)
+    records = await tx.fetch(query, filename, shard, step.target.value, sources, worker, actor, reason, now)
     return [(_row(record), record["moved"]) for record in records]
 
 
-async def held_by(tx: Connection, stage: Stage, worker: str) -> list[tuple[str, int, int]]:
-    """What *worker* holds under a lease: filename, shard and fence of each."""
-    return [(row["filename"], row["shard"], row["fence"]) for row in await tx.fetch(SQL[stage]["held_by"], worker)]
+async def claim(
+    tx: Connection, lease: Lease[Status], *, worker: str, limit: int, lease_for: timedelta, now: datetime
+) -> list[Claimed]:
+    """T12: rows now held by *worker* alone, oldest first."""
+    held = await lease.claim(tx, worker=worker, limit=limit, lease_for=lease_for, now=now)
+    until = now + lease_for
+    return [
+        Claimed(one.row["filename"], one.row["shard"], one.fence, one.attempt, one.row["created_at"], until)
+        for one in held
+    ]
+
+
+async def heartbeat(tx: Connection, lease: Lease[Status], keys: Sequence[Key], *, until: datetime) -> set[Key]:
+    """T14: extend leases; what is still held of *keys*."""
+    kept = await lease.heartbeat(tx, (((key.filename, key.shard), key.fence) for key in keys), until=until)
+    return {Key(filename, shard, fence) for (filename, shard), fence in kept}
+
+
+async def reap(tx: Connection, lease: Lease[Status], *, now: datetime) -> list[Status]:
+    """T14: take back what nobody ended in time; where each row is now."""
+    return [status for _, status in await lease.reap(tx, now=now)]
+
+
+async def history(tx: Connection, rows: Sequence[Row], after: tuple[int, int], limit: int) -> list[Noted]:
+    """T15: the moves of *rows*, oldest first, after an entry and a place in it."""
+    numbers = sorted({number for row in rows for number in row.moves})
+    subjects = [subject(row.filename, row.shard) for row in rows]
+    return await journal.history(tx, numbers, subjects, after=after, limit=limit)
+
+
+async def held_by(tx: Connection, stage: Stage, worker: str) -> list[Key]:
+    """What *worker* holds under a lease."""
+    return [Key(row["filename"], row["shard"], row["fence"]) for row in await tx.fetch(SQL[stage]["held_by"], worker)]
 
 
 async def settle(
@@ -225,9 +249,10 @@ async def list_queue(
     updated_before: datetime | None,
     limit: int,
     offset: int,
-) -> list[asyncpg.Record]:
-    """What waits for *stage* after a place in its queue: id, filename, shard, created_at, due_at."""
-    return await tx.fetch(SQL[stage]["list_queue"], *after, updated_since, updated_before, limit, offset)
+) -> list[Waiting]:
+    """What waits for *stage* after a place in its queue."""
+    rows = await tx.fetch(SQL[stage]["list_queue"], *after, updated_since, updated_before, limit, offset)
+    return [Waiting(row["filename"], row["shard"], row["created_at"], row["due_at"], row["id"]) for row in rows]
 
 
 async def count_ahead(tx: Connection, stage: Stage, row: Row, limit: int) -> int:
@@ -241,28 +266,22 @@ async def oldest(tx: Connection, stage: Stage) -> datetime | None:
     return found
 
 
-async def list_files(tx: Connection, stands: Stands, after: str, limit: int) -> list[str]:
-    """Files after *after* with a row that stands so, by name."""
-    within = (after, stands.prefix, stands.prefix + _LAST_CHARACTER)
+async def list_rows(tx: Connection, stands: Stands, after: tuple[str, int], limit: int) -> list[Row]:
+    """Rows that stand so, by file and shard, after one of them."""
+    await tx.execute(_ANY["be_quick"])
+    within = (*after, stands.prefix, stands.prefix + _LAST_CHARACTER)
     asked = (stands.shard, stands.updated_since, stands.updated_before)
-    records = await tx.fetch(_standing("list_files", stands), *within, *asked, limit)
-    return [record["filename"] for record in records]
+    return [_row(record) for record in await tx.fetch(_list_rows(stands), *within, *asked, limit)]
 
 
-async def list_rows(tx: Connection, stands: Stands, filenames: Sequence[str]) -> list[Row]:
-    """The rows of *filenames* that stand so."""
-    asked = (stands.shard, stands.updated_since, stands.updated_before)
-    return [_row(record) for record in await tx.fetch(_standing("list_rows", stands), filenames, *asked)]
-
-
-def _standing(name: str, stands: Stands) -> str:
-    """The statement for just this stage and status, as literals: only so the index of open rows is used."""
+def _list_rows(stands: Stands) -> str:
+    """The statement for just this stage and status, as literals: only so the partial indexes are used."""
     stages = [stands.stage] if stands.stage else list(Stage)
     words = [f"t.{stage.field}_status = {MACHINES[stage].sql(stands.status.name)}" for stage in stages if stands.status]
     stands_so = f"({' OR '.join(words) or 'true'})"
     # What is started has a lease, if only one without end: that index is the short way to it.
     stands_so += " AND t.lease_until IS NOT NULL" if stands.status is Status.STARTED else ""
-    return _ANY[name].replace("<stands>", stands_so)
+    return _ANY["list_rows"].replace("<stands>", stands_so)
 
 
 async def failed_files(tx: Connection, stage: Stage, failed: FailedSo, limit: int) -> list[str]:

@@ -7,13 +7,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock.kernel.text import is_storable
-from penstock.tracking.contract import Answer, Said, Stage, Status
+from penstock.tracking.contract import BATCH_LIMIT, DELAY_LIMIT, WAIT_LIMIT, Answer, Said, Stage, Status
 
 NAME_LIMIT = 255
 SHARDS_LIMIT = 10_000
-BATCH_LIMIT = 1_000
-LEASE_LIMIT = 86_400
-WAIT_LIMIT = 30
 _INT4 = 2**31 - 1
 _INT8 = 2**63 - 1
 
@@ -70,7 +67,7 @@ Shards = Annotated[
     AfterValidator(_all_different),
 ]
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
-LeaseSeconds = Annotated[float, Field(gt=0, le=LEASE_LIMIT)]
+LeaseSeconds = Annotated[float, Field(ge=0.001, le=DELAY_LIMIT)]
 
 
 class Body(BaseModel):
@@ -215,7 +212,7 @@ class Reported(Body):
     fence: Fence
     outcome: Said
     error: Reason | None = None
-    retry_after_seconds: Annotated[float, Field(ge=0, le=LEASE_LIMIT)] | None = Field(
+    retry_after_seconds: Annotated[float, Field(ge=0, le=DELAY_LIMIT)] | None = Field(
         None,
         description="When to hand it out again: after a `retry` else in 5 seconds, after a `release` else at once.",
     )

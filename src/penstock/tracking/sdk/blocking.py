@@ -60,7 +60,7 @@ class SyncStageDaemon:
             item = self._run(self._inner.__anext__())
         except StopAsyncIteration:
             raise StopIteration from None
-        return item.ended_from(self._loop)
+        return item.ended_from(self._loop, self._thread.ident)
 
     def stop(self) -> None:
         """End the loop after the current item, and give back the others."""

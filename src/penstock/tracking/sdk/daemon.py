@@ -14,12 +14,12 @@ from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.ids import worker_name
 from penstock.kernel.waiting import ended, happens
 from penstock.tracking.client import Claimed, PipelineClient
+from penstock.tracking.contract import BATCH_LIMIT
 from penstock.tracking.model import queue_named
 from penstock.tracking.sdk.item import Item
 from penstock.tracking.sdk.reporter import Reporter
 
 _WAIT = 2.0  # seconds one request waits for work; so long may a stop take
-_HEARTBEATS = 1_000  # items in one request
 
 
 class StageDaemon:
@@ -80,7 +80,7 @@ class StageDaemon:
             self._current.done()
             self._current = None
         while not self._stopping.is_set():
-            self._reporter.complain()
+            self._check()
             self._drop_lost()
             if self._waiting:
                 self._current = self._waiting.popleft()
@@ -99,7 +99,7 @@ class StageDaemon:
     async def _claim(self) -> list[Item]:
         backoff = Backoff()
         while not self._stopping.is_set():
-            self._reporter.complain()
+            self._check()
             try:
                 held = await self._client.claim(
                     self.stage, self.worker, limit=self._batch, lease=self._lease, wait=_WAIT
@@ -111,30 +111,41 @@ class StageDaemon:
                 return [self._item(one) for one in held]
         return []
 
+    def _check(self) -> None:
+        """Raise what ended the work behind the loop: without reports and heartbeats it must not go on."""
+        self._reporter.complain()
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
     def _item(self, one: Claimed) -> Item:
         item = Item(one.filename, one.shard, one.attempt, one.fence, self._reporter.add)
         self._reporter.held.add(item)
         return item
 
     async def _keep(self) -> None:
-        """Hold on to everything that is not yet reported, and mark what was lost meanwhile."""
+        """Hold on to everything that is not yet reported; after a failure try again sooner, the lease runs."""
+        is_kept = True
         while True:
-            await asyncio.sleep(self._lease / 3)
+            await asyncio.sleep(self._lease / 3 if is_kept else self._lease / 10)
             items = {(item.filename, item.shard, item.fence): item for item in self._reporter.held}
-            for some in _pieces(list(items)):
-                await self._extend({name: items[name] for name in some})
+            pieces = [{name: items[name] for name in some} for some in _pieces(list(items))]
+            is_kept = all([await self._extend(piece) for piece in pieces])
 
-    async def _extend(self, items: Mapping[tuple[str, int, int], Item]) -> None:
+    async def _extend(self, items: Mapping[tuple[str, int, int], Item]) -> bool:
+        """Whether the server answered; what it says was lost is marked so."""
         try:
-            lost = await self._client.heartbeat(self.stage, self.worker, items, lease=self._lease)
-        except PenstockError as error:
-            self._log.warning("heartbeat_failed", code=error.code, error=error.message)
-            return
-        # One that was reported meanwhile is not held any more, and not lost either.
-        for item in {items[name] for name in lost & items.keys()} & self._reporter.held:
+            async with asyncio.timeout(self._lease / 3):  # a request that hangs must not cost the lease
+                lost = await self._client.heartbeat(self.stage, self.worker, items, lease=self._lease)
+        except (PenstockError, TimeoutError) as error:
+            self._log.warning("heartbeat_failed", error=str(error) or "no answer in time")
+            return False
+        # One that was ended meanwhile is not lost: its report tells.
+        for item in {items[name] for name in lost & items.keys() if not items[name].is_ended}:
             item.is_lost = True
             self._reporter.held.discard(item)
             self._log.warning("item_lost", filename=item.filename, shard=item.shard, fence=item.fence)
+        return True
 
     def _drop_lost(self) -> None:
         self._waiting = deque(item for item in self._waiting if not item.is_lost)
@@ -177,5 +188,5 @@ def _leave_signals_alone() -> None:
 
 def _pieces(names: list[tuple[str, int, int]]) -> Iterator[list[tuple[str, int, int]]]:
     """As many as one heartbeat takes, at a time."""
-    for start in range(0, len(names), _HEARTBEATS):
-        yield names[start : start + _HEARTBEATS]
+    for start in range(0, len(names), BATCH_LIMIT):
+        yield names[start : start + BATCH_LIMIT]

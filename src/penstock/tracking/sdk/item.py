@@ -1,15 +1,14 @@
 """One row to work on, as a daemon's loop sees it."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.kernel.backoff import delay
 from penstock.kernel.outcome import readable
 from penstock.tracking.client import Ended
-from penstock.tracking.contract import Said
-
-MOST_WAIT = 86_400.0  # seconds; the server takes no more
+from penstock.tracking.contract import DELAY_LIMIT, Said
 
 
 @dataclass(eq=False)
@@ -41,12 +40,12 @@ class Item:
         """Not begun, or not its own fault: hand it out again, as if it had never been claimed; costs no attempt."""
         self._say(Said.RELEASE, error, after)
 
-    def ended_from(self, loop: asyncio.AbstractEventLoop) -> "Item":
-        """The item, for a thread in which *loop* does not run."""
+    def ended_from(self, loop: asyncio.AbstractEventLoop, thread: int | None) -> "Item":
+        """The item, for another thread than that of *loop*."""
         end = self._end
 
         def hand_over(item: Item, how: Ended) -> None:
-            if asyncio._get_running_loop() is loop:  # noqa: SLF001 - the one way to ask without raising
+            if threading.get_ident() == thread:
                 end(item, how)
             else:
                 loop.call_soon_threadsafe(end, item, how)
@@ -58,5 +57,5 @@ class Item:
         if not self.is_ended:
             self.is_ended = True
             said = readable(error) if error else None
-            wait = None if after is None else min(max(after, 0.0), MOST_WAIT)
+            wait = None if after is None else min(max(after, 0.0), DELAY_LIMIT)
             self._end(self, Ended(self.filename, self.shard, self.fence, outcome, said, wait))

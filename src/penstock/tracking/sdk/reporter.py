@@ -10,10 +10,8 @@ from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.waiting import happens
 from penstock.tracking.client import Ended, PipelineClient
-from penstock.tracking.contract import Answer, Stage
+from penstock.tracking.contract import BATCH_LIMIT, Answer, Stage
 from penstock.tracking.sdk.item import Item
-
-_REPORTS = 500  # in one request
 
 
 class Reporter:
@@ -50,7 +48,7 @@ class Reporter:
         backoff = Backoff()
         while True:
             await self._some.wait()
-            batch = list(self._said)[:_REPORTS]
+            batch = list(self._said)[:BATCH_LIMIT]
             try:
                 results = await self._client.report(self._stage, [how for _, how in batch])
             except Transient as error:
