@@ -77,6 +77,7 @@ async def large_benches(folder: Path) -> AsyncIterator[list[Bench]]:
             await _fill_finished(db, finished)
             drain = _in_process(tracking)
             found.append(_bench(f"drain in 100s, {name}", db, ROWS, 100, 1, drain, keep=True))
+            found.append(Bench(f"claim in 100s, {name}", "rows", lambda it=(db, tracking): _claims(*it)))  # type: ignore[misc]
             found.append(Bench(f"summary, {name}", "answers", lambda it=tracking: _summaries(it), 50))  # type: ignore[misc]
         yield found
 
@@ -98,8 +99,7 @@ def _bench(name: str, db: Database, rows: int, batch: int, count: int, drain: Dr
     async def measure() -> float:
         if not keep:
             await db.execute("TRUNCATE pipeline_tracking, journal")
-        await db.execute(FILL, f"f{next(_names):06}", rows)
-        await db.execute("VACUUM ANALYZE pipeline_tracking")
+        await _fill(db, rows)
         began = perf_counter()
         await asyncio.gather(*(drain(batch, number) for number in range(count)))
         rate = rows / (perf_counter() - began)
@@ -134,6 +134,17 @@ def _peer(python: Path, url: str, rows: int, batch: int, how: str) -> Bench:
         return float(told["rate"])
 
     return Bench(f"batches of {batch}: PgQueuer, {how}", "rows", measure)
+
+
+async def _claims(db: Database, tracking: Tracking) -> float:
+    """Rows a second while claiming; what is claimed is reported, but not timed."""
+    await _fill(db, ROWS)
+    seconds, began = 0.0, perf_counter()
+    while held := await tracking.claim(STAGE, "worker", limit=100):
+        seconds += perf_counter() - began
+        await tracking.report(STAGE, [Report(one.filename, one.shard, one.fence, Said.DONE) for one in held])
+        began = perf_counter()
+    return ROWS / seconds
 
 
 async def _summaries(tracking: Tracking, times: int = 200) -> float:
@@ -179,6 +190,12 @@ async def _database(url: str, name: str) -> str:
         await admin.execute(f'CREATE DATABASE "{name}"')
     head, _, query = url.partition("?")
     return f"{head.rpartition('/')[0]}/{name}" + (f"?{query}" if query else "")
+
+
+async def _fill(db: Database, rows: int) -> None:
+    """Rows that wait, written down: what a drain is timed for must not be the writing of what was there before."""
+    await db.execute(FILL, f"f{next(_names):06}", rows)
+    await db.execute("CHECKPOINT")
 
 
 async def _fill_finished(db: Database, rows: int) -> None:
