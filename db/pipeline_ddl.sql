@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS pipeline_tracking (
     lease_until timestamptz,                                -- set while a stage is started; infinity without a lease
     moves bigint[] NOT NULL DEFAULT '{}',                   -- the numbers of its entries in the journal
     CONSTRAINT uq_filename_shard UNIQUE (filename, shard)
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05);
+) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.05);
 
 -- What waits for each stage, in the order it is handed out.
 CREATE INDEX IF NOT EXISTS pipeline_tracking_to_ingest ON pipeline_tracking (due_at, id)
