@@ -21,21 +21,12 @@ from penstock.kernel.errors import (
     Unauthorized,
 )
 from penstock.tracking.contract import PREFIX, Said, Stage
+from penstock.tracking.model import Claimed
 
 _KINDS: Sequence[type[PenstockError]] = (Invalid, TooLarge, Unauthorized, Forbidden, NotFound, Conflict, Transient)
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
 _PROBLEM = ("type", "title", "status", "code", "detail", "hint")
 Json = dict[str, Any]
-
-
-class Claimed(NamedTuple):
-    """A row this worker holds until its lease runs out."""
-
-    filename: str
-    shard: int
-    fence: int
-    attempt: int
-    created_at: datetime
 
 
 class Ended(NamedTuple):
@@ -206,5 +197,5 @@ def _said(ended: Ended) -> Json:
 
 
 def _claimed(item: Json) -> Claimed:
-    created_at = datetime.fromisoformat(item["created_at"])
-    return Claimed(item["filename"], item["shard"], item["fence"], item["attempt"], created_at)
+    created_at, until = (datetime.fromisoformat(item[name]) for name in ("created_at", "lease_until"))
+    return Claimed(item["filename"], item["shard"], item["fence"], item["attempt"], created_at, until)

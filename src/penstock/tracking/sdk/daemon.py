@@ -13,9 +13,9 @@ from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.ids import worker_name
 from penstock.kernel.waiting import ended, happens
-from penstock.tracking.client import Claimed, PipelineClient
+from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import BATCH_LIMIT
-from penstock.tracking.model import queue_named
+from penstock.tracking.model import Claimed, queue_named
 from penstock.tracking.sdk.item import Item
 from penstock.tracking.sdk.reporter import Reporter
 
