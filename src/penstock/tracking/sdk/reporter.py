@@ -45,6 +45,13 @@ class Reporter:
         self.complain()
 
     async def run(self) -> None:
+        """Send for as long as there may be something to say; an end, whatever its reason, keeps nobody waiting."""
+        try:
+            await self._send()
+        finally:
+            self._idle.set()
+
+    async def _send(self) -> None:
         backoff = Backoff()
         while True:
             await self._some.wait()
@@ -57,7 +64,6 @@ class Reporter:
                 continue
             except PenstockError as error:
                 self._error = error
-                self._idle.set()
                 return
             backoff.reset()
             self._settle(batch, results)
