@@ -1,10 +1,8 @@
 """The pipeline API: /api/v1/pipeline."""
 
-from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import groupby
-from time import monotonic
 from typing import Annotated, Any
 
 import orjson
@@ -15,20 +13,16 @@ from penstock.kernel import paging
 from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
-from penstock.kernel.journal import Noted, Position
-from penstock.tracking import wire
+from penstock.kernel.journal import Position
+from penstock.tracking import views, wire
 from penstock.tracking.contract import PREFIX, Answer, Stage, Status
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
     MOVES,
-    STAGE_OF,
-    Count,
     FailedSo,
     Key,
-    Pause,
     Report,
-    Row,
     Stands,
     queue_named,
     stage_named,
@@ -37,7 +31,6 @@ from penstock.tracking.service import Tracking
 from penstock.tracking.store import BEGINNING
 
 EVENT_STREAM = "text/event-stream"
-KEEP_ALIVE = 15.0
 routes = APIRouter(prefix=PREFIX, tags=["pipeline"])
 
 _StageName = Annotated[str, Path(json_schema_extra={"enum": [stage.value for stage in Stage]})]
@@ -101,7 +94,7 @@ async def list_files(
     after = paging.decode(cursor, [str, int]) if cursor else ("", -1)
     found = await tracking.files(stands, after=after, limit=limit)
     files = [
-        wire.FileStatus(filename=filename, shards=[_shard(row) for row in rows])
+        wire.FileStatus(filename=filename, shards=[views.shard(row) for row in rows])
         for filename, rows in groupby(found.items, key=lambda row: row.filename)
     ]
     return wire.FilePage(files=files, next=found.next)
@@ -110,7 +103,7 @@ async def list_files(
 @routes.get("/files/{filename}")
 async def show_file(filename: Filename, tracking: Service) -> wire.FileStatus:
     """T6: all shards of a file with their four statuses."""
-    return wire.FileStatus(filename=filename, shards=[_shard(row) for row in await tracking.file(filename)])
+    return wire.FileStatus(filename=filename, shards=[views.shard(row) for row in await tracking.file(filename)])
 
 
 @routes.get("/files/{filename}/history")
@@ -120,7 +113,7 @@ async def show_history(
     """T15: every move of every shard of a file, oldest first: who, when, why."""
     after = paging.decode(cursor, [int, int]) if cursor else (0, 0)
     found = await tracking.history(filename, after=after, limit=limit)
-    return wire.History(filename=filename, moves=[_event(noted) for noted in found.items], next=found.next)
+    return wire.History(filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next)
 
 
 @routes.get("/files/{filename}/{shard}/why")
@@ -174,7 +167,7 @@ async def move_row(
 async def list_queues(tracking: Service) -> wire.Queues:
     """How long each queue is, and whether it is paused."""
     counts, pauses = await tracking.counts(), await tracking.pauses()
-    return wire.Queues(queues=[_overview(stage, counts, pauses.get(stage)) for stage in Stage])
+    return wire.Queues(queues=[views.queue(stage, counts, pauses.get(stage)) for stage in Stage])
 
 
 @routes.get("/queues/{stage}")
@@ -244,16 +237,7 @@ async def resume(stage: AnyStage, tracking: Service) -> wire.PauseState:
 @routes.get("/metrics/summary")
 async def summarise(tracking: Service) -> wire.Summary:
     """T7: how many rows stand where, exactly, whatever their number."""
-    counts = await tracking.counts()
-    by_shard: dict[int, list[Count]] = defaultdict(list)
-    for count in counts:
-        if count.stage is Stage.MYSQL_SENDER:
-            by_shard[count.shard].append(count)
-    return wire.Summary(
-        total=_rows(counts, FILE_STAGE),
-        by_stage=wire.StageCounts(**{stage.field: _by_status(counts, stage) for stage in Stage}),
-        by_shard=[_by_shard(by_shard[shard], shard) for shard in sorted(by_shard)],
-    )
+    return views.summary(await tracking.counts())
 
 
 @routes.get("/events", response_class=StreamingResponse, responses={200: {"content": {EVENT_STREAM: {}}}})
@@ -266,32 +250,7 @@ async def watch(
     """T17: moves as they are made, as server-sent events named `move`."""
     # Asked before the first word is sent: who has heard it misses nothing from then on.
     position = _position(last_event_id) or await tracking.live.latest()
-    return StreamingResponse(_stream(tracking.live.moves(position), stage, filename), media_type=EVENT_STREAM)
-
-
-async def _stream(
-    batches: AsyncIterator[Sequence[Noted]], stage: Stage | None, filename: str | None
-) -> AsyncIterator[str]:
-    """Events as text; a comment now and then while there are none, so that nobody takes the line for dead."""
-    yield ": moves of the pipeline\n\n"
-    told_at = monotonic()
-    async for moves in batches:
-        text = "".join(_told(noted) for noted in moves if _fits(noted, stage, filename))
-        if not text and monotonic() - told_at > KEEP_ALIVE:
-            text = ": nothing moved\n\n"
-        if text:
-            yield text
-            told_at = monotonic()
-
-
-def _fits(noted: Noted, stage: Stage | None, filename: str | None) -> bool:
-    is_stage = stage is None or STAGE_OF[noted.entry.machine] is stage
-    return is_stage and filename in (None, noted.entry.subject.rpartition("/")[0])
-
-
-def _told(noted: Noted) -> str:
-    name = "-".join(map(str, noted.position))
-    return f"event: move\nid: {name}\ndata: {_event(noted).model_dump_json(by_alias=True)}\n\n"
+    return StreamingResponse(views.stream(tracking.live.moves(position), stage, filename), media_type=EVENT_STREAM)
 
 
 def _answer(document: Mapping[str, Any]) -> Response:
@@ -313,33 +272,12 @@ def _seconds(number: float | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)
 
 
-def _shard(row: Row) -> wire.ShardStatus:
-    statuses = {f"{stage.field}_status": status for stage, status in row.status.items()}
-    return wire.ShardStatus(shard=row.shard, updated_at=row.updated_at, **statuses)
-
-
 def _report(one: wire.Reported) -> Report:
     return Report(one.filename, one.shard, one.fence, one.outcome, one.error, _seconds(one.retry_after_seconds))
 
 
 def _held(keys: Sequence[Key]) -> list[wire.HeldRow]:
     return [wire.HeldRow(filename=key.filename, shard=key.shard, fence=key.fence) for key in keys]
-
-
-def _event(noted: Noted) -> wire.Event:
-    entry = noted.entry
-    filename, _, shard = entry.subject.rpartition("/")
-    return wire.Event(
-        filename=filename,
-        shard=int(shard),
-        stage=STAGE_OF[entry.machine],
-        source=Status(entry.source) if entry.source else None,
-        target=Status(entry.target),
-        actor=entry.actor,
-        at=entry.at,
-        reason=entry.reason,
-        fence=entry.fence,
-    )
 
 
 def _position(event_id: str | None) -> Position | None:
@@ -350,31 +288,3 @@ def _position(event_id: str | None) -> Position | None:
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
         raise Invalid("BAD_EVENT_ID", "that is no id of an event", hint="send the last `id` received, unchanged")
     return int(parts[0]), int(parts[1]), int(parts[2])
-
-
-def _rows(counts: Sequence[Count], stage: Stage, status: Status | None = None, *, ready: bool = False) -> int:
-    fitting = (count for count in counts if count.stage is stage and status in (None, count.status))
-    return sum(count.rows for count in fitting if count.is_ready or not ready)
-
-
-def _by_status(counts: Sequence[Count], stage: Stage) -> wire.StatusCounts:
-    return wire.StatusCounts(**{status.value: _rows(counts, stage, status) for status in Status})
-
-
-def _by_shard(counts: Sequence[Count], shard: int) -> wire.ShardCounts:
-    last = Stage.MYSQL_SENDER
-    done, failed = _rows(counts, last, Status.DONE), _rows(counts, last, Status.FAILED)
-    return wire.ShardCounts(shard=shard, total=_rows(counts, last), done=done, failed=failed)
-
-
-def _overview(stage: Stage, counts: Sequence[Count], pause: Pause | None) -> wire.Queue:
-    return wire.Queue(
-        stage=stage,
-        paused=pause is not None,
-        paused_since=pause.since if pause else None,
-        paused_by=pause.actor if pause else None,
-        reason=pause.reason if pause else None,
-        ready=_rows(counts, stage, ready=True),
-        started=_rows(counts, stage, Status.STARTED),
-        failed=_rows(counts, stage, Status.FAILED),
-    )

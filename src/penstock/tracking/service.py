@@ -15,13 +15,12 @@ from penstock.kernel.machine import Move
 from penstock.kernel.outcome import readable
 from penstock.kernel.paging import Page, page
 from penstock.kernel.waiting import happens
-from penstock.tracking import store
+from penstock.tracking import reporting, store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Stage, Status
 from penstock.tracking.live import MOVES, POLL, Live
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import (
-    AHEAD_LIMIT,
     FILE_STAGE,
     MACHINES,
     QUEUES,
@@ -34,13 +33,12 @@ from penstock.tracking.model import (
     Result,
     Row,
     Stands,
-    Standstill,
     Waiting,
     changed_meanwhile,
-    explain,
     refusal,
     sealed,
 )
+from penstock.tracking.standstill import AHEAD_LIMIT, Standstill, explain
 
 
 async def _never() -> bool:
@@ -160,7 +158,7 @@ class Tracking:
     async def report(self, stage: Stage, reports: Sequence[Report]) -> list[Result]:
         """T13: end what was claimed; one result each. A report under an old fence changes nothing."""
         async with self._db.connection() as connection:
-            results = await store.settle(connection, stage, self._leases[stage], reports, now=self._db.clock.now())
+            results = await reporting.settle(connection, stage, self._leases[stage], reports, now=self._db.clock.now())
         moved = {result.status for result in results if result.answer is Answer.SETTLED and result.status}
         if moved:
             self._announce(stage, moved)

@@ -9,30 +9,25 @@ import asyncpg
 from penstock.kernel import journal, sql
 from penstock.kernel.db import Connection
 from penstock.kernel.journal import Noted
-from penstock.kernel.lease import MOVES_KEPT, Lease, Settled
-from penstock.kernel.lease import Report as LeaseReport
+from penstock.kernel.lease import MOVES_KEPT, Lease
 from penstock.kernel.machine import Move
-from penstock.tracking.contract import Answer, Said, Stage, Status
+from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
     QUEUES,
-    TARGETS,
     Claimed,
     Count,
     FailedSo,
-    Failure,
     Key,
     Pause,
-    Report,
-    Result,
     Row,
     Stands,
     Waiting,
 )
+from penstock.tracking.standstill import Failure
 
 CHANNEL = "penstock_tracking"
-RETRY_AFTER = timedelta(seconds=5)  # when a report does not say
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)
 _LAST_CHARACTER = "\U0010ffff"
 _LOOKED_AT = 10_000  # rows of a queue that are looked at to find the oldest
@@ -196,48 +191,11 @@ async def held_by(tx: Connection, stage: Stage, worker: str) -> list[Key]:
     return [Key(row["filename"], row["shard"], row["fence"]) for row in await tx.fetch(SQL[stage]["held_by"], worker)]
 
 
-async def settle(
-    tx: Connection, stage: Stage, lease: Lease[Status], reports: Sequence[Report], *, now: datetime
-) -> list[Result]:
-    """T13: end what is still held; one result per report, in their order."""
-    told = await lease.settle(tx, [_lease_report(report, now) for report in reports], now=now)
-    settled = {(*one.key, one.fence): one for one in told}
-    missing = [report for report in reports if (report.filename, report.shard, report.fence) not in settled]
-    standing = await _standing_of(tx, stage, missing) if missing else {}
-    answered: set[tuple[str, int, int]] = set()
-    return [_result(report, settled, standing, answered) for report in reports]
-
-
-async def _standing_of(tx: Connection, stage: Stage, reports: Sequence[Report]) -> dict[tuple[str, int], Status]:
-    names, shards = [report.filename for report in reports], [report.shard for report in reports]
-    rows = await tx.fetch(SQL[stage]["rows_by_key"], names, shards)
+async def statuses(tx: Connection, stage: Stage, names: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Status]:
+    """Where rows stand in *stage*, by file and shard; those that are not there are missing."""
+    files, shards = [name[0] for name in names], [name[1] for name in names]
+    rows = await tx.fetch(SQL[stage]["rows_by_key"], files, shards)
     return {(row["filename"], row["shard"]): Status(row["status"]) for row in rows}
-
-
-def _result(
-    report: Report,
-    settled: Mapping[tuple[str, int, int], Settled[Status]],
-    standing: Mapping[tuple[str, int], Status],
-    answered: set[tuple[str, int, int]],
-) -> Result:
-    """Of two reports on one row the first was believed; the other said the same, or came too late."""
-    name = (report.filename, report.shard, report.fence)
-    one = settled.get(name)
-    if one is None:
-        status = standing.get((report.filename, report.shard))
-        return Result(report, Answer.SUPERSEDED if status else Answer.UNKNOWN, status)
-    if one.moved and name not in answered:
-        answered.add(name)
-        return Result(report, Answer.SETTLED, one.state)
-    agrees = one.state is TARGETS[report.said] or (report.said is Said.RETRY and one.state is Status.FAILED)
-    return Result(report, Answer.UNCHANGED if agrees else Answer.SUPERSEDED, one.state)
-
-
-def _lease_report(report: Report, now: datetime) -> LeaseReport[Status]:
-    counts = report.said is not Said.RELEASE
-    wait = RETRY_AFTER if report.retry_after is None and counts else report.retry_after
-    key, due_at = (report.filename, report.shard), None if wait is None else now + wait
-    return LeaseReport(key, report.fence, TARGETS[report.said], report.error, due_at, counts)
 
 
 async def list_queue(

@@ -1,0 +1,102 @@
+"""What the API shows, made of what the service knows."""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from time import monotonic
+
+from penstock.kernel.journal import Noted
+from penstock.tracking import wire
+from penstock.tracking.contract import Stage, Status
+from penstock.tracking.model import FILE_STAGE, STAGE_OF, Count, Pause, Row
+
+KEEP_ALIVE = 15.0
+
+
+def shard(row: Row) -> wire.ShardStatus:
+    """A row of a file."""
+    statuses = {f"{stage.field}_status": status for stage, status in row.status.items()}
+    return wire.ShardStatus(shard=row.shard, updated_at=row.updated_at, **statuses)
+
+
+def queue(stage: Stage, counts: Sequence[Count], pause: Pause | None) -> wire.Queue:
+    """How long a queue is, and whether it is paused."""
+    return wire.Queue(
+        stage=stage,
+        paused=pause is not None,
+        paused_since=pause.since if pause else None,
+        paused_by=pause.actor if pause else None,
+        reason=pause.reason if pause else None,
+        ready=_rows(counts, stage, ready=True),
+        started=_rows(counts, stage, Status.STARTED),
+        failed=_rows(counts, stage, Status.FAILED),
+    )
+
+
+def summary(counts: Sequence[Count]) -> wire.Summary:
+    """T7: the counts, by stage and by shard."""
+    by_shard: dict[int, list[Count]] = defaultdict(list)
+    for count in counts:
+        if count.stage is Stage.MYSQL_SENDER:
+            by_shard[count.shard].append(count)
+    return wire.Summary(
+        total=_rows(counts, FILE_STAGE),
+        by_stage=wire.StageCounts(**{stage.field: _by_status(counts, stage) for stage in Stage}),
+        by_shard=[_by_shard(by_shard[number], number) for number in sorted(by_shard)],
+    )
+
+
+def event(noted: Noted) -> wire.Event:
+    """T15, T17: a move."""
+    entry = noted.entry
+    filename, _, shard = entry.subject.rpartition("/")
+    return wire.Event(
+        filename=filename,
+        shard=int(shard),
+        stage=STAGE_OF[entry.machine],
+        source=Status(entry.source) if entry.source else None,
+        target=Status(entry.target),
+        actor=entry.actor,
+        at=entry.at,
+        reason=entry.reason,
+        fence=entry.fence,
+    )
+
+
+async def stream(
+    batches: AsyncIterator[Sequence[Noted]], stage: Stage | None, filename: str | None
+) -> AsyncIterator[str]:
+    """Events as text; a comment now and then while there are none, so that nobody takes the line for dead."""
+    yield ": moves of the pipeline\n\n"
+    told_at = monotonic()
+    async for moves in batches:
+        text = "".join(_told(noted) for noted in moves if _fits(noted, stage, filename))
+        if not text and monotonic() - told_at > KEEP_ALIVE:
+            text = ": nothing moved\n\n"
+        if text:
+            yield text
+            told_at = monotonic()
+
+
+def _fits(noted: Noted, stage: Stage | None, filename: str | None) -> bool:
+    is_stage = stage is None or STAGE_OF[noted.entry.machine] is stage
+    return is_stage and filename in (None, noted.entry.subject.rpartition("/")[0])
+
+
+def _told(noted: Noted) -> str:
+    name = "-".join(map(str, noted.position))
+    return f"event: move\nid: {name}\ndata: {event(noted).model_dump_json(by_alias=True)}\n\n"
+
+
+def _rows(counts: Sequence[Count], stage: Stage, status: Status | None = None, *, ready: bool = False) -> int:
+    fitting = (count for count in counts if count.stage is stage and status in (None, count.status))
+    return sum(count.rows for count in fitting if count.is_ready or not ready)
+
+
+def _by_status(counts: Sequence[Count], stage: Stage) -> wire.StatusCounts:
+    return wire.StatusCounts(**{status.value: _rows(counts, stage, status) for status in Status})
+
+
+def _by_shard(counts: Sequence[Count], shard: int) -> wire.ShardCounts:
+    last = Stage.MYSQL_SENDER
+    done, failed = _rows(counts, last, Status.DONE), _rows(counts, last, Status.FAILED)
+    return wire.ShardCounts(shard=shard, total=_rows(counts, last), done=done, failed=failed)
