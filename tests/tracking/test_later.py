@@ -1,5 +1,8 @@
 """A row that is to be tried later, and one that is tried again and again."""
 
+from datetime import timedelta
+
+from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.lease import MOVES_KEPT
 from penstock.tracking.service import Tracking
@@ -49,6 +52,17 @@ async def test_nor_what_failed_on_its_last_attempt(api: Api, db: Database) -> No
     assert last == [("settled", "failed")]
     await api.move(SENDER, "retry", FILE)
     assert len(await api.claim(SENDER)) == 1
+
+
+async def test_why_tells_what_became_of_the_try_before(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+    """T16: a row that waits again says that it was tried, and how that ended."""
+    await api.queue_up(WORKER, FILE)
+    assert "attempt" not in (await api.get(f"/files/{FILE}/0/why"))["why"]
+    await api.claim(WORKER, "sleepy", lease_seconds=1)
+    clock.advance(timedelta(seconds=2))
+    await tracking.reap()
+    why = (await api.get(f"/files/{FILE}/0/why"))["why"]
+    assert "attempt 1 did not succeed: the lease of sleepy ran out" in why
 
 
 async def test_a_row_without_end_does_not_grow_without_end(api: Api, db: Database) -> None:

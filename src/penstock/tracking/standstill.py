@@ -66,13 +66,14 @@ def _waiting(
         return why, f"POST /queues/{stage}/resume when it may go on"
     if stage is FILE_STAGE:
         return "the file failed and was set back; its producer has not begun again", f"POST /stages/{stage}/start"
+    tried = f"attempt {row.attempts[stage]} did not succeed" if row.attempts[stage] else "it was given back"
     if row.due_at > now:
-        tried = f"attempt {row.attempts[stage]} did not succeed" if row.attempts[stage] else "it was given back"
         return f"{stage} is tried again in {_for(row.due_at - now)}; {tried}{because(error)}", None
     waits = f"it has waited for a worker of {stage} for {_for(now - row.updated_at)}"
     queue = f"{_several(ahead, AHEAD_LIMIT)} before it in the queue, {_several(busy)} under way"
     hint = None if busy else f"nobody works on this stage: is a {stage} daemon running, and does it reach this server?"
-    return f"{waits}; {queue}", hint
+    before = f"; {tried}{because(error)}" if row.attempts[stage] else ""
+    return f"{waits}; {queue}{before}", hint
 
 
 def _several(number: int, limit: int | None = None) -> str:
