@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import Field
 
-from penstock.kernel.config import resolve
+from penstock.kernel.config import Section, load, resolve
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings, load_settings
 
@@ -199,6 +200,62 @@ def test_variables_reach_sections_the_file_leaves_out(config: Config) -> None:
     found = config.load("signals:\n", {"PENSTOCK__SIGNALS__REDIS__NODES": "[a:1, b:2]"})
     assert found.signals.redis is not None
     assert found.signals.redis.nodes == ["a:1", "b:2"]
+
+
+class Source(Section):
+    jdbc_url: str = Field("", alias="jdbcUrl")
+    fetch_size: int = Field(1, alias="fetchSize")
+    schema_name: str = "public"
+
+
+class Mirror(Section):
+    read_only: Source | None = Field(None, alias="readOnly")
+    options: dict[str, str] = Field(default_factory=dict)
+
+
+class Sources(Section):
+    postgres: Source = Source()
+    mirror: Mirror = Mirror()
+
+
+@pytest.mark.parametrize(
+    "name", ["POSTGRES__JDBCURL", "POSTGRES__jdbcUrl", "MIRROR__READONLY__JDBCURL", "Mirror__readOnly__Jdbcurl"]
+)
+def test_variables_reach_keys_in_camel_case(name: str) -> None:
+    """R1: a variable finds its key and every section on the way, whatever their case; the model's spelling wins."""
+    found = load(Sources, None, {f"PENSTOCK__{name}": "jdbc:x"})
+    source = found.postgres if name.startswith("POSTGRES") else found.mirror.read_only
+    assert source == Source(jdbcUrl="jdbc:x")
+
+
+def test_a_variable_in_capitals_beats_the_camel_case_key_of_the_file(config: Config) -> None:
+    """R1: variable and file speak of the same key; what the variable leaves out stays, as do keys without an alias."""
+    config.path.write_text("postgres: {jdbcUrl: file, fetchSize: 7}")
+    env = {"PENSTOCK__POSTGRES__JDBCURL": "env", "PENSTOCK__POSTGRES__SCHEMA_NAME": "ref"}
+    found = load(Sources, config.path, env)
+    assert found.postgres == Source(jdbcUrl="env", fetchSize=7, schema_name="ref")
+
+
+def test_keys_of_a_free_mapping_stay_in_lower_case() -> None:
+    """R1: where no model knows the keys, there is no other spelling to find."""
+    assert load(Sources, None, {"PENSTOCK__MIRROR__OPTIONS__JDBCURL": "x"}).mirror.options == {"jdbcurl": "x"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("POSTGRES__FETCHSIZE", "many", "postgres.fetchSize: Input should be a valid integer"),
+        ("POSTGRES__FETCHSIZES", "1", "postgres.fetchsizes: unknown key; did you mean 'fetchSize'?"),
+        ("POSTGRES__JDBC_URL", "x", "postgres.jdbc_url: unknown key; did you mean 'jdbcUrl'?"),
+        ("POSTGRE__JDBCURL", "x", "postgre: unknown key; did you mean 'postgres'?"),
+        ("POSTGRES__0__JDBCURL", "x", "postgres.0: unknown key; known keys: jdbcUrl"),
+    ],
+)
+def test_a_wrong_variable_for_camel_case_is_told_by_its_name(name: str, value: str, told: str) -> None:
+    """R1: a value that does not fit is told by the model's spelling, a key nobody knows as it was read."""
+    with pytest.raises(BadConfig) as refused:
+        load(Sources, None, {f"PENSTOCK__{name}": value})
+    assert refused.value.message.startswith(f"environment variable PENSTOCK__{name}: {told}")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """The database: visible transactions, and errors that say whether trying again can help."""
 
 import asyncio
+import contextlib
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
 
-from penstock.kernel.db import Database, is_transient
+from penstock.kernel.db import Connection, Database, is_transient, plan_freely
 from penstock.kernel.errors import BadConfig, Transient
 from tests.services.postgres import database_url as url_of
 
@@ -25,6 +26,43 @@ async def test_json_comes_and_goes_as_python(db: Database) -> None:
     """jsonb columns are read and written as plain values."""
     value = {"a": [1, None, "ü"], "b": {"c": True}}
     assert await db.fetchval("SELECT $1::jsonb", value) == value
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonb"])
+@pytest.mark.parametrize("text", ["1.10", "123456789012345678901234567890", '{"a": [1.10, 0.1000]}'])
+async def test_json_can_pass_as_the_text_it_is(database_url: str, kind: str, text: str) -> None:
+    """R1: where JSON is not decoded, no digit of a number is lost on the way in or out."""
+    async with Database.open(database_url, decodes_json=False) as db:
+        # Each way by itself: a codec would quote the text on its way in and unquote it on its way out.
+        assert await db.fetchval(f"SELECT $1::{kind}::text", text) == text
+        assert await db.fetchval(f"SELECT $1::text::{kind}", text) == text
+
+
+async def test_settings_hold_in_every_session(database_url: str) -> None:
+    """R1: what is set for the server is there in every connection, wins over ours, and outlives a reset."""
+    settings = {"search_path": "pg_catalog", "enable_seqscan": "on", "application_name": "penstock-x"}
+    async with Database.open(database_url, size=2, looks_up=True, settings=settings) as db:
+        async with db.session() as one, db.session() as other:
+            await one.execute("SET search_path = public")
+            assert await _settings(other, *settings) == settings
+        async with db.connection() as one, db.connection() as other:
+            assert await _settings(one, *settings) == await _settings(other, *settings) == settings
+            assert await _settings(one, "enable_hashjoin") == {"enable_hashjoin": "off"}
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+async def test_the_planner_is_free_for_one_transaction(database_url: str, ends_well: bool) -> None:
+    """R1: a database that looks up lets the planner choose until the transaction ends, and not a statement longer."""
+    names = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin")
+    async with Database.open(database_url, size=2, looks_up=True) as db, db.connection() as connection:
+        assert await _settings(connection, *names) == dict.fromkeys(names, "off")
+        with contextlib.suppress(LookupError):
+            async with connection.transaction():
+                await plan_freely(connection)
+                assert await _settings(connection, *names) == dict.fromkeys(names, "on")
+                if not ends_well:
+                    raise LookupError
+        assert await _settings(connection, *names) == dict.fromkeys(names, "off")
 
 
 async def test_errors_of_the_callers_own_code_pass_unchanged(db: Database) -> None:
@@ -123,3 +161,9 @@ async def test_the_clock_is_the_servers(db: Database) -> None:
     assert abs(db.clock.now() - server) < timedelta(seconds=5)
     assert db.clock.now().tzinfo is UTC
     assert isinstance(server, datetime)
+
+
+async def _settings(connection: Connection, *names: str) -> dict[str, str]:
+    """What the connection's session has set for *names*."""
+    rows = await connection.fetch("SELECT name, current_setting(name) FROM unnest($1::text[]) AS name", names)
+    return {row["name"]: row["current_setting"] for row in rows}

@@ -78,7 +78,7 @@ def load(
     places: dict[KeyPath, str] = {}
     for name, value in sorted(env.items()):
         if name.startswith(ENV_PREFIX):
-            path: KeyPath = tuple(name[len(ENV_PREFIX) :].lower().split("__"))
+            path = _spelled(model, name[len(ENV_PREFIX) :].lower().split("__"))
             _put(document, path, _scalar(name, value), f"environment variable {name}")
             places[path] = f"environment variable {name}"
     for path, value in (overrides or {}).items():
@@ -138,6 +138,15 @@ def _scalar(name: str, text: str) -> Any:
     except (YAMLError, ValueError):  # without its words: they repeat the value, which may be a secret
         message = "not a YAML value; quote it if it is meant as text"
         raise _bad([Problem(f"environment variable {name}", "", message)]) from None
+
+
+def _spelled(model: type[BaseModel], keys: Sequence[str]) -> KeyPath:
+    """The path of these lower-case *keys*, each spelled as its section spells it; one no section knows stays."""
+    path: KeyPath = ()
+    for key in keys:
+        spellings = {field.lower(): field for field in _fields(model, path)}
+        path = (*path, spellings.get(key, key))
+    return path
 
 
 def _put(document: Any, path: KeyPath, value: Any, place: str) -> None:

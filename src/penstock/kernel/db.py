@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,15 +67,20 @@ class Database:
         size: int = 10,
         statement_timeout: timedelta = timedelta(minutes=5),
         looks_up: bool = False,
+        settings: Mapping[str, str] | None = None,
+        decodes_json: bool = True,
     ) -> "AsyncIterator[Database]":
         """Connect, and disconnect at the end; Transient DATABASE_DOWN when nobody answers.
 
         One that *looks_up* is for queues: its statements find rows by an index, whatever the planner thinks of a table.
+        The *settings* are the server's, for every session, and win over ours. Unless it *decodes_json*, json and
+        jsonb pass as the text they are, in and out, so that numbers keep every digit.
         """
         server_clock = ServerClock()
 
         async def prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
-            await _teach_json(connection)
+            if decodes_json:
+                await _teach_json(connection)
             server_clock.align(await connection.fetchval("SELECT clock_timestamp()"))
 
         with translated(connecting=True):
@@ -92,6 +97,7 @@ class Database:
                     "timezone": "UTC",
                     "statement_timeout": str(int(statement_timeout.total_seconds() * 1000)),
                     **(_LOOK_UP if looks_up else {}),
+                    **(settings or {}),
                 },
             )
         try:
@@ -153,6 +159,11 @@ class Database:
             yield connection
         finally:
             await self._pool.release(connection)
+
+
+async def plan_freely(tx: Connection) -> None:
+    """Let the planner choose for the rest of this transaction, in a database that looks up otherwise."""
+    await tx.execute("SELECT set_config(setting, 'on', true) FROM unnest($1::text[]) AS setting", list(_LOOK_UP))
 
 
 async def _leave_as_it_is(_connection: Any) -> None:
