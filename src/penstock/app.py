@@ -1,34 +1,32 @@
-"""The composition root: the only place that reads settings and wires parts together."""
+"""The composition root: it reads the settings and wires the parts together."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from penstock.kernel import datadir, journal, migrate
-from penstock.kernel.auth import Authenticator, JwtAuthenticator, NoAuthenticator
 from penstock.kernel.bus import Bus
-from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
-from penstock.kernel.keys import KeyFile, Keys, KeyUrl, SharedSecret
+from penstock.kernel.errors import BadConfig
 from penstock.kernel.outbox import Outbox
 from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.sections import EMBEDDED, DatabaseSection
 from penstock.kernel.signals import Signals
-from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.storage import Storage
-from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from penstock.settings import JwtSection, KafkaSection, RedisSection, Settings
+from penstock.ports import make_bus, make_invalidations, make_signals, make_storage
+from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.metrics import RefdataMetrics
+from penstock.refdata.service import Refdata
+from penstock.settings import Settings
 from penstock.tracking import workers as tracking_workers
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 
-CHANNEL = "penstock"
 BUS_OUTBOX = Outbox("bus_outbox")
 OUTBOX_RETENTION = timedelta(days=1)
 
@@ -104,9 +102,86 @@ async def open_tracking(
         yield tracking
 
 
+@dataclass(frozen=True)
+class RefdataPlatform:
+    """What the roles of refdata stand on."""
+
+    settings: Settings
+    telemetry: Telemetry
+    db: Database
+    bus: Bus
+    signals: Signals
+    refdata: Refdata
+    metrics: RefdataMetrics
+
+
+@asynccontextmanager
+async def open_refdata(
+    settings: Settings, telemetry: Telemetry, platform: Platform | None = None
+) -> AsyncIterator[RefdataPlatform]:
+    """R1: refdata on the PostgreSQL it names, else on the platform's; its bus, unless it is Kafka, is there too."""
+    section = settings.refdata
+    async with AsyncExitStack() as stack:
+        if platform is not None and section.postgres is None:
+            plain, bus = platform.db, platform.bus
+        else:
+            plain = await stack.enter_async_context(_open_refdata_database(settings))
+            await migrate.migrate(plain, refdata_migrations() if section.postgres else known_migrations(settings))
+            bus = make_bus(settings, plain)
+            stack.push_async_callback(bus.close)
+            await stack.enter_async_context(repeating(*_journal_retention(settings, plain)))
+        db = await stack.enter_async_context(_open_for_commands(plain.dsn, settings))
+        signals = make_invalidations(settings, plain)
+        stack.push_async_callback(signals.close)
+        refdata = await stack.enter_async_context(Refdata.open(db, bus, Catalogue(section), section))
+        yield RefdataPlatform(settings, telemetry, db, bus, signals, refdata, RefdataMetrics(telemetry.registry))
+
+
+@asynccontextmanager
+async def _open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
+    own = settings.refdata.postgres
+    if own is None:
+        async with open_database(settings) as db:
+            yield db
+        return
+    password = f"env:{own.password_from_env}" if own.password_from_env else None
+    section = DatabaseSection(url=own.url, password=password, pool_size=own.pool.max_size)
+    url = _with_password(section, "refdata.postgres.passwordFromEnv")
+    async with Database.open(url, size=section.pool_size, settings=_search_path(settings)) as db:
+        if await db.fetchval("SELECT to_regnamespace(quote_ident($1))", own.db_schema) is None:
+            hint = "create it, or mend refdata.postgres.schema"
+            raise BadConfig("UNKNOWN_SCHEMA", f"the database has no schema {own.db_schema!r}", hint=hint)
+        yield db
+
+
+def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextManager[Database]:
+    """Payloads stay the text they are, and a process that freezes in a transaction loses it, and with it its locks."""
+    lease = settings.refdata.apply.lease
+    own = settings.refdata.postgres
+    return Database.open(
+        url,
+        size=own.pool.max_size if own else settings.database.pool_size,
+        statement_timeout=settings.database.statement_timeout,
+        looks_up=True,
+        decodes_json=False,
+        settings={
+            **_search_path(settings),
+            "standard_conforming_strings": "on",  # as templates are read
+            "idle_in_transaction_session_timeout": str(int(lease.total_seconds() * 1000)),
+        },
+    )
+
+
+def _search_path(settings: Settings) -> dict[str, str]:
+    own = settings.refdata.postgres
+    return {} if own is None else {"search_path": '"' + own.db_schema.replace('"', '""') + '"'}
+
+
 def known_migrations(settings: Settings) -> list[migrate.Migration]:
     """Every migration of the platform's database, the kernel's first."""
-    return tracking_migrations() if settings.tracking.database is None else migrate.load("penstock.kernel")
+    tracking = migrate.load("penstock.tracking") if settings.tracking.database is None else []
+    refdata = migrate.load("penstock.refdata") if settings.refdata.postgres is None else []
+    return [*migrate.load("penstock.kernel"), *tracking, *refdata]
 
 
 def tracking_migrations() -> list[migrate.Migration]:
@@ -114,98 +189,17 @@ def tracking_migrations() -> list[migrate.Migration]:
     return [*migrate.load("penstock.kernel"), *migrate.load("penstock.tracking")]
 
 
-def make_bus(settings: Settings, db: Database) -> Bus:
-    """Kafka when it is configured, else PostgreSQL."""
-    section = settings.bus
-    if section.kafka is not None:
-        return make_kafka(section.kafka, section.partitions, db)
-    return PostgresBus(db, partitions=section.partitions)
+def refdata_migrations() -> list[migrate.Migration]:
+    """What a database of refdata's own needs: its tables, and the kernel's for their history and the bus."""
+    return [*migrate.load("penstock.kernel"), *migrate.load("penstock.refdata")]
 
 
-def make_kafka(section: KafkaSection, partitions: int, db: Database | None) -> Bus:
-    """The bus on Kafka; without a database nothing can be published in a transaction."""
-    from penstock.kernel.bus.kafka import KafkaBus  # librdkafka loads only where it is used
-
-    config = {**section.options, **_resolved(section.secrets, "bus.kafka.secrets")}
-    return KafkaBus(section.bootstrap, db=db, partitions=partitions, group_prefix=section.group_prefix, config=config)
-
-
-def make_signals(settings: Settings, db: Database) -> Signals:
-    """Redis when it is configured, else PostgreSQL."""
-    section = settings.signals
-    return make_redis(section.redis) if section.redis is not None else PostgresSignals(db, CHANNEL)
-
-
-def make_redis(section: RedisSection) -> Signals:
-    """The signals on Redis."""
-    from penstock.kernel.signals.redis import RedisSignals  # loads only where it is used
-
-    return RedisSignals(
-        section.nodes,
-        mode=section.mode,
-        pub_channel=f"{CHANNEL}:pub",
-        stream_key=f"{CHANNEL}:stream",
-        group_prefix=f"{CHANNEL}:group",
-        username=section.username,
-        password=resolve(section.password, "signals.redis.password") if section.password else None,
-        tls=section.tls,
-        tls_ca_file=str(section.tls_ca_file) if section.tls_ca_file else None,
-    )
-
-
-def make_storage(settings: Settings) -> Storage:
-    """The configured object store, else a folder of the data directory."""
-    section = settings.storage
-    parts = urlsplit(section.url or "")
-    if parts.scheme in ("", "file"):
-        return FolderStorage(Path(unquote(parts.path)) if section.url else settings.data_dir / "objects")
-    from penstock.kernel.storage.objects import ObjectStorage
-
-    return ObjectStorage(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
-
-
-def make_authenticator(settings: Settings) -> Authenticator:
-    """R25: tokens when keys are configured, else nobody but whoever is on this machine."""
-    section = settings.auth.jwt
-    if section is None:
-        return NoAuthenticator()
-    return JwtAuthenticator(
-        _keys(section),
-        algorithms=list(section.algorithms),
-        issuer=section.issuer,
-        audience=section.audience,
-        tenant_claim=section.tenant_claim,
-        leeway=section.leeway,
-    )
-
-
-def make_telemetry(settings: Settings) -> Telemetry:
-    """Metrics always; traces where there is somewhere to send them."""
-    endpoint = settings.telemetry.otlp_endpoint
-    if endpoint is None:
-        return Telemetry()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    return Telemetry(spans=[BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))])
-
-
-def _resolved(secrets: Mapping[str, str], name: str) -> dict[str, str]:
-    return {key: resolve(reference, f"{name}.{key}") for key, reference in secrets.items()}
-
-
-def _keys(section: JwtSection) -> Keys:
-    if section.secret is not None:
-        return SharedSecret(resolve(section.secret, "auth.jwt.secret"))
-    return KeyFile(section.jwks_file) if section.jwks_file is not None else KeyUrl(section.jwks_url or "")
-
-
-def _with_password(section: DatabaseSection) -> str:
+def _with_password(section: DatabaseSection, name: str = "database.password") -> str:
     """The database's URL with its password put in; only ever in memory."""
     if section.password is None:
         return section.url
     parts = urlsplit(section.url)
-    password = quote(resolve(section.password, "database.password"), safe="")
+    password = quote(resolve(section.password, name), safe="")
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{password}@{host}"))
 

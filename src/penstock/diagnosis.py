@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import app
+from penstock import app, ports
 from penstock.kernel import datadir, migrate
 from penstock.kernel.bus import Bus
 from penstock.kernel.db import Database
@@ -70,7 +70,7 @@ def _local_looks(settings: Settings) -> dict[str, Look]:
         return f"PostgreSQL {binaries.major} in {binaries.folder}"
 
     async def access() -> str:
-        app.make_authenticator(settings)
+        ports.make_authenticator(settings)
         return "tokens" if settings.auth.jwt else f"none needed, on {server.host} only"
 
     looks: dict[str, Look] = {
@@ -100,9 +100,9 @@ def _remote_looks(settings: Settings) -> dict[str, Look]:
     """What stands on servers of its own; the rest stands on the database."""
     looks: dict[str, Look] = {"storage": lambda: _storage(settings)}
     if (kafka := settings.bus.kafka) is not None:
-        looks["bus"] = lambda: _checked(app.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
+        looks["bus"] = lambda: _checked(ports.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
     if (redis := settings.signals.redis) is not None:
-        looks["signals"] = lambda: _checked(app.make_redis(redis), "Redis")
+        looks["signals"] = lambda: _checked(ports.make_redis(redis), "Redis")
     if settings.tracking.database is not None:
         looks["tracking database"] = lambda: _tracking_database(settings)
     return looks
@@ -152,7 +152,7 @@ async def _port(settings: Settings, port: int) -> str:
 async def _storage(settings: Settings) -> str:
     if settings.storage.url is None and not (settings.data_dir / "objects").exists():
         return "a folder, made at the first start"
-    await app.make_storage(settings).check()
+    await ports.make_storage(settings).check()
     return settings.storage.url or str(settings.data_dir / "objects")
 
 

@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from penstock.app import Platform, make_authenticator, make_telemetry, open_platform, open_tracking
+from penstock.app import Platform, RefdataPlatform, open_platform, open_refdata, open_tracking
 from penstock.kernel import actuator, datadir
 from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.auth import Authenticator
@@ -19,6 +20,11 @@ from penstock.kernel.ids import worker_name
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.telemetry import Telemetry
+from penstock.ports import make_authenticator, make_telemetry
+from penstock.refdata import api as refdata_api
+from penstock.refdata.service import Refdata
+from penstock.reloading import reloading
+from penstock.roles import ROLES
 from penstock.servers import address_of, listening, serving, until_stopped
 from penstock.settings import Settings
 from penstock.tracking import api as tracking_api
@@ -62,15 +68,20 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         query = stack.enter_context(listening(server.host, server.query_port))
         platform = await stack.enter_async_context(open_platform(settings, telemetry))
         tracking = await stack.enter_async_context(open_tracking(settings, telemetry, platform.db))
+        refdata = await stack.enter_async_context(open_refdata(settings, telemetry, platform))
+        await stack.enter_async_context(reloading(refdata))
+        for role in ROLES.values():
+            await stack.enter_async_context(role(refdata))
         # The API cannot do without its databases; the query server answers from memory, come what may.
-        checks = {**_checks(platform), "tracking": tracking.check}
-        pulses = [Pulse(checks, needs=["database", "tracking"]), Pulse(checks, needs=[])]
+        checks = {**_checks(platform), "tracking": tracking.check, **_refdata_checks(refdata)}
+        pulses = [Pulse(checks, needs=["database", "tracking", "refdata"]), Pulse(checks, needs=[])]
         web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator)
-        apps = [(make_api(web, pulses[0], tracking), api), (make_query(web, pulses[1]), query)]
+        apps = [(make_api(web, pulses[0], tracking, refdata.refdata), api), (make_query(web, pulses[1]), query)]
         await stack.enter_async_context(serving(apps, server))
         addresses = Addresses(address_of(api), address_of(query))
         await until_stopped(pulses, stop, lambda: on_ready(addresses))
         tracking.stop()
+        refdata.refdata.stop()
 
 
 async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
@@ -90,15 +101,58 @@ async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: Calla
         tracking.stop()
 
 
+async def command_api(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+    """R6: the command API alone, until *stop*."""
+    async with _alone(settings, "command-api") as (stack, web, listening):
+        refdata = await stack.enter_async_context(open_refdata(settings, web.telemetry))
+        await stack.enter_async_context(reloading(refdata))
+        # Without the bus nothing can be taken in; without Redis it can, and is told of later.
+        pulse = Pulse(_refdata_checks(refdata), needs=["refdata", "refdata bus"])
+        app = make_command_api(web, pulse, refdata.refdata)
+        await stack.enter_async_context(serving([(app, listening)], settings.server))
+        await until_stopped([pulse], stop, lambda: on_ready(address_of(listening)))
+        refdata.refdata.stop()
+
+
+async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+    """One role of workers alone, with its health and metrics on a port, until *stop*."""
+    async with _alone(settings, role) as (stack, web, listening):
+        refdata = await stack.enter_async_context(open_refdata(settings, web.telemetry))
+        await stack.enter_async_context(reloading(refdata))
+        await stack.enter_async_context(ROLES[role](refdata))
+        pulse = Pulse(_refdata_checks(refdata), needs=["refdata"] if role == "relay" else ["refdata", "refdata bus"])
+        app = _make_app(f"Penstock {role}", web, pulse)
+        await stack.enter_async_context(serving([(app, listening)], settings.server))
+        await until_stopped([pulse], stop, lambda: on_ready(address_of(listening)))
+
+
+@asynccontextmanager
+async def _alone(settings: Settings, role: str) -> AsyncIterator[tuple[AsyncExitStack, Web, socket.socket]]:
+    """How a role of refdata begins that has a process to itself."""
+    async with AsyncExitStack() as stack:
+        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
+        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings))
+        if settings.database.url == EMBEDDED and settings.refdata.postgres is None:
+            stack.enter_context(datadir.owned(settings.data_dir, worker_name(role)))
+        yield stack, web, stack.enter_context(listening(settings.server.host, settings.server.port))
+
+
+def _refdata_checks(platform: RefdataPlatform) -> dict[str, Check]:
+    checks: dict[str, Check] = {"refdata": platform.refdata.check, "refdata bus": platform.bus.check}
+    return {**checks, "refdata signals": platform.signals.check}
+
+
 def _checks(platform: Platform) -> dict[str, Check]:
     """What this process depends on, each asked by its own check."""
     checks: dict[str, Check] = {"database": platform.db.check, "bus": platform.bus.check}
     return {**checks, "signals": platform.signals.check, "storage": platform.storage.check}
 
 
-def make_api(web: Web, pulse: Pulse, tracking: Tracking) -> FastAPI:
+def make_api(web: Web, pulse: Pulse, tracking: Tracking, refdata: Refdata) -> FastAPI:
     """The API of all parts."""
     app = make_pipeline_api(web, pulse, tracking, title="Penstock")
+    app.state.refdata = refdata
+    app.include_router(refdata_api.routes)
     app.include_router(_access)
     return app
 
@@ -113,6 +167,14 @@ def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str 
     async def root() -> RedirectResponse:
         return RedirectResponse("/docs")
 
+    return app
+
+
+def make_command_api(web: Web, pulse: Pulse, refdata: Refdata) -> FastAPI:
+    """The API that takes commands in."""
+    app = _make_app("Penstock commands", web, pulse)
+    app.state.refdata = refdata
+    app.include_router(refdata_api.routes)
     return app
 
 

@@ -2,13 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import HarvestSection
@@ -148,6 +148,18 @@ class Settings(Section):
     flows: FlowsSection = FlowsSection()
     harvest: HarvestSection = HarvestSection()
 
+    _reread: Callable[[], "Settings"] | None = PrivateAttr(None)
+    _file: Path | None = PrivateAttr(None)
+
+    @property
+    def file(self) -> Path | None:
+        """The file they come from."""
+        return self._file
+
+    def reread(self) -> "Settings":
+        """The settings as they would be now; BadConfig when they cannot be used."""
+        return self._reread() if self._reread else self
+
     @model_validator(mode="after")
     def _is_safe(self) -> "Settings":
         if self.auth.jwt is None and not self.server.is_loopback:
@@ -163,9 +175,12 @@ def load_settings(
     file: Path | None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Settings:
     """The settings from *file* (else ./penstock.yaml when there is one), the environment, and overrides by path."""
+    place = file or _usual_file()
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     paths: dict[KeyPath, Any] = {tuple(name.split(".")): value for name, value in given.items()}
-    return load(Settings, file or _usual_file(), os.environ if env is None else env, paths)
+    settings = load(Settings, place, os.environ if env is None else env, paths)
+    settings._file, settings._reread = place, lambda: load_settings(place, env, overrides)  # noqa: SLF001
+    return settings
 
 
 def _usual_file() -> Path | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from penstock.cli import config, database, doctor, track, up, version
+from penstock.cli import config, database, dictionary, doctor, roles, track, up, version
 from penstock.cli.output import fail
 from penstock.kernel.errors import PenstockError
 
@@ -27,6 +27,9 @@ app.command()(version.version)
 app.add_typer(config.app, name="config")
 app.add_typer(database.app, name="db")
 app.add_typer(track.app, name="track")
+app.add_typer(dictionary.app, name="dict")
+app.add_typer(roles.serve_app, name="serve")
+app.add_typer(roles.work_app, name="work")
 
 
 def run() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from penstock.cli.asking import URL, UrlOption, ask, moment
 from penstock.cli.output import JsonOption, emit, table
 from penstock.kernel.errors import Invalid
 from penstock.tracking.contract import Stage, Status
@@ -26,12 +27,8 @@ class Queue(StrEnum):
     MYSQL_SENDER = Stage.MYSQL_SENDER.value
 
 
-UrlOption = Annotated[
-    str, typer.Option("--url", envvar="PENSTOCK_URL", help="The server; a token is taken from PENSTOCK_TOKEN.")
-]
 WorkerOption = Annotated[str | None, typer.Option(help="The name it is noted under in the history.")]
 StageArgument = Annotated[Stage, typer.Argument()]
-URL = "http://127.0.0.1:8080"
 RETRIED_AT_ONCE = 10_000
 
 
@@ -87,7 +84,7 @@ def queue(
         )
         return
     told = _ask(url, lambda client: client.queue(stage, limit=limit))
-    rows = [[item["filename"], str(item["shard"]), _moment(item["created_at"])] for item in told["items"]]
+    rows = [[item["filename"], str(item["shard"]), moment(item["created_at"])] for item in told["items"]]
     text = table([["filename", "shard", "created"], *rows]) if rows else f"nothing waits for {stage}"
     emit(told, as_json=json, text=f"{text}\n… and more" if told["next"] else text)
 
@@ -208,26 +205,19 @@ async def _retry_all(client: "PipelineClient", stage: Stage, chosen: Mapping[str
 
 def _ask(url: str, question: "Callable[[PipelineClient], Awaitable[T]]", *, timeout: float = 30) -> T:
     """What the server answers."""
-    import asyncio
-    import os
-
     from penstock.tracking.client import PipelineClient
 
-    async def ask() -> T:
-        async with PipelineClient(url, token=os.environ.get("PENSTOCK_TOKEN"), timeout=timeout) as client:
-            return await question(client)
-
-    return asyncio.run(ask())
+    return ask(lambda token: PipelineClient(url, token=token, timeout=timeout), question)
 
 
 def _standing(filename: str, shard: Mapping[str, Any]) -> list[str]:
     statuses = [shard[f"{stage.field}_status"] for stage in Stage]
-    return [filename, str(shard["shard"]), *statuses, _moment(shard["updated_at"])]
+    return [filename, str(shard["shard"]), *statuses, moment(shard["updated_at"])]
 
 
 def _step(move: Mapping[str, Any]) -> Sequence[str]:
     step = f"{move['from'] or ''} → {move['to']}"
-    return [_moment(move["at"]), str(move["shard"]), move["stage"], step, move["actor"], move["reason"] or ""]
+    return [moment(move["at"]), str(move["shard"]), move["stage"], step, move["actor"], move["reason"] or ""]
 
 
 def _length(queue: Mapping[str, Any]) -> Sequence[str]:
@@ -235,9 +225,5 @@ def _length(queue: Mapping[str, Any]) -> Sequence[str]:
     return [queue["stage"], *(str(queue[name]) for name in ("ready", "started", "failed")), paused]
 
 
-def _moment(text: str) -> str:
-    return f"{datetime.fromisoformat(text):%Y-%m-%d %H:%M:%S}"
-
-
-def _utc(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment.isoformat()}Z"
+def _utc(said: datetime | None) -> str | None:
+    return None if said is None else f"{said.isoformat()}Z"

@@ -1,7 +1,277 @@
-"""The `refdata` section of penstock.yaml."""
+"""The `refdata` section of penstock.yaml: the founding document's YAML as it stands, and what it leaves open."""
 
-from penstock.kernel.config import Section
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Annotated, Literal
+from urllib.parse import quote, urlsplit
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+from penstock.kernel.config import Misplaced, Section
+from penstock.kernel.sections import Duration, Url
+from penstock.refdata import template
+from penstock.refdata.contract import NAME
+
+KEY_TEMPLATE = "{tenantId}:{dictCode}"
+_JDBC = "jdbc:"
+_LOADING = ("tenantId",)
+_CHANGING = ("tenantId", "eventEpoch", "eventVersion", "eventId", "occurredAt")
+_ITEM = (*_CHANGING, "key", "payload")
+_WHOLE = (*_CHANGING, "snapshotJson")
+_CODE = Field(pattern=NAME)
+_ENV_NAME = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
-class RefdataSection(Section):
+def _refuse_twice(what: str, names: Sequence[str]) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{what} given twice: {', '.join(twice)}")
+
+
+class CamelSection(Section):
+    """A part of the configuration whose keys are spelt as the founding document spells them."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class PoolSection(CamelSection):
+    max_size: int = Field(20, ge=2, le=500)
+
+
+class PostgresSection(CamelSection):
+    """R1: the PostgreSQL the dictionaries live in. Without it they live in the platform's."""
+
+    jdbc_url: Url = Field(description="jdbc:postgresql://host:5432/database")
+    username: str = Field(min_length=1)
+    password_from_env: Annotated[str, _ENV_NAME] | None = Field(None, description="Name of the variable.")
+    db_schema: str = Field("public", alias="schema", min_length=1, max_length=63)
+    pool: PoolSection = PoolSection()
+
+    @field_validator("jdbc_url")
+    @classmethod
+    def _is_postgres(cls, url: str) -> str:
+        parts = urlsplit(url.removeprefix(_JDBC))
+        if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
+            raise ValueError("expected jdbc:postgresql://host:5432/database")
+        return url
+
+    @property
+    def url(self) -> str:
+        """The address as PostgreSQL's own clients know it, without a password."""
+        parts = urlsplit(self.jdbc_url.removeprefix(_JDBC))
+        host = parts.netloc.rpartition("@")[2]
+        return parts._replace(scheme="postgresql", netloc=f"{quote(self.username, safe='')}@{host}").geturl()
+
+
+class ConsistencySection(CamelSection):
+    wait_commit_timeout_ms: int = Field(300, ge=50, le=1000, description="How long WAIT_COMMIT waits unless told.")
+
+
+class TenantSection(CamelSection):
+    """R25: how a request's tenant is known."""
+
+    source: Literal["JWT_CLAIM"] = "JWT_CLAIM"
+    claim: str = Field("tenant_id", min_length=1)
+    allow_header_override_for_trusted_clients: bool = False
+    trusted_clients: list[str] = Field(
+        default_factory=list, description="Subjects of tokens that may name another tenant by X-Tenant-Id."
+    )
+
+
+class SecuritySection(CamelSection):
+    tenant: TenantSection = TenantSection()
+
+
+class ExternalTopicSection(CamelSection):
+    """R10: a topic of somebody else's messages, and how each becomes a command.
+
+    A field comes from `=text` (a constant), `/a/b` (a JSON pointer into the value), `key` (the message's key) or
+    `header:name`. With `items`, a pointer to a list, the last three are looked up in each of its elements.
+    """
+
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")
+    tenant_id: str = Field(description="Where the tenant comes from.")
+    dict_code: str = Field(description="Where the dictionary comes from.")
+    event_type: str = "=DELTA"
+    event_id: str | None = None
+    source_revision: str | None = None
+    occurred_at: str | None = None
+    snapshot_id: str | None = None
+    chunk_index: str | None = None
+    chunks_total: str | None = None
+    items: str | None = None
+    key: str = "key"
+    op: str | None = None
+    payload: str = "/"
+    deletes: list[str] = Field(["DELETE", "delete", "D", "d"], description="Values of `op` that mean DELETE.")
+
+    @model_validator(mode="after")
+    def _has_sources(self) -> "ExternalTopicSection":
+        for name, said in self:
+            is_source = name not in ("topic", "deletes") and said is not None
+            if is_source and not re.match(r"^(=.*|/.*|key|header:.+)$", str(said), re.DOTALL):
+                raise Misplaced((to_camel(name),), "expected =text, /json/pointer, key or header:name")
+        return self
+
+
+class CommandsSection(CamelSection):
+    """Where commands go, and the topics of others that are turned into commands."""
+
+    commands_topic: str = Field("refdata.commands", pattern=r"^[A-Za-z0-9._-]{1,200}$")
+    key_template: str = KEY_TEMPLATE
+    external_topics: list[ExternalTopicSection] = Field(default_factory=list)
+
+    @field_validator("key_template")
+    @classmethod
+    def _keeps_order(cls, said: str) -> str:
+        if said != KEY_TEMPLATE:
+            raise ValueError(f"only {KEY_TEMPLATE} keeps the order of a dictionary's changes")
+        return said
+
+    @field_validator("external_topics")
+    @classmethod
+    def _are_different(cls, topics: list[ExternalTopicSection]) -> list[ExternalTopicSection]:
+        _refuse_twice("topic", [topic.topic for topic in topics])
+        return topics
+
+
+class InvalidationSection(CamelSection):
+    """R16: where invalidations go: to this Redis, else to `signals.redis`, else over PostgreSQL."""
+
+    mode: Literal["cluster", "single"] = "cluster"
+    nodes: list[str] = Field(default_factory=list, description="host:port of some nodes")
+    username: str | None = None
+    password_from_env: Annotated[str, _ENV_NAME] | None = None
+    pub_channel: str = Field("refdata:inv:pub", min_length=1, max_length=63)
+    stream_key: str = Field("refdata:inv:stream", min_length=1)
+    consumer_group: str = Field("refdata-query-pods", min_length=1)
+    stream_length: int = Field(100_000, ge=100, description="About so many entries the stream keeps.")
+
+
+class ApplySection(CamelSection):
+    """How commands are applied."""
+
+    batch: int = Field(500, ge=1, le=10_000, description="Commands in one transaction.")
+    lease: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(minutes=30))] = timedelta(seconds=30)
+    max_attempts: int = Field(5, ge=1, le=100, description="Tries of a command whose statement takes too long.")
+
+
+class RetentionSection(CamelSection):
+    """R14: how long things are remembered; commands at least twice as long as the topic keeps them."""
+
+    processed_events: Duration = timedelta(days=14)
+    tombstones: Duration = timedelta(days=14)
+    updates: Duration = timedelta(days=30)
+    history: Duration = timedelta(days=90)
+
+    @model_validator(mode="after")
+    def _remembers_answers(self) -> "RetentionSection":
+        if self.updates < self.processed_events:
+            raise Misplaced(("updates",), "must not be shorter than processedEvents: a repeated command is answered")
+        return self
+
+
+class SnapshotSection(CamelSection):
+    """R13: snapshots that come in chunks."""
+
+    expire_after: Annotated[Duration, Field(ge=timedelta(seconds=1))] = Field(
+        timedelta(hours=1), description="An incomplete snapshot that gets no chunk for so long has failed."
+    )
+    max_items: int = Field(5_000_000, ge=1, description="Items of a snapshot in all its chunks.")
+
+
+class SqlTemplateSection(CamelSection):
+    """R3, R4: how changes are written."""
+
+    mode: Literal["SQL_TEMPLATE"] = "SQL_TEMPLATE"
+    upsert_sql: str
+    delete_sql: str
+    snapshot_strategy: Literal["FULL_REPLACE"] = "FULL_REPLACE"
+    snapshot_replace_sql: str | None = None
+    snapshot_stage_sql: str | None = None
+    snapshot_finalize_sql: str | None = None
+
+    @field_validator("upsert_sql", "delete_sql")
+    @classmethod
+    def _is_for_items(cls, text: str) -> str:
+        template.parse(text, _ITEM)
+        return text
+
+    @field_validator("snapshot_replace_sql")
+    @classmethod
+    def _is_for_snapshots(cls, text: str | None) -> str | None:
+        if text is not None and "snapshotJson" not in template.parse(text, _WHOLE).names:
+            raise ValueError("it must use :snapshotJson")
+        return text
+
+    @field_validator("snapshot_stage_sql")
+    @classmethod
+    def _is_for_chunks_or_items(cls, text: str | None) -> str | None:
+        if text is not None:
+            names = template.parse(text, (*_ITEM, "snapshotJson")).names
+            if ("snapshotJson" in names) == ("key" in names):
+                raise ValueError("it uses :snapshotJson, to stage a chunk at a time, or :key and :payload")
+        return text
+
+    @field_validator("snapshot_finalize_sql")
+    @classmethod
+    def _is_for_the_end(cls, text: str | None) -> str | None:
+        if text is not None:
+            template.parse(text, _CHANGING)
+        return text
+
+    @model_validator(mode="after")
+    def _has_one_way(self) -> "SqlTemplateSection":
+        pair = [self.snapshot_stage_sql is not None, self.snapshot_finalize_sql is not None]
+        if pair[0] != pair[1] or (self.snapshot_replace_sql is not None) == pair[0]:
+            raise ValueError("give snapshotReplaceSql, or the pair snapshotStageSql and snapshotFinalizeSql")
+        return self
+
+
+class DictionarySection(CamelSection):
+    """One dictionary. Without any SQL it lives in `dictionary_item`; with `loadSql` alone it is read-only."""
+
+    code: Annotated[str, _CODE]
+    enabled: bool = True
+    load_sql: str | None = None
+    drift_check_sql: str | None = None
+    apply: SqlTemplateSection | None = None
+    reload_on_event: Literal["FULL", "DELTA"] = "DELTA"
+
+    @field_validator("load_sql", "drift_check_sql")
+    @classmethod
+    def _is_for_tenants(cls, text: str | None) -> str | None:
+        if text is not None:
+            template.parse(text, _LOADING)
+        return text
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> "DictionarySection":
+        if self.apply is not None and self.load_sql is None:
+            raise ValueError("what `apply` writes must be read by a loadSql")
+        return self
+
+
+class RefdataSection(CamelSection):
     """Refdata: dictionaries in by REST and Kafka, out from memory."""
+
+    postgres: PostgresSection | None = None
+    consistency: ConsistencySection = ConsistencySection()
+    security: SecuritySection = SecuritySection()
+    kafka: CommandsSection = CommandsSection()
+    redis: InvalidationSection = InvalidationSection()
+    apply: ApplySection = ApplySection()
+    snapshots: SnapshotSection = SnapshotSection()
+    retention: RetentionSection = RetentionSection()
+    give_up_after: Annotated[Duration, Field(ge=timedelta(seconds=1))] = Field(
+        timedelta(minutes=1), description="R8: an update that is PENDING so long is looked for on the bus."
+    )
+    tenants: list[Annotated[str, _CODE]] | None = Field(None, description="All there are; without it, any.")
+    dictionaries: list[DictionarySection] = Field(default_factory=list)
+
+    @field_validator("dictionaries")
+    @classmethod
+    def _are_different(cls, dictionaries: list[DictionarySection]) -> list[DictionarySection]:
+        _refuse_twice("dictionary", [dictionary.code for dictionary in dictionaries])
+        return dictionaries

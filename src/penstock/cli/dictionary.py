@@ -1,0 +1,181 @@
+"""`penstock dict`: change dictionaries, and see what became of it, asked of a running server."""
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from uuid import UUID, uuid4
+
+import typer
+
+from penstock.cli.asking import URL, UrlOption, ask, moment
+from penstock.cli.output import JsonOption, emit, say, table
+from penstock.kernel.errors import Invalid, PenstockError, TimedOut
+
+if TYPE_CHECKING:
+    from penstock.refdata.client import RefdataClient
+    from penstock.refdata.contract import Command
+
+T = TypeVar("T")
+app = typer.Typer(help="Change dictionaries and follow the changes.", no_args_is_help=True, rich_markup_mode=None)
+TenantArgument = Annotated[str, typer.Argument(help="Whose dictionary.", metavar="TENANT")]
+CodeArgument = Annotated[str, typer.Argument(help="Its code.", metavar="DICT")]
+RevisionOption = Annotated[int | None, typer.Option(help="The source's own revision; an older one is refused.")]
+TimeoutOption = Annotated[float, typer.Option(min=0.05, help="Seconds to wait for the commit.")]
+_POLL = 0.2
+
+
+class Unfinished(StrEnum):
+    """The states of updates that can be listed."""
+
+    PENDING = "PENDING"
+    FAILED = "FAILED"
+
+
+@app.command()
+def put(
+    tenant: TenantArgument,
+    code: CodeArgument,
+    key: Annotated[str, typer.Argument(help="The item's key.")],
+    payload: Annotated[str | None, typer.Argument(help="Its payload as JSON; - reads standard input.")] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the key instead.")] = False,
+    revision: RevisionOption = None,
+    event_id: Annotated[UUID | None, typer.Option(help="Makes a repeated command count once.")] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for the commit.")] = False,
+    timeout: TimeoutOption = 10,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Put one item into a dictionary, or delete one; prints the version it is committed under."""
+    from penstock.refdata import importing
+
+    if (payload is None) != delete:
+        raise Invalid("PAYLOAD_MISSING", "give a payload, or --delete", hint="penstock dict put --help")
+    text = sys.stdin.read() if payload == "-" else payload
+    command = importing.delta_commands(code, [importing.item(key, text)], revision)[0]
+    command.event_id = event_id or uuid4()
+    told = _ask(url, lambda client: _sent(client, tenant, [command], timeout=None if no_wait else timeout))
+    emit(told, as_json=json, text=_ended(told))
+
+
+@app.command("import")
+def import_file(
+    tenant: TenantArgument,
+    code: CodeArgument,
+    file: Annotated[Path, typer.Argument(help="JSON, JSON lines (.jsonl) or CSV (.csv).")],
+    key: Annotated[str | None, typer.Option(help="The column of a CSV that is the key.")] = None,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="Add and change items; without it the file is all there is.")
+    ] = False,
+    revision: RevisionOption = None,
+    timeout: TimeoutOption = 300,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Make a file's items the content of a dictionary: all of them, under one version, or none."""
+    from penstock.refdata import importing
+
+    items = importing.read_items(file, key)
+    if delta:
+        commands = importing.delta_commands(code, items, revision)
+    else:
+        commands = importing.snapshot_commands(code, items, uuid4(), revision)
+    for command in commands:
+        command.event_id = uuid4()
+    told = _ask(url, lambda client: _sent(client, tenant, commands, timeout=timeout))
+    emit({**told, "items": len(items)}, as_json=json, text=f"{len(items)} items, {_ended(told)}")
+
+
+@app.command()
+def status(
+    tenant: TenantArgument,
+    event_id: Annotated[UUID | None, typer.Argument(help="An update; without one, those not committed.")] = None,
+    status: Annotated[Unfinished, typer.Option(help="Which are listed.")] = Unfinished.FAILED,
+    code: Annotated[str | None, typer.Option("--dict", help="Only of this dictionary.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 100,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Show how an update stands, or which failed or are under way."""
+    if event_id is not None:
+        told = _ask(url, lambda client: client.update(tenant, event_id))
+        emit(told, as_json=json, text=_ended(told))
+        return
+    told = _ask(url, lambda client: client.updates(tenant, status=status.value, dictCode=code, limit=limit))
+    rows = [[moment(one["updatedAt"]), one["dictCode"], one["eventId"], _reason(one)] for one in told["updates"]]
+    text = table([["updated", "dict", "eventId", "why"], *rows]) if rows else f"no update is {status.value}"
+    emit(told, as_json=json, text=f"{text}\n… and more: raise --limit" if told["next"] else text)
+
+
+@app.command()
+def history(
+    tenant: TenantArgument,
+    code: CodeArgument,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Show the versions of a dictionary and what made them, the latest first."""
+    told = _ask(url, lambda client: client.history(tenant, code, limit=limit))
+    rows = [_version(one) for one in told["versions"]]
+    head = ["version", "committed", "type", "source", "items", "keys"]
+    text = table([head, *rows]) if rows else f"{code} has no version yet"
+    emit(told, as_json=json, text=f"{text}\n… and more: raise --limit" if told["next"] else text)
+
+
+async def _sent(
+    client: "RefdataClient", tenant: str, commands: "list[Command]", *, timeout: float | None
+) -> dict[str, Any]:
+    """How the last of *commands* ended; of a snapshot it is the whole."""
+    from time import monotonic
+
+    deadline, told = monotonic() + (timeout or 0), dict[str, Any]()
+    for number, command in enumerate(commands, start=1):
+        if len(commands) > 1:
+            say(f"sending {number} of {len(commands)}")
+        is_last = number == len(commands)
+        told = await client.submit(tenant, command, waits=is_last and timeout is not None)
+    if timeout is None or "committedVersion" in told:
+        return {"status": "COMMITTED", **told} if "committedVersion" in told else told
+    return await _end_of(client, tenant, told["eventId"], deadline)
+
+
+async def _end_of(client: "RefdataClient", tenant: str, event_id: str, deadline: float) -> dict[str, Any]:
+    import asyncio
+    from time import monotonic
+
+    while True:
+        told = await client.update(tenant, event_id)
+        if told["status"] == "FAILED":
+            raise PenstockError(told["errorCode"], told["error"], eventId=event_id)
+        if told["status"] == "COMMITTED":
+            return told
+        if monotonic() > deadline:
+            hint = f"it goes on: penstock dict status {tenant} {event_id}"
+            raise TimedOut("NOT_YET_COMMITTED", "the commit takes longer", hint=hint, eventId=event_id)
+        await asyncio.sleep(_POLL)
+
+
+def _ask(url: str, question: "Callable[[RefdataClient], Awaitable[T]]") -> T:
+    from penstock.refdata.client import RefdataClient
+
+    return ask(lambda token: RefdataClient(url, token=token), question)
+
+
+def _ended(told: Mapping[str, Any]) -> str:
+    if told["status"] == "COMMITTED":
+        return f"committed as version {told['committedVersion']}  (event {told['eventId']})"
+    reason = f": {_reason(told)}" if told["status"] == "FAILED" else ""
+    return f"{told['status'].lower()}{reason}  (event {told['eventId']})"
+
+
+def _reason(told: Mapping[str, Any]) -> str:
+    return f"{told['errorCode']}: {told['error']}" if told.get("errorCode") else ""
+
+
+def _version(one: Mapping[str, Any]) -> list[str]:
+    keys = "all" if one["keys"] is None else ", ".join(one["keys"][:5]) + (" …" if len(one["keys"]) > 5 else "")
+    return [
+        str(one["version"]), moment(one["committedAt"]), one["eventType"], one["source"], str(one["items"]), keys,
+    ]  # fmt: skip

@@ -1,0 +1,87 @@
+"""`penstock serve` and `penstock work`: one role alone, as it runs in a pod of its own."""
+
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit
+from penstock.cli.serving import serve
+
+if TYPE_CHECKING:
+    from penstock.settings import Settings
+
+serve_app = typer.Typer(help="Serve one role alone.", no_args_is_help=True, rich_markup_mode=None)
+work_app = typer.Typer(help="Run the workers of one role.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class WorkRole(StrEnum):
+    """The roles that work."""
+
+    KAFKA_ADAPTER = "kafka-adapter"
+    APPLY = "apply"
+    RELAY = "relay"
+
+
+@serve_app.callback()
+def _serve() -> None:
+    """Serve one role alone."""
+
+
+@serve_app.command("command-api")
+def command_api(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    host: HostOption = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Take updates of dictionaries in, until Ctrl-C or SIGTERM."""
+    from penstock import serving
+
+    settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+    serve(settings, serving.command_api, _tell_address("api", json))
+
+
+def _work(role: WorkRole, about: str) -> Callable[..., None]:
+    def work(
+        config: ConfigOption = None,
+        data_dir: DataDirOption = None,
+        host: HostOption = None,
+        port: Annotated[int, typer.Option(help="Port of its health and metrics; 0 takes a free one.")] = 0,
+        json: JsonOption = False,
+    ) -> None:
+        from functools import partial
+
+        from penstock import serving
+
+        settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+        serve(settings, partial(serving.work, role.value), _tell_address("health", json))
+
+    work.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
+    return work
+
+
+_ABOUT = {
+    WorkRole.KAFKA_ADAPTER: "Turn the messages of other topics into updates",
+    WorkRole.APPLY: "Apply updates to PostgreSQL",
+    WorkRole.RELAY: "Tell the pods of every commit",
+}
+for _role, _about in _ABOUT.items():
+    work_app.command(_role.value)(_work(_role, _about))
+
+
+def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":
+    from penstock.settings import load_settings
+
+    return load_settings(config, overrides=overrides)
+
+
+def _tell_address(name: str, as_json: bool) -> Callable[[str], None]:
+    def on_ready(address: str) -> None:
+        data = {"event": "ready", name: address, "api": address, "pid": os.getpid()}
+        emit(data, as_json=as_json, text=f"{name}    {address}\nready")
+
+    return on_ready

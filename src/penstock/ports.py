@@ -1,0 +1,117 @@
+"""The four ports, who may come in and what is told, as the settings say."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from penstock.kernel.auth import Authenticator, JwtAuthenticator, NoAuthenticator
+from penstock.kernel.bus import Bus
+from penstock.kernel.bus.postgres import PostgresBus
+from penstock.kernel.config import resolve
+from penstock.kernel.db import Database
+from penstock.kernel.keys import KeyFile, Keys, KeyUrl, SharedSecret
+from penstock.kernel.signals import Signals
+from penstock.kernel.signals.postgres import PostgresSignals
+from penstock.kernel.storage import Storage
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.telemetry import Telemetry
+from penstock.refdata.config import InvalidationSection
+from penstock.settings import JwtSection, KafkaSection, RedisSection, Settings
+
+CHANNEL = "penstock"
+
+
+def make_bus(settings: Settings, db: Database) -> Bus:
+    """Kafka when it is configured, else PostgreSQL."""
+    section = settings.bus
+    if section.kafka is not None:
+        return make_kafka(section.kafka, section.partitions, db)
+    return PostgresBus(db, partitions=section.partitions)
+
+
+def make_kafka(section: KafkaSection, partitions: int, db: Database | None) -> Bus:
+    """The bus on Kafka; without a database nothing can be published in a transaction."""
+    from penstock.kernel.bus.kafka import KafkaBus  # librdkafka loads only where it is used
+
+    config = {**section.options, **_resolved(section.secrets, "bus.kafka.secrets")}
+    return KafkaBus(section.bootstrap, db=db, partitions=partitions, group_prefix=section.group_prefix, config=config)
+
+
+def make_signals(settings: Settings, db: Database) -> Signals:
+    """Redis when it is configured, else PostgreSQL."""
+    section = settings.signals
+    return make_redis(section.redis) if section.redis is not None else PostgresSignals(db, CHANNEL)
+
+
+def make_redis(section: RedisSection, route: InvalidationSection | None = None) -> Signals:
+    """The signals on Redis, the platform's own or those of a *route* of refdata's."""
+    from penstock.kernel.signals.redis import STREAM_LENGTH, RedisSignals  # loads only where it is used
+
+    return RedisSignals(
+        section.nodes,
+        mode=section.mode,
+        pub_channel=route.pub_channel if route else f"{CHANNEL}:pub",
+        stream_key=route.stream_key if route else f"{CHANNEL}:stream",
+        group_prefix=route.consumer_group if route else f"{CHANNEL}:group",
+        stream_length=route.stream_length if route else STREAM_LENGTH,
+        username=section.username,
+        password=resolve(section.password, "signals.redis.password") if section.password else None,
+        tls=section.tls,
+        tls_ca_file=str(section.tls_ca_file) if section.tls_ca_file else None,
+    )
+
+
+def make_invalidations(settings: Settings, db: Database) -> Signals:
+    """R16: where refdata's pods listen: on the Redis it names, else on the platform's, else on PostgreSQL."""
+    route, redis = settings.refdata.redis, settings.signals.redis
+    if route.nodes:
+        password = f"env:{route.password_from_env}" if route.password_from_env else None
+        redis = RedisSection(nodes=route.nodes, mode=route.mode, username=route.username, password=password)
+    return PostgresSignals(db, route.pub_channel) if redis is None else make_redis(redis, route)
+
+
+def make_storage(settings: Settings) -> Storage:
+    """The configured object store, else a folder of the data directory."""
+    section = settings.storage
+    parts = urlsplit(section.url or "")
+    if parts.scheme in ("", "file"):
+        return FolderStorage(Path(unquote(parts.path)) if section.url else settings.data_dir / "objects")
+    from penstock.kernel.storage.objects import ObjectStorage
+
+    return ObjectStorage(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
+
+
+def make_authenticator(settings: Settings) -> Authenticator:
+    """R25: tokens when keys are configured, else nobody but whoever is on this machine."""
+    section = settings.auth.jwt
+    if section is None:
+        return NoAuthenticator()
+    return JwtAuthenticator(
+        _keys(section),
+        algorithms=list(section.algorithms),
+        issuer=section.issuer,
+        audience=section.audience,
+        tenant_claim=section.tenant_claim,
+        leeway=section.leeway,
+    )
+
+
+def make_telemetry(settings: Settings) -> Telemetry:
+    """Metrics always; traces where there is somewhere to send them."""
+    endpoint = settings.telemetry.otlp_endpoint
+    if endpoint is None:
+        return Telemetry()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    return Telemetry(spans=[BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))])
+
+
+def _resolved(secrets: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: resolve(reference, f"{name}.{key}") for key, reference in secrets.items()}
+
+
+def _keys(section: JwtSection) -> Keys:
+    if section.secret is not None:
+        return SharedSecret(resolve(section.secret, "auth.jwt.secret"))
+    return KeyFile(section.jwks_file) if section.jwks_file is not None else KeyUrl(section.jwks_url or "")

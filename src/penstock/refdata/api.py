@@ -1,0 +1,128 @@
+"""R6, R7: the command API."""
+
+from datetime import datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+
+from penstock.kernel import paging
+from penstock.kernel.auth import Principal
+from penstock.kernel.errors import Forbidden, Invalid
+from penstock.kernel.http import Caller
+from penstock.refdata import contract, wire
+from penstock.refdata.config import TenantSection
+from penstock.refdata.contract import NAME, PREFIX, Status
+from penstock.refdata.model import Dict
+from penstock.refdata.service import LAST_ID, LATEST, Refdata
+
+routes = APIRouter(prefix=PREFIX, tags=["refdata"])
+_MOST = 2**63 - 1
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.schema()}}}}
+
+
+# These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
+async def _refdata(request: Request) -> Refdata:
+    refdata: Refdata = request.app.state.refdata
+    return refdata
+
+
+async def _tenant(
+    tenant_id: Annotated[str, Path(alias="tenantId", pattern=NAME)],
+    refdata: Annotated[Refdata, Depends(_refdata)],
+    caller: Caller,
+    named: Annotated[str | None, Header(alias="X-Tenant-Id", description="For trusted clients only.")] = None,
+) -> str:
+    """R25: the path's tenant, if the caller may act for it."""
+    _must_act_for(tenant_id, caller, named, refdata.section.security.tenant)
+    return tenant_id
+
+
+Service = Annotated[Refdata, Depends(_refdata)]
+Tenant = Annotated[str, Depends(_tenant)]
+Code = Annotated[str, Path(alias="dictCode", pattern=NAME)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
+
+
+@routes.post(
+    "/{tenantId}/updates",
+    status_code=202,
+    responses={200: {"model": wire.Committed, "description": "Committed"}},
+    openapi_extra=_BODY,
+)
+async def submit(
+    request: Request,
+    response: Response,
+    tenant: Tenant,
+    refdata: Service,
+    mode: Annotated[wire.ConsistencyMode, Query(alias="consistencyMode")] = wire.ConsistencyMode.ASYNC,
+    timeout_ms: Annotated[int | None, Query(alias="timeoutMs", ge=50, le=1000)] = None,
+) -> wire.Accepted | wire.Committed:
+    """R6: change a dictionary. WAIT_COMMIT waits for the commit, not for its visibility in pods."""
+    command = contract.decode(await request.body())
+    waits = mode is wire.ConsistencyMode.WAIT_COMMIT
+    within = timedelta(milliseconds=timeout_ms or refdata.section.consistency.wait_commit_timeout_ms)
+    update = await refdata.submit(tenant, command, within if waits else None)
+    if not waits or update.status is Status.PENDING:
+        return wire.accepted(update)
+    if update.status is Status.FAILED:
+        said, code = update.error_message or "it failed", update.error_code or "FAILED"
+        raise Invalid(code, said, hint="mend it and send it under another eventId", eventId=str(update.event_id))
+    response.status_code = 200
+    return wire.Committed(event_id=update.event_id, committed_version=update.committed_version or 0)
+
+
+@routes.get("/{tenantId}/updates/{eventId}")
+async def show_update(
+    tenant: Tenant, event_id: Annotated[UUID, Path(alias="eventId")], refdata: Service
+) -> wire.UpdateStatus:
+    """R7: how an update stands."""
+    return wire.update_status(await refdata.update(tenant, event_id))
+
+
+@routes.get("/{tenantId}/updates")
+async def list_updates(
+    tenant: Tenant,
+    refdata: Service,
+    status: Annotated[Status, Query(description="PENDING or FAILED.")] = Status.FAILED,
+    dict_code: Annotated[str | None, Query(alias="dictCode", pattern=NAME)] = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> wire.UpdatePage:
+    """Which updates are under way, or failed and why, the latest first."""
+    if status is Status.COMMITTED:
+        raise Invalid("NOT_LISTED", "committed updates are not listed", hint="the history of a dictionary tells them")
+    moment, name = paging.decode(cursor, [datetime, str]) if cursor else (LATEST, str(LAST_ID))
+    found = await refdata.updates(tenant, status, dict_code, before=(moment, _id(name)), limit=limit)
+    return wire.UpdatePage(updates=[wire.update_status(update) for update in found.items], next=found.next)
+
+
+@routes.get("/{tenantId}/history/{dictCode}")
+async def show_history(
+    tenant: Tenant, dict_code: Code, refdata: Service, limit: Limit = 100, cursor: Cursor = None
+) -> wire.History:
+    """R30: the versions of a dictionary and what made them, the latest first."""
+    before = paging.decode(cursor, [int])[0] if cursor else _MOST
+    found = await refdata.history(Dict(tenant, dict_code), before=before, limit=limit)
+    versions = [wire.dictionary_version(version) for version in found.items]
+    return wire.History(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
+
+
+def _id(name: str) -> UUID:
+    try:
+        return UUID(name)
+    except ValueError as error:
+        raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged") from error
+
+
+def _must_act_for(tenant: str, caller: Principal, named: str | None, section: TenantSection) -> None:
+    """R25: the token's claim must be the path's tenant; a trusted client may name the tenant it acts for."""
+    if caller.is_operator:
+        return
+    acts_for = caller.claims.get(section.claim)
+    if section.allow_header_override_for_trusted_clients and named and caller.subject in section.trusted_clients:
+        acts_for = named
+    if acts_for != tenant:
+        hint = "use a token of that tenant"
+        raise Forbidden("WRONG_TENANT", f"this token does not act for tenant {tenant!r}", hint=hint)

@@ -1,0 +1,77 @@
+"""R1: the dictionaries in force. They may be replaced while everything runs; who holds one keeps it to the end."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.kernel.errors import Invalid, NotFound, PenstockError
+from penstock.refdata.config import DictionarySection, RefdataSection
+from penstock.refdata.model import Dict
+from penstock.refdata.provider import DictionaryProvider, provider_of, read_only
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """One dictionary as it is configured."""
+
+    section: DictionarySection
+    provider: DictionaryProvider
+
+    @property
+    def is_writable(self) -> bool:
+        return self.section.load_sql is None or self.section.apply is not None
+
+    @property
+    def load_hash(self) -> str:
+        """Changes with the way the dictionary is read."""
+        return hashlib.sha256((self.section.load_sql or "dictionary_item").encode()).hexdigest()
+
+
+class Catalogue:
+    """All dictionaries, and the tenants that may have them."""
+
+    def __init__(self, section: RefdataSection) -> None:
+        self.replace(section)
+
+    def replace(self, section: RefdataSection) -> None:
+        """Take over another configuration, all of it at once."""
+        # What did not change is kept, with the plans PostgreSQL keeps for its statements.
+        known = getattr(self, "_dictionaries", {})
+        made: dict[str, Dictionary] = {}
+        for one in section.dictionaries:
+            same = known.get(one.code)
+            made[one.code] = same if same and same.section == one else Dictionary(one, provider_of(one))
+        self._dictionaries: Mapping[str, Dictionary] = made
+        self._tenants = None if section.tenants is None else frozenset(section.tenants)
+
+    def all(self) -> list[Dictionary]:
+        return list(self._dictionaries.values())
+
+    def get(self, target: Dict) -> Dictionary:
+        """The dictionary of a tenant, or why there is none."""
+        if self._tenants is not None and target.tenant_id not in self._tenants:
+            hint = "add it to refdata.tenants"
+            raise NotFound("UNKNOWN_TENANT", f"there is no tenant {target.tenant_id!r}", hint=hint)
+        found = self._dictionaries.get(target.dict_code)
+        if found is None:
+            hint = "add it to refdata.dictionaries"
+            raise NotFound("UNKNOWN_DICTIONARY", f"there is no dictionary {target.dict_code!r}", hint=hint)
+        if not found.section.enabled:
+            hint = "set `enabled: true`"
+            raise Invalid("DICTIONARY_DISABLED", f"{target.dict_code} is not enabled", hint=hint)
+        return found
+
+    def writable(self, target: Dict) -> Dictionary:
+        """The dictionary of a tenant, or why it cannot be changed."""
+        found = self.get(target)
+        if not found.is_writable:
+            raise read_only(target.dict_code)
+        return found
+
+    def refusal(self, target: Dict) -> PenstockError | None:
+        """Why the dictionary cannot be changed, if it cannot."""
+        try:
+            self.writable(target)
+        except PenstockError as error:
+            return error
+        return None

@@ -1,0 +1,87 @@
+"""What refdata does by itself, now and then: look for lost commands, end what is never completed, forget the old."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from penstock.kernel.bus import Bus
+from penstock.kernel.db import Database, plan_freely
+from penstock.kernel.periodic import Chore
+from penstock.refdata import snapshots, store
+from penstock.refdata.config import RefdataSection
+from penstock.refdata.metrics import RefdataMetrics
+from penstock.refdata.reading import give_up_message
+from penstock.refdata.workers import OUTBOX
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+_LOOKED_FOR_AT_ONCE = 500
+_LOOK_AGAIN = timedelta(minutes=10)
+
+
+class Upkeep:
+    """The chores of one database; any number of processes may do them at once."""
+
+    def __init__(self, db: Database, bus: Bus, section: RefdataSection, metrics: RefdataMetrics, actor: str) -> None:
+        self._db = db
+        self._bus = bus
+        self._section = section
+        self._metrics = metrics
+        self._actor = actor
+
+    def chores(self) -> Sequence[tuple[str, Chore, timedelta]]:
+        return [
+            ("refdata sweeper", self.sweep, SECOND),
+            ("refdata snapshots", self.expire, SECOND),
+            ("refdata retention", self.prune, MINUTE),
+            ("refdata metrics", self.show, 5 * SECOND),
+        ]
+
+    async def sweep(self) -> int:
+        """R8: end updates whose command never reached the bus; how many are looked for.
+
+        Nobody can tell from outside whether a command is still on the bus. So a message is sent after it: whoever
+        applies that one has seen the command before, if it is there at all.
+        """
+        now = self._db.clock.now()
+        async with self._db.connection() as connection:
+            late = await store.look_for(
+                connection,
+                created_before=now - self._section.give_up_after,
+                looked_before=now - _LOOK_AGAIN,
+                now=now,
+                limit=_LOOKED_FOR_AT_ONCE,
+            )
+        topic = self._section.kafka.commands_topic
+        await self._bus.publish([give_up_message(topic, target, event_id) for target, event_id in late])
+        return len(late)
+
+    async def expire(self) -> int:
+        """R13: let incomplete snapshots fail."""
+        return await snapshots.expire(self._db, self._section.snapshots.expire_after, self._actor)
+
+    async def prune(self) -> int:
+        """R14: forget what is older than it has to be remembered; how many rows."""
+        kept, now = self._section.retention, self._db.clock.now()
+        ages = {"processed": kept.processed_events, "tombstones": kept.tombstones}
+        ages |= {"requests": kept.updates, "sets": kept.updates}
+        total = 0
+        for what, age in ages.items():
+            while pruned := await self._prune(what, age):
+                total += pruned
+        while pruned := await OUTBOX.prune(self._db, now - kept.history):
+            total += pruned
+        return total
+
+    async def _prune(self, what: str, age: timedelta) -> int:
+        async with self._db.transaction() as tx:
+            await plan_freely(tx)
+            return await store.prune(tx, what, self._db.clock.now() - age)
+
+    async def show(self) -> None:
+        """Set the gauges."""
+        topic = self._section.kafka.commands_topic
+        async with self._db.connection() as connection:
+            since = await store.pending_since(connection)
+        age = (self._db.clock.now() - since).total_seconds() if since else 0.0
+        waiting = await OUTBOX.waiting(self._db)
+        self._metrics.show(topic, backlog=await self._bus.backlog(topic), pending=age, outbox=waiting)

@@ -1,0 +1,180 @@
+"""What others may know of refdata: the command that changes a dictionary, and what becomes of it."""
+
+import re
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from penstock.kernel.errors import Invalid, TooLarge
+from penstock.kernel.text import is_storable
+
+PREFIX = "/v1/tenants"
+COMMAND_LIMIT = 880_000  # bytes: what the bus carries, with room for what is added on the way
+ITEM_LIMIT = 20_000
+KEY_LIMIT = 512
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"  # without a colon: it parts tenant and dictionary in a message's key
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_BIGINT = 2**63 - 1
+
+
+class EventType(StrEnum):
+    """Whether a command names all there is, or what changed."""
+
+    SNAPSHOT = "SNAPSHOT"
+    DELTA = "DELTA"
+
+
+class Op(StrEnum):
+    """What becomes of one key."""
+
+    UPSERT = "UPSERT"
+    DELETE = "DELETE"
+
+
+class Source(StrEnum):
+    """The way a command came in."""
+
+    REST = "REST"
+    KAFKA = "KAFKA"
+
+
+class Status(StrEnum):
+    """R7: where an update stands."""
+
+    PENDING = "PENDING"
+    COMMITTED = "COMMITTED"
+    FAILED = "FAILED"
+
+
+Name = Annotated[str, Meta(pattern=NAME)]
+Count = Annotated[int, Meta(ge=1, le=100_000)]
+
+
+class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """One key of a command. Its payload stays the text it came as, so that no digit is lost."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=KEY_LIMIT)]
+    op: Op = Op.UPSERT
+    payload: Raw | UnsetType = UNSET
+
+    @property
+    def text(self) -> str:
+        """The payload as JSON text."""
+        return "null" if self.payload is UNSET else bytes(self.payload).decode()
+
+
+class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, rename="camel", kw_only=True):
+    """R6, §8.1: a change of one dictionary of one tenant."""
+
+    dict_code: Name
+    event_type: EventType
+    items: Annotated[list[Item], Meta(max_length=ITEM_LIMIT)]
+    event_id: UUID | None = None
+    tenant_id: Name | None = None
+    source: Source | None = None
+    source_revision: Annotated[int, Meta(ge=-_BIGINT, le=_BIGINT)] | None = None
+    snapshot_id: UUID | None = None
+    chunk_index: Count | None = None
+    chunks_total: Count | None = None
+    occurred_at: Annotated[datetime, Meta(tz=True)] | None = None
+
+    @property
+    def is_chunk(self) -> bool:
+        """Whether it is a part of a snapshot that comes in several."""
+        return self.chunks_total is not None and self.chunks_total > 1
+
+    @property
+    def epoch(self) -> int:
+        """When it happened, in milliseconds since 1970."""
+        return int(self.occurred_at.timestamp() * 1000) if self.occurred_at else 0
+
+
+_COMMANDS = msgspec.json.Decoder(Command)
+
+
+def decode(body: bytes) -> Command:
+    """The command in *body*, or Invalid with what is wrong and where."""
+    if len(body) > COMMAND_LIMIT:
+        hint = "send a SNAPSHOT in chunks (snapshotId, chunkIndex, chunksTotal), a DELTA in several"
+        raise TooLarge("COMMAND_TOO_LARGE", f"a command has at most {COMMAND_LIMIT} bytes, not {len(body)}", hint=hint)
+    try:
+        body.decode()  # the decoder leaves payloads as they are, and so unread
+        command = _COMMANDS.decode(body)
+    except UnicodeDecodeError as error:
+        raise Invalid("MALFORMED", f"not UTF-8: {error.reason} at byte {error.start}", hint="send UTF-8") from error
+    except msgspec.ValidationError as error:
+        raise Invalid("MALFORMED", str(error), hint="docs/refdata.md shows a command") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Invalid("MALFORMED", f"not JSON: {error}", hint="docs/refdata.md shows a command") from error
+    if _NUL.search(body):
+        raise Invalid("MALFORMED", "a text holds the character NUL, which no database keeps", hint="remove it")
+    return _checked(command)
+
+
+def encode(command: Command) -> bytes:
+    """*command* as it goes over the bus."""
+    return msgspec.json.encode(command)
+
+
+def message_key(tenant_id: str, dict_code: str) -> str:
+    """R9: what a command is ordered with."""
+    return f"{tenant_id}:{dict_code}"
+
+
+def _checked(command: Command) -> Command:
+    _check_items(command)
+    _check_chunk(command)
+    if command.occurred_at is not None:
+        try:
+            command.occurred_at = command.occurred_at.astimezone(UTC)
+        except OverflowError:
+            raise Invalid("MALFORMED", "occurredAt is out of range in UTC - at `$.occurredAt`") from None
+    return command
+
+
+def _check_items(command: Command) -> None:
+    is_snapshot = command.event_type is EventType.SNAPSHOT
+    for place, item in enumerate(command.items):
+        if not is_storable(item.key):
+            raise _bad_item(place, "key", "half a surrogate pair is no text")
+        if item.op is Op.UPSERT and (item.payload is UNSET or bytes(item.payload) == b"null"):
+            raise _bad_item(place, "payload", "an UPSERT needs a payload")
+        if item.op is Op.DELETE and is_snapshot:
+            raise _bad_item(place, "op", "a SNAPSHOT lists what there is; leave out what is deleted")
+    if is_snapshot and len({item.key for item in command.items}) < len(command.items):
+        raise Invalid("DUPLICATE_KEY", "a SNAPSHOT names each key once", hint="send one item per key")
+
+
+def _check_chunk(command: Command) -> None:
+    chunk = (command.snapshot_id, command.chunk_index, command.chunks_total)
+    # §8.1 shows a DELTA with chunkIndex and chunksTotal 1, and no snapshotId.
+    if command.event_type is EventType.DELTA and (chunk[0] is not None or chunk[1:] not in ((None, None), (1, 1))):
+        raise Invalid("BAD_CHUNK", "a DELTA comes in one piece", hint="leave out snapshotId and the chunk numbers")
+    if command.is_chunk and None in chunk:
+        raise Invalid("BAD_CHUNK", "a chunk names its snapshotId, chunkIndex and chunksTotal", hint="give all three")
+    if (command.chunk_index or 1) > (command.chunks_total or 1):
+        said = f"chunk {command.chunk_index} of {command.chunks_total or 1}"
+        raise Invalid("BAD_CHUNK", f"there is no {said}", hint="chunkIndex counts from 1 to chunksTotal")
+
+
+def _bad_item(place: int, field: str, message: str) -> Invalid:
+    return Invalid("MALFORMED", f"{message} - at `$.items[{place}].{field}`", hint="docs/refdata.md shows a command")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a command, in one piece."""
+    found, parts = msgspec.json.schema_components([Command], ref_template="{name}")
+    whole: dict[str, Any] = _inlined(found[0], parts)
+    return whole
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    if isinstance(schema, dict):
+        if "$ref" in schema:
+            return _inlined(parts[schema["$ref"]], parts)
+        return {name: _inlined(inner, parts) for name, inner in schema.items()}
+    return [_inlined(inner, parts) for inner in schema] if isinstance(schema, list) else schema

@@ -1,0 +1,50 @@
+"""R1: another way to read a dictionary is another version of it, so that pods never differ at one version."""
+
+import uuid
+from collections.abc import Sequence
+
+import structlog
+
+from penstock.kernel.db import Database
+from penstock.refdata import store
+from penstock.refdata.catalogue import Dictionary
+from penstock.refdata.model import Commit, Standing
+
+SOURCE = EVENT_TYPE = "CONFIG"
+_NAMESPACE = uuid.UUID("9a1f0f0e-3d0b-5d55-8a53-0d6f7b1c2e44")
+
+
+async def register(db: Database, dictionaries: Sequence[Dictionary]) -> int:
+    """Compare how *dictionaries* are read with how they were; how many got a new version for every tenant."""
+    changed = 0
+    async with db.transaction() as tx:
+        now, known = db.clock.now(), await store.lock_definitions(tx)
+        for dictionary in sorted(dictionaries, key=lambda one: one.section.code):
+            code, load_hash = dictionary.section.code, dictionary.load_hash
+            if known.get(code) == load_hash:
+                continue
+            await store.define(tx, code, load_hash, now=now)
+            if code not in known:
+                continue
+            standings = await store.tenants_of(tx, code)
+            bumped = {target: Standing(at.version + 1, at.revision) for target, at in standings.items()}
+            commits = [
+                Commit(
+                    target,
+                    uuid.uuid5(_NAMESPACE, f"{target.tenant_id}/{code}/{at.version}"),
+                    at.version,
+                    EVENT_TYPE,
+                    SOURCE,
+                    None,
+                    0,
+                    None,
+                )
+                for target, at in bumped.items()
+            ]
+            await store.advance(tx, bumped, now=now)
+            await store.tell(tx, commits, now=now)
+            structlog.get_logger().info("dictionary_redefined", dictCode=code, tenants=len(bumped))
+            changed += 1
+        if changed:
+            await store.notify(tx)
+    return changed

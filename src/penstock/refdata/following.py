@@ -1,0 +1,84 @@
+"""R6: waits for updates to end: one question to the database for all who wait, whenever something was applied."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+
+from penstock.kernel.bell import Bell
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Transient
+from penstock.kernel.waiting import ended, happens
+from penstock.refdata import store
+from penstock.refdata.contract import Status
+from penstock.refdata.model import Update
+from penstock.refdata.store import EventKey
+
+SOMETHING = ""  # the one topic of the bell: a commit does not say whose it was
+_LOOK_AGAIN = 0.25  # seconds: the net under a notification that was not heard
+
+
+class Following:
+    """Those who wait for the end of an update, in this process."""
+
+    def __init__(self, db: Database, bell: Bell) -> None:
+        self._db = db
+        self._bell = bell
+        self._waiting: dict[EventKey, list[asyncio.Future[Update]]] = {}
+        self._somebody = asyncio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._follow(), name="follow updates")
+        try:
+            yield
+        finally:
+            await ended(task)
+
+    async def end_of(self, update: Update, within: float) -> Update:
+        """*update* as it ended, or as it was when that takes too long."""
+        key, future = (update.tenant_id, update.event_id), asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(future)
+        self._somebody.set()
+        try:
+            async with asyncio.timeout(within):
+                found: Update = await future
+                return found
+        except TimeoutError:
+            return update
+        finally:
+            self._forget(key, future)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._somebody.wait()
+            rung = self._bell.next(SOMETHING)  # before the look, so that no ring falls between
+            await self._look()
+            if self._bell.is_closed:
+                return
+            if self._waiting:
+                await happens(rung, _LOOK_AGAIN)
+
+    async def _look(self) -> None:
+        keys = list(self._waiting)
+        if not keys:
+            self._somebody.clear()
+            return
+        try:
+            async with self._db.connection() as connection:
+                known = await store.requests(connection, keys)
+        except Transient as error:  # they wait no longer than they wanted to
+            structlog.get_logger().warning("follow_failed", code=error.code, error=error.message)
+            return
+        for key, update in known.items():
+            if update.status is not Status.PENDING:
+                for future in self._waiting.get(key, []):
+                    if not future.done():
+                        future.set_result(update)
+
+    def _forget(self, key: EventKey, future: "asyncio.Future[Update]") -> None:
+        waiting = self._waiting[key]
+        waiting.remove(future)
+        if not waiting:
+            del self._waiting[key]

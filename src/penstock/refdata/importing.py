@@ -1,0 +1,93 @@
+"""A file of items, read exactly, and cut into commands the bus can carry."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from penstock.kernel.errors import Invalid, NotFound
+from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT, Command, EventType, Item, Op
+
+_ROOM = COMMAND_LIMIT - 2_000  # for everything around the items
+
+
+def read_items(file: Path, key_column: str | None = None) -> list[Item]:
+    """The items in *file*: a JSON list of `{"key", "payload"}`, a JSON object, the same by lines, or CSV."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise NotFound("FILE_UNREADABLE", f"cannot read {file}: {error.strerror}", hint="check its name") from error
+    try:
+        if file.suffix.lower() == ".csv":
+            return _csv_items(content.decode("utf-8-sig"), key_column)
+        if file.suffix.lower() in (".jsonl", ".ndjson"):
+            return [msgspec.json.decode(line, type=Item) for line in content.splitlines() if line.strip()]
+        if content.lstrip()[:1] == b"{":
+            found = msgspec.json.decode(content, type=dict[str, Raw])
+            return [Item(key, payload=payload) for key, payload in found.items()]
+        return msgspec.json.decode(content, type=list[Item])
+    except (msgspec.DecodeError, UnicodeDecodeError, csv.Error) as error:
+        hint = 'a list of {"key": …, "payload": …}, an object by key, JSON lines (.jsonl), or .csv with --key'
+        raise Invalid("FILE_MALFORMED", f"{file} cannot be read: {error}", hint=hint) from error
+
+
+def _csv_items(text: str, key_column: str | None) -> list[Item]:
+    rows = csv.DictReader(text.splitlines(keepends=True), strict=True)
+    if key_column is None or key_column not in (rows.fieldnames or []):
+        hint = f"name one of its columns with --key: {', '.join(rows.fieldnames or [])}"
+        raise Invalid("KEY_COLUMN_MISSING", "which column is the key?", hint=hint)
+    return [Item(row[key_column], payload=Raw(msgspec.json.encode(row))) for row in rows]
+
+
+def cut(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """*items* in pieces that each fit into one command; at least one, even when there are none."""
+    piece: list[Item] = []
+    size = 0
+    for item in items:
+        needs = len(msgspec.json.encode(item)) + 1
+        if piece and (size + needs > _ROOM or len(piece) == ITEM_LIMIT):
+            yield piece
+            piece, size = [], 0
+        piece.append(item)
+        size += needs
+    yield piece
+
+
+def snapshot_commands(code: str, items: Sequence[Item], snapshot_id: UUID, revision: int | None) -> list[Command]:
+    """The commands that make *items* all there is."""
+    pieces = list(cut(items))
+    return [
+        Command(
+            dict_code=code,
+            event_type=EventType.SNAPSHOT,
+            items=piece,
+            source_revision=revision,
+            snapshot_id=snapshot_id,
+            chunk_index=index,
+            chunks_total=len(pieces),
+        )
+        for index, piece in enumerate(pieces, start=1)
+    ]
+
+
+def delta_commands(code: str, items: Sequence[Item], revision: int | None) -> list[Command]:
+    """The commands that put *items* beside what there is."""
+    return [
+        Command(dict_code=code, event_type=EventType.DELTA, items=piece, source_revision=revision)
+        for piece in cut(items)
+    ]
+
+
+def item(key: str, payload: str | None) -> Item:
+    """One item of the command line; without a payload its key is deleted."""
+    if payload is None:
+        return Item(key, Op.DELETE, UNSET)
+    try:
+        msgspec.json.decode(payload.encode(errors="surrogateescape"))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = """quote it for the shell: '{"name": "Norway"}'"""
+        raise Invalid("PAYLOAD_MALFORMED", f"the payload is not JSON: {error}", hint=hint) from error
+    return Item(key, Op.UPSERT, Raw(payload.encode()))

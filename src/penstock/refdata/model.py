@@ -1,0 +1,240 @@
+"""Refdata without I/O: states, the order of versions, and what is told of a change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from penstock.kernel.machine import Machine, Move
+from penstock.kernel.text import storable
+from penstock.refdata.contract import Command, EventType, Item, Status
+
+KEYS_TOLD = 100  # changed keys an invalidation names; more, and the reader loads everything
+KEYS_TOLD_BYTES = 6_000  # a signal is short
+ERROR_LIMIT = 1_000
+
+UPDATE = Machine(
+    "refdata.update",
+    Status,
+    initial=Status.PENDING,
+    moves=[
+        Move("commit", (Status.PENDING,), Status.COMMITTED),
+        Move("refuse", (Status.PENDING,), Status.FAILED),
+    ],
+)
+
+
+class SetStatus(StrEnum):
+    """Where a snapshot that comes in chunks stands."""
+
+    OPEN = "OPEN"
+    COMMITTED = "COMMITTED"
+    FAILED = "FAILED"
+
+
+SNAPSHOT = Machine(
+    "refdata.snapshot",
+    SetStatus,
+    initial=SetStatus.OPEN,
+    moves=[
+        Move("complete", (SetStatus.OPEN,), SetStatus.COMMITTED),
+        Move("refuse", (SetStatus.OPEN,), SetStatus.FAILED),
+    ],
+)
+
+
+class Dict(NamedTuple):
+    """One dictionary of one tenant: what a version belongs to."""
+
+    tenant_id: str
+    dict_code: str
+
+
+class Standing(NamedTuple):
+    """The last version of a dictionary, and the source's own last revision."""
+
+    version: int = 0
+    revision: int | None = None
+
+
+class Refusal(NamedTuple):
+    """Why a command is not applied; sending it again will not help."""
+
+    code: str
+    message: str
+
+
+class Verdict(NamedTuple):
+    """What became of a command: a version, a refusal, or neither as long as its snapshot is incomplete.
+
+    One that is *repeated* was judged before; it is told again, and nothing is done.
+    """
+
+    version: int | None = None
+    refusal: Refusal | None = None
+    is_repeated: bool = False
+
+    @property
+    def status(self) -> Status:
+        if self.refusal is not None:
+            return Status.FAILED
+        return Status.PENDING if self.version is None else Status.COMMITTED
+
+
+class Event(NamedTuple):
+    """A command that can be judged: it is known whose it is."""
+
+    target: Dict
+    event_id: UUID
+    source: str
+    command: Command
+
+
+class Change(NamedTuple):
+    """A command that is applied, under the version it becomes."""
+
+    target: Dict
+    event_id: UUID
+    command: Command
+    version: int
+    occurred_at: datetime
+    applied_at: datetime
+
+    def values(self) -> dict[str, Any]:
+        """What a template may use, but for the item."""
+        return {
+            "tenantId": self.target.tenant_id,
+            "eventVersion": self.version,
+            "eventId": self.event_id,
+            "occurredAt": self.occurred_at,
+            "eventEpoch": int(self.occurred_at.timestamp() * 1000),
+        }
+
+
+class Commit(NamedTuple):
+    """A new version of a dictionary, as it is written down and told."""
+
+    target: Dict
+    event_id: UUID
+    version: int
+    event_type: str
+    source: str
+    source_revision: int | None
+    items: int
+    keys: Sequence[str] | None
+
+
+class Update(NamedTuple):
+    """R7: how an update stands."""
+
+    tenant_id: str
+    event_id: UUID
+    dict_code: str
+    status: Status
+    committed_version: int | None
+    error_code: str | None
+    error_message: str | None
+    created_at: datetime
+    updated_at: datetime
+    body_hash: bytes | None = None
+
+
+class Version(NamedTuple):
+    """One version of a dictionary, and what made it."""
+
+    version: int
+    event_id: UUID
+    event_type: str
+    source: str
+    source_revision: int | None
+    items: int
+    keys: Sequence[str] | None
+    committed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotSet:
+    """A snapshot that comes in chunks, as far as it came."""
+
+    status: SetStatus
+    chunks_total: int
+    source_revision: int | None
+    committed_version: int | None = None
+    refusal: Refusal | None = None
+
+
+def stale(target: Dict, revision: int | None, standing: Standing) -> Refusal | None:
+    """R12: the refusal of a revision older than the last one; an equal one may pass."""
+    if revision is None or standing.revision is None or revision >= standing.revision:
+        return None
+    said = f"sourceRevision {revision} is older than {standing.revision}, the last of {target.dict_code}"
+    return Refusal("STALE_REVISION", said)
+
+
+def next_standing(standing: Standing, revision: int | None) -> Standing:
+    """How a dictionary stands after one more change."""
+    return Standing(standing.version + 1, standing.revision if revision is None else revision)
+
+
+def chunk_refusal(command: Command, known: SnapshotSet) -> Refusal | None:
+    """R13: why a chunk does not belong to the set of its snapshotId."""
+    if command.chunks_total != known.chunks_total:
+        said = f"this chunk says it is one of {command.chunks_total}, those before it one of {known.chunks_total}"
+        return Refusal("CHUNKS_TOTAL_DIFFERS", said)
+    if command.source_revision != known.source_revision:
+        said = f"this chunk has sourceRevision {command.source_revision}, those before it {known.source_revision}"
+        return Refusal("SOURCE_REVISION_DIFFERS", said)
+    return None
+
+
+def snapshot_json(items: Sequence[Item]) -> str:
+    """R3: what `:snapshotJson` is: a list of objects with `key` and `payload`."""
+    return msgspec.json.encode([{"key": item.key, "payload": item.payload} for item in items]).decode()
+
+
+def invalidation(commit: Commit, committed_at: datetime) -> str:
+    """R15, §8.2: what the pods are told, with the changed keys when they are few."""
+    told: dict[str, Any] = {
+        "eventId": commit.event_id,
+        "tenantId": commit.target.tenant_id,
+        "dictCode": commit.target.dict_code,
+        "version": commit.version,
+        "committedAt": committed_at,
+    }
+    return msgspec.json.encode(told if commit.keys is None else {**told, "keys": commit.keys}).decode()
+
+
+def changed_keys(command: Command) -> list[str] | None:
+    """The keys a DELTA touches, when they are few enough to be told."""
+    if command.event_type is not EventType.DELTA:
+        return None
+    keys = list(dict.fromkeys(item.key for item in command.items))
+    is_few = len(keys) <= KEYS_TOLD and sum(len(msgspec.json.encode(key)) for key in keys) <= KEYS_TOLD_BYTES
+    return keys if is_few else None
+
+
+def readable_error(text: str) -> str:
+    """*text* as it can be kept and shown."""
+    return storable(text, ERROR_LIMIT)
+
+
+def missing_chunks(have: Sequence[int], total: int) -> str:
+    """Which chunks did not come, in words."""
+    missing = sorted(set(range(1, total + 1)) - set(have))
+    shown = ", ".join(map(str, missing[:20]))
+    return f"{shown} and {len(missing) - 20} more" if len(missing) > 20 else shown
+
+
+def runs(ops: Sequence[tuple[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Neighbours of one kind together, in order: what one prepared statement can do at a time."""
+    grouped: list[tuple[str, list[Any]]] = []
+    for kind, args in ops:
+        if grouped and grouped[-1][0] == kind:
+            grouped[-1][1].append(args)
+        else:
+            grouped.append((kind, [args]))
+    return grouped

@@ -1,0 +1,302 @@
+-- name: open_requests
+-- Note updates as under way; those known already are not told back.
+INSERT INTO update_request (tenant_id, event_id, dict_code, status, body_hash, created_at, updated_at)
+SELECT tenant_id, event_id, dict_code, {update.PENDING}, body_hash, $5, $5
+FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bytea[]) AS asked (tenant_id, event_id, dict_code, body_hash)
+ORDER BY tenant_id, event_id
+ON CONFLICT DO NOTHING
+RETURNING tenant_id, event_id;
+
+-- name: requests
+-- How updates stand.
+SELECT u.tenant_id, u.event_id, u.dict_code, u.status, u.committed_version, u.error_code, u.error_message, u.created_at,
+       u.updated_at, u.body_hash
+FROM unnest($1::text[], $2::uuid[]) AS asked (tenant_id, event_id)
+JOIN update_request u ON u.tenant_id = asked.tenant_id AND u.event_id = asked.event_id;
+
+-- name: failed_requests
+-- A tenant's failed updates, the latest first, before a moment and id.
+SELECT tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, created_at, updated_at
+FROM update_request
+WHERE status = {update.FAILED} AND tenant_id = $1 AND ($2::text IS NULL OR dict_code = $2)
+  AND (updated_at, event_id) < ($3::timestamptz, $4::uuid)
+ORDER BY updated_at DESC, event_id DESC
+LIMIT $5;
+
+-- name: pending_requests
+-- A tenant's updates under way, the latest first, before a moment and id.
+SELECT tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, created_at, updated_at
+FROM update_request
+WHERE status = {update.PENDING} AND tenant_id = $1 AND ($2::text IS NULL OR dict_code = $2)
+  AND (created_at, event_id) < ($3::timestamptz, $4::uuid)
+ORDER BY created_at DESC, event_id DESC
+LIMIT $5;
+
+-- name: lock_dictionaries
+-- Where dictionaries stand, for nobody else to change until we are done; always in one order.
+SELECT m.tenant_id, m.dict_code, m.version, m.last_source_revision
+FROM dictionary_meta m
+JOIN unnest($1::text[], $2::text[]) AS asked (tenant_id, dict_code)
+    ON m.tenant_id = asked.tenant_id AND m.dict_code = asked.dict_code
+ORDER BY m.tenant_id, m.dict_code
+FOR UPDATE OF m;
+
+-- name: create_dictionaries
+-- Have dictionaries stand at version 0 that never stood anywhere.
+INSERT INTO dictionary_meta (tenant_id, dict_code, version, updated_at)
+SELECT tenant_id, dict_code, 0, $3
+FROM unnest($1::text[], $2::text[]) AS new (tenant_id, dict_code)
+ORDER BY tenant_id, dict_code
+ON CONFLICT DO NOTHING;
+
+-- name: note_processed
+-- Take events as ours to judge; those judged before are not told back.
+INSERT INTO processed_event (tenant_id, event_id, source, processed_at)
+SELECT tenant_id, event_id, source, $4
+FROM unnest($1::text[], $2::uuid[], $3::text[]) AS event (tenant_id, event_id, source)
+ORDER BY tenant_id, event_id
+ON CONFLICT DO NOTHING
+RETURNING tenant_id, event_id;
+
+-- name: advance
+-- Let dictionaries stand at their new versions.
+UPDATE dictionary_meta m
+SET version = said.version, last_source_revision = said.revision, updated_at = $5
+FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[]) AS said (tenant_id, dict_code, version, revision)
+WHERE m.tenant_id = said.tenant_id AND m.dict_code = said.dict_code;
+
+-- name: finish
+-- Say what became of updates, also of those nobody asked for by REST; what is final stays as it is.
+WITH said AS MATERIALIZED (
+    SELECT *
+    FROM unnest($1::text[], $2::uuid[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[])
+        AS said (tenant_id, event_id, dict_code, status, committed_version, error_code, error_message)
+), finished AS (
+    INSERT INTO update_request AS u
+        (tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, created_at, updated_at)
+    SELECT tenant_id, event_id, dict_code, status, committed_version, error_code, error_message, $8, $8
+    FROM said
+    ORDER BY tenant_id, event_id
+    ON CONFLICT (tenant_id, event_id) DO UPDATE SET
+        status = excluded.status,
+        committed_version = excluded.committed_version,
+        error_code = excluded.error_code,
+        error_message = excluded.error_message,
+        updated_at = excluded.updated_at
+    WHERE u.status IN {update.to_COMMITTED}
+    RETURNING u.tenant_id, u.event_id, u.dict_code, u.status, u.error_code
+)
+INSERT INTO journal (machine, at, subjects, sources, targets, actors, reasons, fences)
+SELECT 'refdata.update', $8, array_agg(concat_ws('/', tenant_id, dict_code, event_id)), ARRAY[{update.PENDING}],
+       array_agg(status), ARRAY[$9::text], array_agg(error_code), ARRAY[NULL::bigint]
+FROM finished
+WHERE status <> {update.PENDING}
+HAVING count(*) > 0;
+
+-- name: tell
+-- Write down what the relay is to announce, in the order of versions.
+INSERT INTO outbox_event
+    (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, created_at)
+SELECT tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, $10
+FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bigint[], $5::jsonb[], $6::text[], $7::text[], $8::integer[],
+            $9::bigint[]) WITH ORDINALITY
+    AS told (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, n)
+ORDER BY n;
+
+-- name: notify
+-- Wake whoever waits for the end of an update, and the relay, at the commit.
+SELECT pg_notify($1, '');
+
+-- name: committed_version
+-- The version a dictionary stands at.
+SELECT coalesce((SELECT version FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2), 0);
+
+-- name: history
+-- The versions of a dictionary, the latest first.
+SELECT version, event_id, event_type, source, source_revision, items, payload -> 'keys' AS keys, created_at
+FROM outbox_event
+WHERE tenant_id = $1 AND dict_code = $2 AND version < $3::bigint
+ORDER BY version DESC
+LIMIT $4;
+
+-- name: upsert_items
+-- Put items into the table of dictionaries that have none of their own.
+INSERT INTO dictionary_item AS i (tenant_id, dict_code, item_key, payload, updated_at)
+SELECT tenant_id, $1, item_key, payload, $5
+FROM unnest($2::text[], $3::text[], $4::jsonb[]) AS given (tenant_id, item_key, payload)
+ON CONFLICT (tenant_id, dict_code, item_key) DO UPDATE
+SET payload = excluded.payload, deleted = false, updated_at = excluded.updated_at;
+
+-- name: delete_items
+-- Leave tombstones where items were.
+UPDATE dictionary_item i
+SET deleted = true, updated_at = $4
+FROM unnest($2::text[], $3::text[]) AS given (tenant_id, item_key)
+WHERE i.tenant_id = given.tenant_id AND i.dict_code = $1 AND i.item_key = given.item_key AND NOT i.deleted;
+
+-- name: replace_items
+-- Make the items of a dictionary just those given; what is the same stays untouched.
+WITH given AS MATERIALIZED (
+    SELECT item_key, payload FROM unnest($3::text[], $4::jsonb[]) AS given (item_key, payload)
+), gone AS (
+    UPDATE dictionary_item i
+    SET deleted = true, updated_at = $5
+    WHERE i.tenant_id = $1 AND i.dict_code = $2 AND NOT i.deleted
+      AND NOT EXISTS (SELECT FROM given WHERE given.item_key = i.item_key)
+)
+INSERT INTO dictionary_item AS i (tenant_id, dict_code, item_key, payload, updated_at)
+SELECT $1, $2, item_key, payload, $5
+FROM given
+ON CONFLICT (tenant_id, dict_code, item_key) DO UPDATE
+SET payload = excluded.payload, deleted = false, updated_at = excluded.updated_at
+WHERE i.deleted OR i.payload IS DISTINCT FROM excluded.payload;
+
+-- name: open_set
+-- Have a snapshot's set there, for its first chunk or its last.
+INSERT INTO snapshot_set (tenant_id, dict_code, snapshot_id, status, chunks_total, source_revision, created_at, updated_at)
+VALUES ($1, $2, $3, {snapshot.OPEN}, $4, $5, $6, $6)
+ON CONFLICT (tenant_id, dict_code, snapshot_id) DO NOTHING;
+
+-- name: get_set
+-- A snapshot's set as it stands.
+SELECT status, chunks_total, source_revision, committed_version, error_code, error_message
+FROM snapshot_set
+WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3
+FOR UPDATE;
+
+-- name: stage_chunk
+-- Keep a chunk; one that is there already is not told back.
+INSERT INTO snapshot_chunk (tenant_id, dict_code, snapshot_id, chunk_index, item_count, content_hash, items)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT DO NOTHING
+RETURNING true;
+
+-- name: chunk_hash
+-- What a chunk that is there was made of.
+SELECT content_hash FROM snapshot_chunk
+WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND chunk_index = $4;
+
+-- name: join_set
+-- Count an event among those of a snapshot, and the chunks and items that are there.
+WITH joined AS (
+    INSERT INTO snapshot_event (tenant_id, dict_code, snapshot_id, event_id) VALUES ($1, $2, $3, $4)
+    ON CONFLICT DO NOTHING
+), touched AS (
+    UPDATE snapshot_set SET updated_at = $5 WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3
+)
+SELECT count(*), coalesce(sum(item_count), 0)::bigint
+FROM snapshot_chunk
+WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3;
+
+-- name: chunks
+-- The chunks of a snapshot, in order.
+SELECT items FROM snapshot_chunk
+WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3
+ORDER BY chunk_index;
+
+-- name: chunk_indexes
+-- Which chunks of a snapshot came.
+SELECT chunk_index FROM snapshot_chunk WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3;
+
+-- name: set_events
+-- The events of a snapshot.
+SELECT event_id FROM snapshot_event WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3;
+
+-- name: close_set
+-- End a snapshot, one way or the other, and let go of its content.
+WITH closed AS (
+    UPDATE snapshot_set
+    SET status = $4, committed_version = $5, error_code = $6, error_message = $7, updated_at = $8
+    WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND status IN {snapshot.to_COMMITTED}
+    RETURNING tenant_id, dict_code, snapshot_id, status, error_code
+), emptied AS (
+    UPDATE snapshot_chunk SET items = NULL
+    WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND EXISTS (SELECT FROM closed)
+)
+INSERT INTO journal (machine, at, subjects, sources, targets, actors, reasons, fences)
+SELECT 'refdata.snapshot', $8, ARRAY[concat_ws('/', tenant_id, dict_code, snapshot_id)], ARRAY[{snapshot.OPEN}],
+       ARRAY[status], ARRAY[$9::text], ARRAY[error_code], ARRAY[NULL::bigint]
+FROM closed;
+
+-- name: expired_sets
+-- Snapshots that got no chunk for too long, the oldest first.
+SELECT tenant_id, dict_code, snapshot_id, chunks_total
+FROM snapshot_set
+WHERE status = {snapshot.OPEN} AND updated_at < $1
+ORDER BY updated_at
+LIMIT $2;
+
+-- name: is_expired
+-- Whether a snapshot is still incomplete and got no chunk for too long.
+SELECT EXISTS (
+    SELECT FROM snapshot_set
+    WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND status = {snapshot.OPEN} AND updated_at < $4
+);
+
+-- name: look_for
+-- Updates that are under way for too long, and were not looked for of late.
+UPDATE update_request u
+SET looked_for_at = $3
+FROM (
+    SELECT tenant_id, event_id
+    FROM update_request
+    WHERE status = {update.PENDING} AND created_at < $1 AND coalesce(looked_for_at, '-infinity') < $2
+    ORDER BY created_at
+    LIMIT $4
+    FOR UPDATE SKIP LOCKED
+) AS late
+WHERE u.tenant_id = late.tenant_id AND u.event_id = late.event_id
+RETURNING u.tenant_id, u.event_id, u.dict_code;
+
+-- name: lock_definitions
+-- How dictionaries were last read; one process at a time compares.
+SELECT dict_code, load_hash FROM dictionary_definition ORDER BY dict_code FOR UPDATE;
+
+-- name: define
+-- Note how a dictionary is read now.
+INSERT INTO dictionary_definition (dict_code, load_hash, updated_at) VALUES ($1, $2, $3)
+ON CONFLICT (dict_code) DO UPDATE SET load_hash = excluded.load_hash, updated_at = excluded.updated_at;
+
+-- name: tenants_of
+-- Whose dictionaries of a code have a version, for nobody else to change until we are done.
+SELECT tenant_id, version, last_source_revision
+FROM dictionary_meta
+WHERE dict_code = $1
+ORDER BY tenant_id
+FOR UPDATE;
+
+-- name: prune_processed
+-- Forget some events that cannot come again.
+DELETE FROM processed_event WHERE ctid = ANY (ARRAY(SELECT ctid FROM processed_event WHERE processed_at < $1 LIMIT $2));
+
+-- name: prune_tombstones
+-- Forget some items that were deleted long ago.
+DELETE FROM dictionary_item
+WHERE ctid = ANY (ARRAY(SELECT ctid FROM dictionary_item WHERE deleted AND updated_at < $1 LIMIT $2));
+
+-- name: prune_requests
+-- Forget some updates that ended long ago.
+DELETE FROM update_request
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM update_request WHERE created_at < $1 AND status <> {update.PENDING} LIMIT $2
+));
+
+-- name: prune_sets
+-- Forget some snapshots that ended long ago, with all that hangs on them.
+WITH old AS MATERIALIZED (
+    SELECT tenant_id, dict_code, snapshot_id FROM snapshot_set
+    WHERE status <> {snapshot.OPEN} AND updated_at < $1
+    LIMIT $2
+), events AS (
+    DELETE FROM snapshot_event e USING old
+    WHERE e.tenant_id = old.tenant_id AND e.dict_code = old.dict_code AND e.snapshot_id = old.snapshot_id
+), chunks AS (
+    DELETE FROM snapshot_chunk c USING old
+    WHERE c.tenant_id = old.tenant_id AND c.dict_code = old.dict_code AND c.snapshot_id = old.snapshot_id
+)
+DELETE FROM snapshot_set s USING old
+WHERE s.tenant_id = old.tenant_id AND s.dict_code = old.dict_code AND s.snapshot_id = old.snapshot_id;
+
+-- name: pending_age
+-- Since when the oldest update is under way.
+SELECT min(created_at) FROM update_request WHERE status = {update.PENDING};

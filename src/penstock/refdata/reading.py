@@ -1,0 +1,81 @@
+"""From a message on the bus to an event that can be judged, or the reason why it is refused."""
+
+import uuid
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from penstock.kernel.bus import Delivery, Message
+from penstock.kernel.errors import PenstockError
+from penstock.refdata.contract import Command, EventType, Name, Source, decode, encode, message_key
+from penstock.refdata.model import Dict, Event, Refusal, readable_error
+
+_GIVE_UP = "penstock-give-up"  # a header: refuse the event that is named, unless it came before
+_NAMESPACE = uuid.UUID("4b1d2f6e-6a0f-5f0b-9d7a-3c1f4a9a6f10")
+_NOT_DELIVERED = Refusal("NOT_DELIVERED", "it never reached the bus; send it again under another eventId")
+
+
+class Read(NamedTuple):
+    """A message as far as it could be read: an event, a refusal, or both when it is known whose it is."""
+
+    event: Event | None
+    refusal: Refusal | None = None
+    attempt: int = 1
+
+
+class _Identity(msgspec.Struct, rename="camel"):
+    """What must be readable for a refusal to be kept."""
+
+    tenant_id: Name
+    dict_code: Name
+    event_id: UUID | None = None
+
+
+_IDENTITIES = msgspec.json.Decoder(_Identity)
+
+
+def read(delivery: Delivery) -> Read:
+    """What a message of the commands' topic asks for."""
+    message = delivery.message
+    if message.headers.get(_GIVE_UP):
+        return Read(_named(delivery), _NOT_DELIVERED, delivery.attempt)
+    try:
+        command = decode(message.value)
+    except PenstockError as error:
+        return Read(_named(delivery), Refusal(error.code, readable_error(error.message)), delivery.attempt)
+    if command.tenant_id is None:
+        return Read(None, Refusal("MALFORMED", "tenantId is missing"))
+    target = Dict(command.tenant_id, command.dict_code)
+    event = Event(target, command.event_id or derived_id(delivery), command.source or Source.KAFKA, command)
+    if message.key != message_key(*target):
+        said = f"the message's key is {message.key!r}, its command's {message_key(*target)!r}"
+        return Read(event, Refusal("KEY_MISMATCH", readable_error(said)), delivery.attempt)
+    return Read(event, None, delivery.attempt)
+
+
+def derived_id(delivery: Delivery) -> UUID:
+    """R10: the id of what came without one: the same whenever the same message is read."""
+    return uuid.uuid5(_NAMESPACE, f"{delivery.message.topic}/{delivery.partition}/{delivery.position}")
+
+
+def command_message(topic: str, event: Event) -> Message:
+    """The message that carries a command."""
+    return Message(topic, message_key(*event.target), encode(event.command))
+
+
+def give_up_message(topic: str, target: Dict, event_id: UUID) -> Message:
+    """The message that ends an update whose command is not on the bus: being ordered behind it, it would come later."""
+    identity = _Identity(target.tenant_id, target.dict_code, event_id)
+    return Message(topic, message_key(*target), msgspec.json.encode(identity), {_GIVE_UP: "1"})
+
+
+def _named(delivery: Delivery) -> Event | None:
+    """Whose a message is that cannot be read to its end."""
+    try:
+        known = _IDENTITIES.decode(delivery.message.value)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    target = Dict(known.tenant_id, known.dict_code)
+    nothing = Command(dict_code=known.dict_code, event_type=EventType.DELTA, items=[])
+    return Event(target, known.event_id or derived_id(delivery), Source.KAFKA, nothing)

@@ -1,0 +1,137 @@
+"""What can be asked of refdata: take a command, say how it stands, tell the history; each owns its transaction."""
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+import orjson
+
+from penstock.kernel.bell import Bell
+from penstock.kernel.bus import Bus
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Conflict, Invalid, NotFound
+from penstock.kernel.ids import new_id
+from penstock.kernel.paging import Page, page
+from penstock.refdata import store
+from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.config import RefdataSection
+from penstock.refdata.contract import Command, Source, Status, encode
+from penstock.refdata.following import Following
+from penstock.refdata.model import Dict, Event, Update, Version
+from penstock.refdata.reading import command_message
+
+LATEST = datetime(9999, 1, 1, tzinfo=UTC)
+LAST_ID = UUID(int=2**128 - 1)
+
+
+class Refdata:
+    """The way in: commands are noted, put on the bus, and followed to their end."""
+
+    def __init__(self, db: Database, bus: Bus, bell: Bell, catalogue: Catalogue, section: RefdataSection) -> None:
+        self.catalogue = catalogue
+        self.section = section
+        self._db = db
+        self._bus = bus
+        self.bell = bell
+        self._following = Following(db, bell)
+        self._topic = section.kafka.commands_topic
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, db: Database, bus: Bus, catalogue: Catalogue, section: RefdataSection
+    ) -> "AsyncIterator[Refdata]":
+        """In touch with those who apply."""
+        async with Bell.hung(db, store.CHANNEL) as bell:
+            refdata = cls(db, bus, bell, catalogue, section)
+            async with refdata._following.running():
+                yield refdata
+
+    def stop(self) -> None:
+        """Let nobody wait any longer."""
+        self.bell.close()
+
+    async def check(self) -> str:
+        """The database's version, or Transient DATABASE_DOWN."""
+        return await self._db.check()
+
+    async def submit(self, tenant_id: str, command: Command, wait: timedelta | None = None) -> Update:
+        """R6, R8: take a command in; how it stands, at the latest after *wait*. Under a known id it is the same one."""
+        event = self._accepted(tenant_id, command)
+        update = await self._noted(event, content_hash(command))
+        if update.status is Status.PENDING:
+            # Also when it was known: perhaps it never reached the bus. Twice there it still counts once.
+            await self._bus.publish([command_message(self._topic, event)])
+            if wait:
+                update = await self._following.end_of(update, wait.total_seconds())
+        return update
+
+    async def submit_all(self, events: Sequence[Event]) -> None:
+        """R10: take in what came over another topic; what is known already is only published again."""
+        noted = [(event.target, event.event_id, content_hash(event.command)) for event in events]
+        async with self._db.connection() as connection:
+            await store.open_requests(connection, noted, now=self._db.clock.now())
+        await self._bus.publish([command_message(self._topic, event) for event in events])
+
+    async def update(self, tenant_id: str, event_id: UUID) -> Update:
+        """R7: how an update stands, or NotFound."""
+        async with self._db.connection() as connection:
+            found = (await store.requests(connection, [(tenant_id, event_id)])).get((tenant_id, event_id))
+        if found is None:
+            hint = "check the id; updates are forgotten after refdata.retention.updates"
+            raise NotFound("UNKNOWN_UPDATE", f"tenant {tenant_id} has no update {event_id}", hint=hint)
+        return found
+
+    async def updates(
+        self, tenant_id: str, status: Status, dict_code: str | None, *, before: tuple[datetime, UUID], limit: int
+    ) -> Page[Update]:
+        """A tenant's updates that are under way, or failed, the latest first."""
+        async with self._db.connection() as connection:
+            rows = await store.listed_requests(connection, status, tenant_id, dict_code, before=before, limit=limit + 1)
+        is_pending = status is Status.PENDING
+        return page(rows, limit, lambda row: (row.created_at if is_pending else row.updated_at, str(row.event_id)))
+
+    async def history(self, target: Dict, *, before: int, limit: int) -> Page[Version]:
+        """R30: the versions of a dictionary and what made them, the latest first."""
+        self.catalogue.get(target)
+        async with self._db.connection() as connection:
+            rows = await store.history(connection, target, before=before, limit=limit + 1)
+        return page(rows, limit, lambda row: (row.version,))
+
+    def _accepted(self, tenant_id: str, command: Command) -> Event:
+        if command.tenant_id not in (None, tenant_id):
+            hint = "leave tenantId out, or post to the tenant it names"
+            raise Invalid("TENANT_MISMATCH", f"the command is for tenant {command.tenant_id!r}", hint=hint)
+        target = Dict(tenant_id, command.dict_code)
+        self.catalogue.writable(target)
+        now = self._db.clock.now()
+        event_id = command.event_id or new_id(self._db.clock)
+        filled = msgspec.structs.replace(
+            command, tenant_id=tenant_id, event_id=event_id, source=Source.REST, occurred_at=command.occurred_at or now
+        )
+        return Event(target, event_id, Source.REST, filled)
+
+    async def _noted(self, event: Event, body_hash: bytes) -> Update:
+        """The update as it stands, opened when it is new; Conflict when its id was used for something else."""
+        target, event_id, now = event.target, event.event_id, self._db.clock.now()
+        key = (target.tenant_id, event_id)
+        opened = Update(target.tenant_id, event_id, target.dict_code, Status.PENDING, None, None, None, now, now)
+        async with self._db.connection() as connection:
+            if await store.open_requests(connection, [(target, event_id, body_hash)], now=now):
+                return opened
+            known = (await store.requests(connection, [key])).get(key, opened)
+        if known.dict_code != target.dict_code or known.body_hash not in (None, body_hash):
+            hint = "repeat a command unchanged, or give a new one a new eventId"
+            raise Conflict("EVENT_ID_REUSED", f"eventId {event_id} was used for another command", hint=hint)
+        return known
+
+
+def content_hash(command: Command) -> bytes:
+    """The same for the same content, however it is spelt and whoever sends it."""
+    bare = encode(msgspec.structs.replace(command, event_id=None, tenant_id=None, source=None))
+    with suppress(orjson.JSONDecodeError):  # nested too deep for it: then the bytes as they came
+        bare = orjson.dumps(orjson.loads(bare), option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(bare).digest()

@@ -1,0 +1,293 @@
+"""A typed function per statement."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from penstock.kernel import sql
+from penstock.kernel.db import Connection
+from penstock.refdata.contract import Item, Status
+from penstock.refdata.model import (
+    SNAPSHOT,
+    UPDATE,
+    Commit,
+    Dict,
+    Event,
+    Refusal,
+    SetStatus,
+    SnapshotSet,
+    Standing,
+    Update,
+    Verdict,
+    Version,
+    invalidation,
+)
+
+SQL = sql.load("penstock.refdata", {"update": UPDATE, "snapshot": SNAPSHOT})
+CHANNEL = "penstock_refdata"
+PRUNED_AT_ONCE = 10_000
+_ITEMS = msgspec.json.Decoder(list[Item])
+EventKey = tuple[str, UUID]
+
+
+async def open_requests(
+    connection: Connection, asked: Sequence[tuple[Dict, UUID, bytes]], *, now: datetime
+) -> set[EventKey]:
+    """Note updates as PENDING; those that were not known before."""
+    rows = await connection.fetch(
+        SQL["open_requests"],
+        [target.tenant_id for target, _, _ in asked],
+        [event_id for _, event_id, _ in asked],
+        [target.dict_code for target, _, _ in asked],
+        [body_hash for _, _, body_hash in asked],
+        now,
+    )
+    return {(row["tenant_id"], row["event_id"]) for row in rows}
+
+
+async def requests(connection: Connection, keys: Sequence[EventKey]) -> dict[EventKey, Update]:
+    """How updates stand, those that are known."""
+    rows = await connection.fetch(SQL["requests"], [tenant for tenant, _ in keys], [event_id for _, event_id in keys])
+    return {(row["tenant_id"], row["event_id"]): _update(row) for row in rows}
+
+
+async def listed_requests(
+    connection: Connection,
+    status: Status,
+    tenant_id: str,
+    dict_code: str | None,
+    *,
+    before: tuple[datetime, UUID],
+    limit: int,
+) -> list[Update]:
+    """A tenant's updates under way, or its failed ones, the latest first."""
+    query = SQL["pending_requests" if status is Status.PENDING else "failed_requests"]
+    return [_update(row) for row in await connection.fetch(query, tenant_id, dict_code, *before, limit)]
+
+
+async def lock_dictionaries(tx: Connection, targets: Iterable[Dict], *, now: datetime) -> dict[Dict, Standing]:
+    """Where *targets* stand, nobody else's to change until the end of *tx*."""
+    wanted = sorted(set(targets))
+    if not wanted:
+        return {}
+    columns = [target.tenant_id for target in wanted], [target.dict_code for target in wanted]
+    found = await tx.fetch(SQL["lock_dictionaries"], *columns)
+    if len(found) < len(wanted):
+        await tx.execute(SQL["create_dictionaries"], *columns, now)
+        found = await tx.fetch(SQL["lock_dictionaries"], *columns)
+    return {Dict(tenant, code): Standing(version, revision) for tenant, code, version, revision in found}
+
+
+async def note_processed(tx: Connection, events: Sequence[Event], *, now: datetime) -> set[EventKey]:
+    """Take *events* as this transaction's to judge; those nobody judged before."""
+    rows = await tx.fetch(
+        SQL["note_processed"],
+        [event.target.tenant_id for event in events],
+        [event.event_id for event in events],
+        [event.source for event in events],
+        now,
+    )
+    return {(row["tenant_id"], row["event_id"]) for row in rows}
+
+
+async def advance(tx: Connection, standings: Mapping[Dict, Standing], *, now: datetime) -> None:
+    """Let dictionaries stand at their new versions."""
+    if standings:
+        await tx.execute(
+            SQL["advance"],
+            [target.tenant_id for target in standings],
+            [target.dict_code for target in standings],
+            [standing.version for standing in standings.values()],
+            [standing.revision for standing in standings.values()],
+            now,
+        )
+
+
+async def finish(tx: Connection, ended: Sequence[tuple[Dict, UUID, Verdict]], *, actor: str, now: datetime) -> None:
+    """Say what became of updates."""
+    if not ended:
+        return
+    refusals = [verdict.refusal or Refusal("", "") for _, _, verdict in ended]
+    await tx.execute(
+        SQL["finish"],
+        [target.tenant_id for target, _, _ in ended],
+        [event_id for _, event_id, _ in ended],
+        [target.dict_code for target, _, _ in ended],
+        [verdict.status.value for _, _, verdict in ended],
+        [verdict.version for _, _, verdict in ended],
+        [refusal.code or None for refusal in refusals],
+        [refusal.message or None for refusal in refusals],
+        now,
+        actor,
+    )
+
+
+async def tell(tx: Connection, commits: Sequence[Commit], *, now: datetime) -> None:
+    """Write down what is to be announced."""
+    if commits:
+        await tx.execute(
+            SQL["tell"],
+            [commit.target.tenant_id for commit in commits],
+            [commit.event_id for commit in commits],
+            [commit.target.dict_code for commit in commits],
+            [commit.version for commit in commits],
+            [invalidation(commit, now) for commit in commits],
+            [commit.event_type for commit in commits],
+            [commit.source for commit in commits],
+            [commit.items for commit in commits],
+            [commit.source_revision for commit in commits],
+            now,
+        )
+
+
+async def notify(tx: Connection) -> None:
+    """Wake the relay and whoever waits for a commit, when *tx* commits."""
+    await tx.execute(SQL["notify"], CHANNEL)
+
+
+async def committed_version(connection: Connection, target: Dict) -> int:
+    """The version *target* stands at; 0 when nothing was ever committed."""
+    return int(await connection.fetchval(SQL["committed_version"], *target))
+
+
+async def history(connection: Connection, target: Dict, *, before: int, limit: int) -> list[Version]:
+    """The versions of a dictionary below *before*, the latest first."""
+    rows = await connection.fetch(SQL["history"], *target, before, limit)
+    return [_version(row) for row in rows]
+
+
+async def upsert_items(tx: Connection, code: str, items: Sequence[tuple[str, str, str]], *, now: datetime) -> None:
+    """Put items, each with its tenant, key and payload, into the table of dictionaries without their own."""
+    if items:
+        await tx.execute(SQL["upsert_items"], code, *map(list, zip(*items, strict=True)), now)
+
+
+async def delete_items(tx: Connection, code: str, keys: Sequence[tuple[str, str]], *, now: datetime) -> None:
+    """Leave tombstones for items, each given by tenant and key."""
+    if keys:
+        await tx.execute(SQL["delete_items"], code, *map(list, zip(*keys, strict=True)), now)
+
+
+async def replace_items(tx: Connection, target: Dict, items: Sequence[Item], *, now: datetime) -> None:
+    """Make the items of *target* just these."""
+    keys, payloads = [item.key for item in items], [item.text for item in items]
+    await tx.execute(SQL["replace_items"], *target, keys, payloads, now)
+
+
+async def open_set(
+    tx: Connection, target: Dict, snapshot_id: UUID, total: int, revision: int | None, *, now: datetime
+) -> SnapshotSet:
+    """The set a chunk belongs to, made when it is the first."""
+    await tx.execute(SQL["open_set"], *target, snapshot_id, total, revision, now)
+    row = await tx.fetchrow(SQL["get_set"], *target, snapshot_id)
+    assert row is not None  # noqa: S101 - made above, in this transaction
+    refusal = Refusal(row["error_code"], row["error_message"]) if row["error_code"] else None
+    status = SetStatus(row["status"])
+    return SnapshotSet(status, row["chunks_total"], row["source_revision"], row["committed_version"], refusal)
+
+
+async def stage_chunk(
+    tx: Connection, target: Dict, snapshot_id: UUID, index: int, items: Sequence[Item], content_hash: bytes
+) -> bool:
+    """Keep a chunk; False when that chunk is there with another content."""
+    place, content = (*target, snapshot_id, index), msgspec.json.encode(items)
+    if await tx.fetchval(SQL["stage_chunk"], *place, len(items), content_hash, content):
+        return True
+    return await chunk_hash(tx, target, snapshot_id, index) == content_hash
+
+
+async def chunk_hash(tx: Connection, target: Dict, snapshot_id: UUID, index: int) -> bytes | None:
+    """What a chunk was made of."""
+    found: bytes | None = await tx.fetchval(SQL["chunk_hash"], *target, snapshot_id, index)
+    return found
+
+
+async def join_set(
+    tx: Connection, target: Dict, snapshot_id: UUID, event_id: UUID, *, now: datetime
+) -> tuple[int, int]:
+    """Count an event among those of a snapshot; how many chunks and items are there."""
+    row = await tx.fetchrow(SQL["join_set"], *target, snapshot_id, event_id, now)
+    return (row[0], row[1]) if row else (0, 0)
+
+
+async def chunks(tx: Connection, target: Dict, snapshot_id: UUID) -> list[list[Item]]:
+    """All that was staged of a snapshot."""
+    return [_ITEMS.decode(row["items"]) for row in await tx.fetch(SQL["chunks"], *target, snapshot_id)]
+
+
+async def chunk_indexes(tx: Connection, target: Dict, snapshot_id: UUID) -> list[int]:
+    """Which chunks of a snapshot came."""
+    return [row[0] for row in await tx.fetch(SQL["chunk_indexes"], *target, snapshot_id)]
+
+
+async def set_events(tx: Connection, target: Dict, snapshot_id: UUID) -> list[UUID]:
+    """The events whose chunks make a snapshot."""
+    return [row[0] for row in await tx.fetch(SQL["set_events"], *target, snapshot_id)]
+
+
+async def close_set(
+    tx: Connection, target: Dict, snapshot_id: UUID, verdict: Verdict, *, actor: str, now: datetime
+) -> None:
+    """End a snapshot as *verdict* says."""
+    status = SetStatus.FAILED if verdict.refusal else SetStatus.COMMITTED
+    code, message = verdict.refusal or (None, None)
+    await tx.execute(SQL["close_set"], *target, snapshot_id, status.value, verdict.version, code, message, now, actor)
+
+
+async def expired_sets(connection: Connection, before: datetime, *, limit: int = 100) -> list[tuple[Dict, UUID, int]]:
+    """Incomplete snapshots that got no chunk since *before*: whose, which, and of how many chunks."""
+    rows = await connection.fetch(SQL["expired_sets"], before, limit)
+    return [(Dict(tenant, code), snapshot_id, total) for tenant, code, snapshot_id, total in rows]
+
+
+async def is_expired(tx: Connection, target: Dict, snapshot_id: UUID, before: datetime) -> bool:
+    """Whether a snapshot is still incomplete and got no chunk since *before*."""
+    return bool(await tx.fetchval(SQL["is_expired"], *target, snapshot_id, before))
+
+
+async def look_for(
+    connection: Connection, *, created_before: datetime, looked_before: datetime, now: datetime, limit: int
+) -> list[tuple[Dict, UUID]]:
+    """Updates that are under way for too long; each is told once in a while."""
+    rows = await connection.fetch(SQL["look_for"], created_before, looked_before, now, limit)
+    return [(Dict(row["tenant_id"], row["dict_code"]), row["event_id"]) for row in rows]
+
+
+async def lock_definitions(tx: Connection) -> dict[str, str]:
+    """How dictionaries were last read, by code."""
+    return {row["dict_code"]: row["load_hash"] for row in await tx.fetch(SQL["lock_definitions"])}
+
+
+async def define(tx: Connection, code: str, load_hash: str, *, now: datetime) -> None:
+    """Note how a dictionary is read now."""
+    await tx.execute(SQL["define"], code, load_hash, now)
+
+
+async def tenants_of(tx: Connection, code: str) -> dict[Dict, Standing]:
+    """The dictionaries of a code, where each stands, nobody else's to change until the end of *tx*."""
+    rows = await tx.fetch(SQL["tenants_of"], code)
+    return {Dict(tenant, code): Standing(version, revision) for tenant, version, revision in rows}
+
+
+async def prune(tx: Connection, what: str, before: datetime) -> int:
+    """Forget some of *what* is older than *before*; how many."""
+    return int((await tx.execute(SQL[f"prune_{what}"], before, PRUNED_AT_ONCE)).rpartition(" ")[2])
+
+
+async def pending_since(connection: Connection) -> datetime | None:
+    """Since when the oldest update is under way."""
+    found: datetime | None = await connection.fetchval(SQL["pending_age"])
+    return found
+
+
+def _update(row: asyncpg.Record) -> Update:
+    return Update(**{**dict(row), "status": Status(row["status"])})
+
+
+def _version(row: asyncpg.Record) -> Version:
+    version, event_id, event_type, source, revision, items, keys, committed_at = row
+    known = None if keys is None else msgspec.json.decode(keys)
+    return Version(version, event_id, event_type, source, revision, items, known, committed_at)

@@ -1,0 +1,105 @@
+"""R6, R7: what the API answers."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from penstock.refdata.contract import PREFIX, Status
+from penstock.refdata.model import Update, Version
+
+
+class ConsistencyMode(StrEnum):
+    """R6: whether a write answers at once, or when it is committed."""
+
+    ASYNC = "ASYNC"
+    WAIT_COMMIT = "WAIT_COMMIT"
+
+
+class _Camel(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+class Accepted(_Camel):
+    """202: taken in; where to ask how it stands."""
+
+    event_id: UUID
+    status: Status
+    status_url: str
+
+
+class Committed(_Camel):
+    """200: committed, under the version a reader may now ask for."""
+
+    event_id: UUID
+    committed_version: int
+
+
+class UpdateStatus(_Camel):
+    """How an update stands."""
+
+    event_id: UUID
+    tenant_id: str
+    dict_code: str
+    status: Status
+    committed_version: int | None = None
+    error: str | None = None
+    error_code: str | None = None
+    created_at: datetime
+    updated_at: datetime
+
+
+class UpdatePage(_Camel):
+    """Updates under way or failed, the latest first."""
+
+    updates: list[UpdateStatus]
+    next: str | None
+
+
+class DictionaryVersion(_Camel):
+    """One version of a dictionary, and what made it. `keys` are told when they are few."""
+
+    version: int
+    event_id: UUID
+    event_type: str
+    source: str
+    source_revision: int | None = None
+    items: int
+    keys: list[str] | None = None
+    committed_at: datetime
+
+
+class History(_Camel):
+    """The versions of a dictionary, the latest first."""
+
+    tenant_id: str
+    dict_code: str
+    versions: list[DictionaryVersion]
+    next: str | None
+
+
+def accepted(update: Update) -> Accepted:
+    url = f"{PREFIX}/{update.tenant_id}/updates/{update.event_id}"
+    return Accepted(event_id=update.event_id, status=update.status, status_url=url)
+
+
+def update_status(update: Update) -> UpdateStatus:
+    return UpdateStatus(
+        event_id=update.event_id,
+        tenant_id=update.tenant_id,
+        dict_code=update.dict_code,
+        status=update.status,
+        committed_version=update.committed_version,
+        error=update.error_message,
+        error_code=update.error_code,
+        created_at=update.created_at,
+        updated_at=update.updated_at,
+    )
+
+
+def dictionary_version(version: Version) -> DictionaryVersion:
+    known: dict[str, Any] = version._asdict()
+    return DictionaryVersion(**known)

@@ -1,0 +1,116 @@
+"""R10, R11, R15: what the roles of refdata do: turn foreign messages into commands, apply them, tell of it."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import asyncpg
+import structlog
+
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.bell import Bell
+from penstock.kernel.bus import Delivery
+from penstock.kernel.db import Database
+from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.outbox import Outbox
+from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.signals import Signals
+from penstock.kernel.waiting import happens
+from penstock.kernel.worker import Handler
+from penstock.refdata.applying import Applier, TooSlow
+from penstock.refdata.following import SOMETHING
+from penstock.refdata.mapping import Mapped
+from penstock.refdata.metrics import RefdataMetrics
+from penstock.refdata.model import Event, Verdict
+from penstock.refdata.reading import read
+from penstock.refdata.service import Refdata
+
+OUTBOX = Outbox("outbox_event")
+_POLL = 0.5  # seconds: the net under a notification that was not heard
+
+
+def apply_handler(applier: Applier, metrics: RefdataMetrics) -> Handler[Delivery]:
+    """R11: the handler of the commands' topic."""
+
+    async def handle(deliveries: Sequence[Delivery], stopping: asyncio.Event) -> Sequence[Outcome | None]:
+        outcomes: list[Outcome | None] = []
+        reads = [read(delivery) for delivery in deliveries]
+        try:
+            async with aclosing(applier.settle([one for one in reads if one.event is not None])) as verdicts:
+                for one in reads:
+                    if stopping.is_set():
+                        break
+                    verdict = Verdict(refusal=one.refusal) if one.event is None else await anext(verdicts)
+                    metrics.count(verdict)
+                    outcomes.append(_outcome(verdict))
+        except TooSlow:
+            outcomes.append(Retry("its statement was given up"))
+            outcomes += [None] * (len(reads) - len(outcomes))
+        except Transient as error:
+            outcomes += [Retry(f"{error.code}: {error.message}", counts=False)] * (len(reads) - len(outcomes))
+        except Exception as error:  # noqa: BLE001 - the edge: what is wrong with us is not the command's fault
+            structlog.get_logger().exception("apply_crashed")
+            outcomes += [Retry(f"{type(error).__name__}: {error}", counts=False)] * (len(reads) - len(outcomes))
+        return outcomes + [None] * (len(reads) - len(outcomes))
+
+    return handle
+
+
+def _outcome(verdict: Verdict) -> Outcome:
+    if verdict.refusal is None:
+        return Done()
+    return Failed(f"{verdict.refusal.code}: {verdict.refusal.message}")
+
+
+def adapter_handler(refdata: Refdata, mapped: Mapped) -> Handler[Delivery]:
+    """R10: the handler of somebody else's topic."""
+
+    async def handle(deliveries: Sequence[Delivery], _stopping: asyncio.Event) -> Sequence[Outcome | None]:
+        events: list[Event] = []
+        outcomes: list[Outcome | None] = []
+        for delivery in deliveries:
+            try:
+                events.append(mapped.event(delivery))
+                outcomes.append(Done())
+            except PenstockError as error:
+                outcomes.append(Failed(f"{error.code}: {error.message}"))
+        try:
+            await refdata.submit_all(events)
+        except Transient as error:
+            return [Retry(f"{error.code}: {error.message}", counts=False)] * len(deliveries)
+        return outcomes
+
+    return handle
+
+
+class Relay:
+    """R15: tells the pods what was committed, in the order of versions, at least once."""
+
+    def __init__(self, db: Database, signals: Signals, bell: Bell) -> None:
+        self._db = db
+        self._signals = signals
+        self._bell = bell
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Announce until *stopping*; a carrier that is down is tried again, later and later."""
+        backoff = Backoff()
+        while not stopping.is_set():
+            rung = self._bell.next(SOMETHING)
+            try:
+                if await self.step():
+                    continue
+                backoff.reset()
+                await happens(stopping if self._bell.is_closed else rung, _POLL)
+            except Transient as error:
+                structlog.get_logger().warning("relay_failed", code=error.code, error=error.message)
+                await happens(stopping, backoff.next().total_seconds())
+            except Exception:  # noqa: BLE001 - the edge of the loop: the relay outlives a mistake
+                structlog.get_logger().exception("relay_crashed")
+                await happens(stopping, backoff.next().total_seconds())
+
+    async def step(self) -> int:
+        """Announce what waits; how many."""
+        return await OUTBOX.relay(self._db, self._announce)
+
+    async def _announce(self, rows: Sequence[asyncpg.Record]) -> None:
+        await self._signals.announce([row["payload"] for row in rows])

@@ -1,0 +1,87 @@
+"""R1: a new dictionary is configuration only, taken over while everything runs: when the file changes, or on SIGHUP."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from penstock.app import RefdataPlatform
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.periodic import repeating
+from penstock.refdata import definitions
+from penstock.settings import Settings
+
+EVERY = timedelta(seconds=1)
+
+
+@asynccontextmanager
+async def reloading(platform: RefdataPlatform) -> AsyncIterator[None]:
+    """Take over the dictionaries of a changed configuration, until the end; one that is wrong changes nothing."""
+    reloader = _Reloader(platform)
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(RuntimeError, ValueError):  # only the main thread hears signals
+        loop.add_signal_handler(signal.SIGHUP, reloader.ask)
+    try:
+        async with repeating("configuration", reloader.look, EVERY):
+            yield
+    finally:
+        with contextlib.suppress(RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGHUP)
+
+
+class _Reloader:
+    """Looks at the file now and then, and at once when asked."""
+
+    def __init__(self, platform: RefdataPlatform) -> None:
+        self._platform = platform
+        self._settings = platform.settings
+        self._seen = _stamp(platform.settings.file)
+        self._is_asked = False
+        self._log = structlog.get_logger().bind(file=str(platform.settings.file))
+
+    def ask(self) -> None:
+        """SIGHUP: look again even though the file seems the same."""
+        self._is_asked = True
+
+    async def look(self) -> None:
+        """Take over what changed."""
+        stamp = _stamp(self._settings.file)
+        if stamp == self._seen and not self._is_asked:
+            return
+        self._seen, self._is_asked = stamp, False
+        try:
+            settings = self._settings.reread()
+        except PenstockError as error:
+            self._log.error("configuration_refused", code=error.code, error=error.message, kept="the one before")
+            return
+        await self._take_over(settings)
+
+    async def _take_over(self, settings: Settings) -> None:
+        refdata = self._platform.refdata
+        refdata.catalogue.replace(settings.refdata)
+        changed = await definitions.register(self._platform.db, refdata.catalogue.all())
+        if _fixed(settings) != _fixed(self._settings):
+            self._log.warning("restart_needed", why="only refdata.dictionaries and .tenants change while running")
+        self._settings = settings
+        codes = [one.section.code for one in refdata.catalogue.all()]
+        self._log.info("configuration_reloaded", dictionaries=codes, redefined=changed)
+
+
+def _stamp(file: Path | None) -> tuple[int, int, int] | None:
+    """Changes with the file, also when a symlink to it is moved, as Kubernetes does it."""
+    try:
+        stat = file.stat() if file else None
+    except OSError:  # gone for a moment, while it is replaced
+        return None
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else None
+
+
+def _fixed(settings: Settings) -> dict[str, Any]:
+    """All that is read once, at the start."""
+    return settings.model_dump(exclude={"refdata": {"dictionaries", "tenants"}})

@@ -1,0 +1,83 @@
+"""The workers of refdata: what each role runs, alone in a process or together with others."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from penstock.app import RefdataPlatform
+from penstock.kernel.bus import Delivering, Delivery
+from penstock.kernel.ids import worker_name
+from penstock.kernel.periodic import repeating
+from penstock.kernel.worker import Handler, Worker
+from penstock.refdata import definitions
+from penstock.refdata.applying import Applier
+from penstock.refdata.chores import Upkeep
+from penstock.refdata.mapping import Mapped
+from penstock.refdata.workers import Relay, adapter_handler, apply_handler
+
+Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
+    """R11: apply commands, and keep the house in order, until the end."""
+    section, name = platform.settings.refdata, worker_name("apply")
+    applier = Applier(
+        platform.db,
+        platform.refdata.catalogue,
+        name,
+        max_attempts=section.apply.max_attempts,
+        max_items=section.snapshots.max_items,
+    )
+    await definitions.register(platform.db, platform.refdata.catalogue.all())
+    upkeep = Upkeep(platform.db, platform.bus, section, platform.metrics, name)
+    async with AsyncExitStack() as stack:
+        for chore in upkeep.chores():
+            await stack.enter_async_context(repeating(*chore))
+        handler = apply_handler(applier, platform.metrics)
+        await stack.enter_async_context(_working(platform, section.kafka.commands_topic, name, handler))
+        yield
+
+
+@asynccontextmanager
+async def adapting(platform: RefdataPlatform) -> AsyncIterator[None]:
+    """R10: turn the messages of other topics into commands, until the end."""
+    async with AsyncExitStack() as stack:
+        for topic in platform.settings.refdata.kafka.external_topics:
+            handler = adapter_handler(platform.refdata, Mapped(topic))
+            name = worker_name("kafka-adapter")
+            await stack.enter_async_context(_working(platform, topic.topic, name, handler))
+        yield
+
+
+@asynccontextmanager
+async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
+    """R15: tell the pods of every commit, until the end."""
+    stopping = asyncio.Event()
+    relay = Relay(platform.db, platform.signals, platform.refdata.bell)
+    task = asyncio.create_task(relay.run(stopping), name="relay")
+    try:
+        yield
+    finally:
+        stopping.set()
+        platform.refdata.stop()
+        await task
+
+
+@asynccontextmanager
+async def _working(platform: RefdataPlatform, topic: str, name: str, handler: Handler[Delivery]) -> AsyncIterator[None]:
+    """A worker on *topic*, until the end; what it is at is finished, what it holds is given back."""
+    apply = platform.settings.refdata.apply
+    delivering = Delivering(lease_for=apply.lease, max_attempts=apply.max_attempts)
+    async with platform.bus.subscribe(topic, worker=name, delivering=delivering) as queue:
+        worker = Worker(queue, handler, platform.telemetry, batch=apply.batch)
+        task = asyncio.create_task(worker.run(), name=f"work {topic}")
+        try:
+            yield
+        finally:
+            worker.stop()
+            await task
+
+
+ROLES: dict[str, Role] = {"apply": applying, "kafka-adapter": adapting, "relay": relaying}
