@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 
-from penstock.app import tracking_migrations
+from penstock.app import known_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
+from penstock.settings import Settings
 
 TEMPLATE = "penstock_template"
 # Tests kill processes, never the machine: what the system holds in memory is safe, so no fsync is needed.
@@ -22,7 +23,7 @@ async def make_template(url: str) -> None:
     async with _admin(url) as admin:
         await admin.execute(f'CREATE DATABASE "{TEMPLATE}"')
     async with Database.open(database_url(url, TEMPLATE), size=1) as db:
-        await migrate.migrate(db, tracking_migrations())
+        await migrate.migrate(db, known_migrations(Settings()))
 
 
 @asynccontextmanager

@@ -102,6 +102,28 @@ class Up(Server):
         self.query = said["query"]
 
 
+class CommandApi(Server):
+    """`penstock serve command-api` on a free port."""
+
+    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
+        command = [*_COMMAND, "serve", "command-api", "--port", "0", "--json", *args]
+        super().__init__("command-api", command, folder, env)
+
+
+class Work(Server):
+    """`penstock work ROLE`; `program` may be another one that does the same, and dies on the way."""
+
+    def __init__(
+        self,
+        folder: Path,
+        role: str,
+        *args: str,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = _COMMAND,
+    ) -> None:
+        super().__init__(f"work-{role}", [*program, "work", role, "--json", *args], folder, env)
+
+
 class PipelineApid(Server):
     """`pipeline-apid`, on a free port unless one is given."""
 

@@ -25,7 +25,7 @@ def show(config: ConfigOption = None, json: JsonOption = False) -> None:
 
     from penstock.settings import load_settings
 
-    data = load_settings(config).model_dump(mode="json")
+    data = load_settings(config).model_dump(mode="json", by_alias=True)
     text = StringIO()
     YAML().dump(data, text)
     emit(data, as_json=json, text=text.getvalue().rstrip("\n"))

@@ -81,7 +81,7 @@ def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":
 
 def _tell_address(name: str, as_json: bool) -> Callable[[str], None]:
     def on_ready(address: str) -> None:
-        data = {"event": "ready", name: address, "api": address, "pid": os.getpid()}
+        data = {"event": "ready", "api": address, "pid": os.getpid()}
         emit(data, as_json=as_json, text=f"{name}    {address}\nready")
 
     return on_ready

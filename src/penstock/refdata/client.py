@@ -14,9 +14,7 @@ class RefdataClient(ApiClient):
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 30) -> None:
         super().__init__(url, PREFIX, token=token, timeout=timeout)
 
-    async def submit(
-        self, tenant: str, command: Command, *, waits: bool = False, timeout_ms: int | None = None
-    ) -> Json:
+    async def submit(self, tenant: str, command: Command, *, waits: bool = False) -> Json:
         """Send a command; with *waits* the answer tells its version, unless that takes too long."""
         params = {"consistencyMode": "WAIT_COMMIT" if waits else "ASYNC"}
         return await self._call("POST", f"{_name(tenant)}/updates", encode(command), params=params)

@@ -1,0 +1,36 @@
+"""Refdata on PostgreSQL's bus and on Kafka's: the same tests on both."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from penstock.settings import Settings
+from tests.refdata.rig import Rig, create_schemas, opened, settings_on
+from tests.services.kafka import Kafka, kafka
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Kafka]:
+    with kafka() as found:
+        yield found
+
+
+@pytest.fixture(params=["postgres", "kafka"])
+def bus_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequest) -> Settings:
+    """The dictionaries of both configurations, on a database of the test's own and on either bus."""
+    await create_schemas(database_url)
+    broker = request.getfixturevalue("broker") if bus_kind == "kafka" else None
+    if broker is not None:
+        broker.needs_real("makes no topics when it is asked to")
+    return settings_on(database_url, broker)
+
+
+@pytest.fixture
+async def rig(settings: Settings) -> AsyncIterator[Rig]:
+    async with opened(settings) as rig:
+        yield rig

@@ -1,0 +1,80 @@
+"""The way in, end to end in one process, on both buses."""
+
+from uuid import uuid4
+
+import pytest
+
+from penstock.refdata.contract import Status
+from tests.refdata.rig import Rig, chunk, decode, delete, upsert
+
+
+async def test_the_founding_documents_dictionaries_work(rig: Rig) -> None:
+    """R1, R3: COUNTRY and CURRENCY, as their YAML stands, on tables of just those columns."""
+    country = await rig.send("COUNTRY", upsert("NO", {"name": "Norway"}), upsert("SE", {"name": "Sweden"}))
+    await rig.send(
+        "CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}), upsert("JPY", {"name": "Yen", "digits": 0})
+    )
+    await rig.send("COUNTRY", delete("SE"), upsert("DK", {"name": "Denmark"}))
+    await rig.apply()
+    assert {key: value["name"] for key, value in (await rig.items("COUNTRY")).items()} == {
+        "NO": "Norway",
+        "DK": "Denmark",
+    }
+    assert await rig.items("CURRENCY") == {"NOK": {"name": "Krone", "digits": 2}, "JPY": {"name": "Yen", "digits": 0}}
+    assert (await rig.version("COUNTRY"), await rig.version("CURRENCY")) == (2, 1)
+    update = await rig.update(country)
+    assert (update.status, update.committed_version) == (Status.COMMITTED, 1)
+
+
+async def test_a_snapshot_replaces_all_keys(rig: Rig) -> None:
+    """R13: keys that are not in a SNAPSHOT are gone; it is one version."""
+    await rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}))
+    await rig.send("CURRENCY", upsert("EUR", {"name": "Euro", "digits": 2}), event_type="SNAPSHOT")
+    await rig.send("COUNTRY", upsert("NO", {"name": "Norway"}), event_type="SNAPSHOT")
+    await rig.apply()
+    assert await rig.items("CURRENCY") == {"EUR": {"name": "Euro", "digits": 2}}
+    assert list(await rig.items("COUNTRY")) == ["NO"]
+    assert await rig.version("CURRENCY") == 2
+
+
+async def test_another_house_works_with_the_same_artifact(rig: Rig) -> None:
+    """R28: a schema per tenant, numbers for keys, a view with a join, staging and finalizing."""
+    await rig.send("PRODUCT", upsert("1", {"brand": 1, "price": 10.5}), upsert("2", {"brand": 2, "price": 3}))
+    await rig.send("PRODUCT", upsert("1", {"brand": 1, "price": 7}), tenant="globex")
+    await rig.send("PRODUCT", delete("1"))
+    await rig.apply()
+    assert await rig.items("PRODUCT") == {"2": {"brand": "Rocket", "price": 3.0, "note": ":key"}}
+    assert (await rig.items("PRODUCT", "globex"))["1"]["brand"] == "Umbrella"
+    whole = uuid4()
+    for index in (2, 1):
+        body = chunk("PRODUCT", whole, index, 2, upsert(str(index * 10), {"brand": index, "price": index}))
+        await rig.refdata.submit("acme", decode(body))
+    await rig.apply()
+    assert sorted(await rig.items("PRODUCT")) == ["10", "20"]
+    assert (await rig.version("PRODUCT"), await rig.version("PRODUCT", "globex")) == (3, 1)
+
+
+async def test_what_lives_in_our_own_table(rig: Rig) -> None:
+    """R2: a dictionary without SQL lives in dictionary_item, digits and all."""
+    await rig.send(
+        "LOOSE", upsert("a", 1), upsert("b", {"x": [1, None]}), upsert("a", 2), delete("b"), upsert("c", "t")
+    )
+    await rig.apply()
+    assert await rig.items("LOOSE") == {"a": 2, "c": "t"}
+    await rig.send("LOOSE", upsert("c", "t"), event_type="SNAPSHOT")
+    await rig.apply()
+    assert await rig.items("LOOSE") == {"c": "t"}
+
+
+@pytest.mark.parametrize("again", [1, 3])
+async def test_an_event_counts_once(rig: Rig, again: int) -> None:
+    """R11: however often it is sent, it is applied once, and a FAILED one stays so."""
+    event_id, bad = uuid4(), uuid4()
+    for _ in range(1 + again):
+        await rig.send("LOOSE", upsert("a", 1), eventId=str(event_id))
+        await rig.send("CURRENCY", upsert("EUR", {"name": "Euro", "digits": 9}), eventId=str(bad))
+    await rig.apply()
+    await rig.apply()
+    assert await rig.version("LOOSE") == 1
+    assert (await rig.update(bad)).status is Status.FAILED
+    assert await rig.version("CURRENCY") == 0
