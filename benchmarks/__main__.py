@@ -7,9 +7,15 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import harness, kernel, tracking
+from benchmarks import harness, kernel, refdata_write, tracking
+from penstock.kernel.telemetry import configure_logging
 
-GROUPS = {"kernel": kernel.benches, "tracking": tracking.benches, "tracking-large": tracking.large_benches}
+GROUPS = {
+    "kernel": kernel.benches,
+    "tracking": tracking.benches,
+    "tracking-large": tracking.large_benches,
+    "refdata-write": refdata_write.benches,
+}
 
 
 def main() -> None:
@@ -19,6 +25,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--only", default="", help="measure only what has this in its name")
     args = parser.parse_args()
+    configure_logging("WARNING")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(runner.run(_measure(args.group, args.rounds, args.only, as_json=args.json)))
 

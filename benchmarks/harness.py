@@ -16,12 +16,17 @@ Measure = Callable[[], Awaitable[float]]
 
 @dataclass(frozen=True)
 class Bench:
-    """Something to measure: how many *unit* it makes a second, beside what the issue asks for."""
+    """Something to measure: how many *unit* it makes a second, or how long it takes, beside what it shall reach."""
 
     name: str
     unit: str
     measure: Measure
     target: float | None = None
+    is_duration: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.unit if self.is_duration else f"{self.unit}/s"
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,9 @@ class Figure:
     def as_dict(self) -> dict[str, object]:
         return {
             "name": self.bench.name,
-            "unit": f"{self.bench.unit}/s",
-            "median": round(self.median),
-            "rounds": [round(value) for value in self.rounds],
+            "unit": self.bench.label,
+            "median": round(self.median, 1),
+            "rounds": [round(value, 1) for value in self.rounds],
             "target": self.bench.target,
         }
 
@@ -86,14 +91,19 @@ def report(figures: Sequence[Figure], *, as_json: bool) -> str:
 
 def _row(figure: Figure) -> list[str]:
     bench = figure.bench
+    worst, best = (max, min) if bench.is_duration else (min, max)
     target = f"≥ {bench.target:,.0f}" if bench.target else ""
     return [
         bench.name,
-        f"{figure.median:,.0f} {bench.unit}/s",
-        f"{min(figure.rounds):,.0f}",
-        f"{max(figure.rounds):,.0f}",
+        f"{_shown(figure.median, bench)} {bench.label}",
+        _shown(worst(figure.rounds), bench),
+        _shown(best(figure.rounds), bench),
         target,
     ]
+
+
+def _shown(value: float, bench: Bench) -> str:
+    return f"{value:,.1f}" if bench.is_duration else f"{value:,.0f}"
 
 
 def _aligned(cell: str, width: int, column: int) -> str:

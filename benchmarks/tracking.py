@@ -6,7 +6,6 @@ the same asked of a `pipeline-apid` by its client. A row costs two moves, each w
 
 import asyncio
 import itertools
-import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +14,7 @@ from time import perf_counter
 
 from benchmarks import peers
 from benchmarks.harness import Bench
+from benchmarks.servers import served
 from penstock.app import tracking_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
@@ -170,18 +170,9 @@ async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
 @asynccontextmanager
 async def _served(url: str) -> AsyncIterator[PipelineClient]:
     """A client of a `pipeline-apid` on the same database, which is a process of its own."""
-    command = [sys.executable, "-m", "penstock.cli.pipeline_apid", "--port", "0", "--database", url, "--json"]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        assert process.stdout is not None
-        told = json.loads(await process.stdout.readuntil(b"}\n"))
-        async with PipelineClient(told["api"]) as client:
-            yield client
-    finally:
-        process.terminate()
-        await process.wait()
+    command = ["-m", "penstock.cli.pipeline_apid", "--port", "0", "--database", url, "--json"]
+    async with served(*command) as api, PipelineClient(api) as client:
+        yield client
 
 
 async def _database(url: str, name: str) -> str:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -131,6 +132,14 @@ class TelemetrySection(Section):
     journal_retention: Duration = Field(timedelta(days=90), description="How long moves are remembered.")
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where settings come from; it makes no two of them differ."""
+
+    file: Path | None = field(default=None, compare=False)
+    reread: "Callable[[], Settings] | None" = field(default=None, compare=False)
+
+
 class Settings(Section):
     """penstock.yaml. Everything has a default; an empty file runs it all on this machine."""
 
@@ -148,17 +157,16 @@ class Settings(Section):
     flows: FlowsSection = FlowsSection()
     harvest: HarvestSection = HarvestSection()
 
-    _reread: Callable[[], "Settings"] | None = PrivateAttr(None)
-    _file: Path | None = PrivateAttr(None)
+    _origin: Origin = PrivateAttr(Origin())
 
     @property
     def file(self) -> Path | None:
         """The file they come from."""
-        return self._file
+        return self._origin.file
 
     def reread(self) -> "Settings":
         """The settings as they would be now; BadConfig when they cannot be used."""
-        return self._reread() if self._reread else self
+        return self._origin.reread() if self._origin.reread else self
 
     @model_validator(mode="after")
     def _is_safe(self) -> "Settings":
@@ -179,7 +187,7 @@ def load_settings(
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     paths: dict[KeyPath, Any] = {tuple(name.split(".")): value for name, value in given.items()}
     settings = load(Settings, place, os.environ if env is None else env, paths)
-    settings._file, settings._reread = place, lambda: load_settings(place, env, overrides)  # noqa: SLF001
+    settings._origin = Origin(place, lambda: load_settings(place, env, overrides))  # noqa: SLF001 - it is ours
     return settings
 
 

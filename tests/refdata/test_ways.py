@@ -4,23 +4,20 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.refdata.contract import Status
-from tests.refdata.rig import Rig, chunk, decode, delete, upsert
+from penstock.refdata.contract import Status, decode
+from tests.refdata.rig import Rig, chunk, delete, upsert
 
 
 async def test_the_founding_documents_dictionaries_work(rig: Rig) -> None:
     """R1, R3: COUNTRY and CURRENCY, as their YAML stands, on tables of just those columns."""
     country = await rig.send("COUNTRY", upsert("NO", {"name": "Norway"}), upsert("SE", {"name": "Sweden"}))
-    await rig.send(
-        "CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}), upsert("JPY", {"name": "Yen", "digits": 0})
-    )
+    krone, yen = {"name": "Krone", "digits": 2}, {"name": "Yen", "digits": 0}
+    await rig.send("CURRENCY", upsert("NOK", krone), upsert("JPY", yen))
     await rig.send("COUNTRY", delete("SE"), upsert("DK", {"name": "Denmark"}))
     await rig.apply()
-    assert {key: value["name"] for key, value in (await rig.items("COUNTRY")).items()} == {
-        "NO": "Norway",
-        "DK": "Denmark",
-    }
-    assert await rig.items("CURRENCY") == {"NOK": {"name": "Krone", "digits": 2}, "JPY": {"name": "Yen", "digits": 0}}
+    names = {key: payload["name"] for key, payload in (await rig.items("COUNTRY")).items()}
+    assert names == {"NO": "Norway", "DK": "Denmark"}
+    assert await rig.items("CURRENCY") == {"NOK": krone, "JPY": yen}
     assert (await rig.version("COUNTRY"), await rig.version("CURRENCY")) == (2, 1)
     update = await rig.update(country)
     assert (update.status, update.committed_version) == (Status.COMMITTED, 1)

@@ -1,5 +1,6 @@
 """R11: commands become versions, each exactly once, however often it is delivered and whoever wakes up late."""
 
+import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
@@ -200,19 +201,20 @@ def _their_statement() -> Iterator[None]:
 
 
 def _log(event: Event, verdict: Verdict) -> None:
-    """R26: one line per event, told apart by what it needs from a person: nothing, or a look."""
-    log = structlog.get_logger().bind(
-        tenantId=event.target.tenant_id,
-        dictCode=event.target.dict_code,
-        eventId=str(event.event_id),
-        source=event.source,
-        version=verdict.version,
-    )
+    """R26: one line per event, as loud as it needs a person: not at all, or a look."""
+    log = structlog.get_logger()
+    if verdict.refusal is None and not log.is_enabled_for(logging.DEBUG):
+        return
+    about = {
+        "tenantId": event.target.tenant_id,
+        "dictCode": event.target.dict_code,
+        "eventId": str(event.event_id),
+        "source": event.source,
+        "version": verdict.version,
+    }
     if verdict.is_repeated:
-        log.debug("event_repeated")
+        log.debug("event_repeated", **about)
     elif verdict.refusal is not None:
-        log.warning("event_failed", code=verdict.refusal.code, error=verdict.refusal.message)
-    elif verdict.version is None:
-        log.debug("chunk_staged")
+        log.warning("event_failed", code=verdict.refusal.code, error=verdict.refusal.message, **about)
     else:
-        log.debug("event_committed")
+        log.debug("chunk_staged" if verdict.version is None else "event_committed", **about)

@@ -1,9 +1,14 @@
 """R26: what Prometheus sees of the way in."""
 
+from collections import Counter as Counts
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from penstock.refdata.contract import Status
 from penstock.refdata.model import Verdict
+
+_RESULTS = {Status.COMMITTED: "committed", Status.FAILED: "failed", Status.PENDING: "staged"}
 
 
 class RefdataMetrics:
@@ -13,7 +18,7 @@ class RefdataMetrics:
         self._events = Counter(
             "penstock_refdata_events", "Commands judged, by what became of them", ["result"], registry=registry
         )
-        for result in ("committed", "failed", "staged", "repeated"):
+        for result in (*_RESULTS.values(), "repeated"):
             self._events.labels(result)
         self._lag = Gauge(
             "kafka_consumer_lag", "Messages of a topic that are not settled yet", ["topic"], registry=registry
@@ -27,9 +32,11 @@ class RefdataMetrics:
             "penstock_refdata_outbox_waiting", "Versions committed that are not announced yet", registry=registry
         )
 
-    def count(self, verdict: Verdict) -> None:
-        names = {Status.COMMITTED: "committed", Status.FAILED: "failed", Status.PENDING: "staged"}
-        self._events.labels("repeated" if verdict.is_repeated else names[verdict.status]).inc()
+    def count(self, verdicts: Iterable[Verdict]) -> None:
+        for result, number in Counts(
+            "repeated" if one.is_repeated else _RESULTS[one.status] for one in verdicts
+        ).items():
+            self._events.labels(result).inc(number)
 
     def show(self, topic: str, *, backlog: int, pending: float, outbox: int) -> None:
         self._lag.labels(topic).set(backlog)

@@ -1,6 +1,7 @@
 """R2: where a dictionary's items live: in tables of the user's, reached by SQL templates, or in our own."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import asyncpg
@@ -131,8 +132,7 @@ class ItemTableProvider(_Loading):
         await store.delete_items(tx, self._code, deletes, now=now)
 
     async def apply_snapshot(self, tx: Connection, change: Change, chunks: Chunks) -> None:
-        whole = [item for chunk in chunks for item in chunk]
-        await store.replace_items(tx, change.target, whole, now=change.applied_at)
+        await store.replace_items(tx, change.target, chain.from_iterable(chunks), now=change.applied_at)
 
 
 def provider_of(section: DictionarySection) -> DictionaryProvider:

@@ -134,22 +134,38 @@ SET deleted = true, updated_at = $4
 FROM unnest($2::text[], $3::text[]) AS given (tenant_id, item_key)
 WHERE i.tenant_id = given.tenant_id AND i.dict_code = $1 AND i.item_key = given.item_key AND NOT i.deleted;
 
--- name: replace_items
--- Make the items of a dictionary just those given; what is the same stays untouched.
-WITH given AS MATERIALIZED (
-    SELECT item_key, payload FROM unnest($3::text[], $4::jsonb[]) AS given (item_key, payload)
-), gone AS (
-    UPDATE dictionary_item i
-    SET deleted = true, updated_at = $5
-    WHERE i.tenant_id = $1 AND i.dict_code = $2 AND NOT i.deleted
-      AND NOT EXISTS (SELECT FROM given WHERE given.item_key = i.item_key)
+-- name: make_incoming
+-- A place for the items of a snapshot, gone with the transaction.
+CREATE TEMP TABLE incoming_item (item_key text NOT NULL, payload jsonb NOT NULL) ON COMMIT DROP;
+
+-- name: count_incoming
+-- Let the planner know how many there are.
+ANALYZE incoming_item;
+
+-- name: change_items
+-- Take over what differs; what is the same stays untouched.
+UPDATE dictionary_item i
+SET payload = incoming.payload, deleted = false, updated_at = $3
+FROM incoming_item incoming
+WHERE i.tenant_id = $1 AND i.dict_code = $2 AND i.item_key = incoming.item_key
+  AND (i.deleted OR i.payload IS DISTINCT FROM incoming.payload);
+
+-- name: add_items
+-- Take over what is new.
+INSERT INTO dictionary_item (tenant_id, dict_code, item_key, payload, updated_at)
+SELECT $1, $2, incoming.item_key, incoming.payload, $3
+FROM incoming_item incoming
+WHERE NOT EXISTS (
+    SELECT FROM dictionary_item i WHERE i.tenant_id = $1 AND i.dict_code = $2 AND i.item_key = incoming.item_key
 )
-INSERT INTO dictionary_item AS i (tenant_id, dict_code, item_key, payload, updated_at)
-SELECT $1, $2, item_key, payload, $5
-FROM given
-ON CONFLICT (tenant_id, dict_code, item_key) DO UPDATE
-SET payload = excluded.payload, deleted = false, updated_at = excluded.updated_at
-WHERE i.deleted OR i.payload IS DISTINCT FROM excluded.payload;
+ORDER BY incoming.item_key;
+
+-- name: remove_items
+-- Leave tombstones for what is not there any more.
+UPDATE dictionary_item i
+SET deleted = true, updated_at = $3
+WHERE i.tenant_id = $1 AND i.dict_code = $2 AND NOT i.deleted
+  AND NOT EXISTS (SELECT FROM incoming_item incoming WHERE incoming.item_key = i.item_key);
 
 -- name: open_set
 -- Have a snapshot's set there, for its first chunk or its last.

@@ -1,7 +1,7 @@
 """R13: snapshots, in one piece or in chunks that come in any order, twice, or never."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from uuid import UUID
 
@@ -9,7 +9,6 @@ import msgspec
 
 from penstock.kernel.db import Database
 from penstock.refdata import store
-from penstock.refdata.contract import Item
 from penstock.refdata.judging import Judging
 from penstock.refdata.model import (
     Change,
@@ -81,14 +80,17 @@ async def _without_staging(judging: Judging, event: Event, known: SnapshotSet) -
     if known.status is not SetStatus.COMMITTED:
         return None
     target, index = event.target, event.command.chunk_index or 1
-    is_same = await store.chunk_hash(judging.tx, target, _snapshot_id(event), index) == _hash(event.command.items)
+    is_same = await store.chunk_hash(judging.tx, target, _snapshot_id(event), index) == _digest(
+        msgspec.json.encode(event.command.items)
+    )
     return Verdict(known.committed_version) if is_same else Verdict(refusal=_conflict(event))
 
 
 async def _stage(judging: Judging, event: Event, replace: Replace, max_items: int) -> Verdict:
     tx, target, command, snapshot_id = judging.tx, event.target, event.command, _snapshot_id(event)
     index = command.chunk_index or 1
-    if not await store.stage_chunk(tx, target, snapshot_id, index, command.items, _hash(command.items)):
+    content = msgspec.json.encode(command.items)
+    if not await store.stage_chunk(tx, target, snapshot_id, index, len(command.items), content, _digest(content)):
         return judging.end(target, [event.event_id], Verdict(refusal=_conflict(event)))
     came, items = await store.join_set(tx, target, snapshot_id, event.event_id, now=judging.now)
     if came < (command.chunks_total or 1):
@@ -123,8 +125,8 @@ def _conflict(event: Event) -> Refusal:
     return Refusal("CHUNK_CONFLICT", said)
 
 
-def _hash(items: Sequence[Item]) -> bytes:
-    return hashlib.sha256(msgspec.json.encode(items)).digest()
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _snapshot_id(event: Event) -> UUID:

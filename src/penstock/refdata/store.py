@@ -171,10 +171,14 @@ async def delete_items(tx: Connection, code: str, keys: Sequence[tuple[str, str]
         await tx.execute(SQL["delete_items"], code, *map(list, zip(*keys, strict=True)), now)
 
 
-async def replace_items(tx: Connection, target: Dict, items: Sequence[Item], *, now: datetime) -> None:
+async def replace_items(tx: Connection, target: Dict, items: Iterable[Item], *, now: datetime) -> None:
     """Make the items of *target* just these."""
-    keys, payloads = [item.key for item in items], [item.text for item in items]
-    await tx.execute(SQL["replace_items"], *target, keys, payloads, now)
+    await tx.execute(SQL["make_incoming"])
+    records = ((item.key, item.text) for item in items)
+    await tx.copy_records_to_table("incoming_item", columns=["item_key", "payload"], records=records)
+    await tx.execute(SQL["count_incoming"])
+    for statement in ("change_items", "add_items", "remove_items"):
+        await tx.execute(SQL[statement], *target, now)
 
 
 async def open_set(
@@ -190,11 +194,11 @@ async def open_set(
 
 
 async def stage_chunk(
-    tx: Connection, target: Dict, snapshot_id: UUID, index: int, items: Sequence[Item], content_hash: bytes
+    tx: Connection, target: Dict, snapshot_id: UUID, index: int, count: int, content: bytes, content_hash: bytes
 ) -> bool:
     """Keep a chunk; False when that chunk is there with another content."""
-    place, content = (*target, snapshot_id, index), msgspec.json.encode(items)
-    if await tx.fetchval(SQL["stage_chunk"], *place, len(items), content_hash, content):
+    place = (*target, snapshot_id, index)
+    if await tx.fetchval(SQL["stage_chunk"], *place, count, content_hash, content):
         return True
     return await chunk_hash(tx, target, snapshot_id, index) == content_hash
 

@@ -33,25 +33,26 @@ def apply_handler(applier: Applier, metrics: RefdataMetrics) -> Handler[Delivery
     """R11: the handler of the commands' topic."""
 
     async def handle(deliveries: Sequence[Delivery], stopping: asyncio.Event) -> Sequence[Outcome | None]:
-        outcomes: list[Outcome | None] = []
         reads = [read(delivery) for delivery in deliveries]
+        verdicts: list[Verdict] = []
+        stopped_by: list[Outcome | None] = [None]
         try:
-            async with aclosing(applier.settle([one for one in reads if one.event is not None])) as verdicts:
+            async with aclosing(applier.settle([one for one in reads if one.event is not None])) as settled:
                 for one in reads:
                     if stopping.is_set():
                         break
-                    verdict = Verdict(refusal=one.refusal) if one.event is None else await anext(verdicts)
-                    metrics.count(verdict)
-                    outcomes.append(_outcome(verdict))
+                    verdicts.append(Verdict(refusal=one.refusal) if one.event is None else await anext(settled))
         except TooSlow:
-            outcomes.append(Retry("its statement was given up"))
-            outcomes += [None] * (len(reads) - len(outcomes))
+            stopped_by = [Retry("its statement was given up"), None]
         except Transient as error:
-            outcomes += [Retry(f"{error.code}: {error.message}", counts=False)] * (len(reads) - len(outcomes))
+            stopped_by = [Retry(f"{error.code}: {error.message}", counts=False)]
         except Exception as error:  # noqa: BLE001 - the edge: what is wrong with us is not the command's fault
             structlog.get_logger().exception("apply_crashed")
-            outcomes += [Retry(f"{type(error).__name__}: {error}", counts=False)] * (len(reads) - len(outcomes))
-        return outcomes + [None] * (len(reads) - len(outcomes))
+            stopped_by = [Retry(f"{type(error).__name__}: {error}", counts=False)]
+        metrics.count(verdicts)
+        outcomes = [_outcome(verdict) for verdict in verdicts]
+        rest = len(reads) - len(outcomes)
+        return [*outcomes, *stopped_by[:rest], *[stopped_by[-1]] * (rest - len(stopped_by))]
 
     return handle
 

@@ -1,0 +1,190 @@
+"""The way in of refdata: from the bus to the stream, on a real PostgreSQL with durable commits.
+
+Commands wait on the bus; timed is everything from the first that is applied to the last that is announced, by the
+roles `apply` and `relay` in this process. Latencies are those of one client that waits for each commit, over HTTP.
+"""
+
+import json
+import os
+import statistics
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+
+import msgspec
+
+from benchmarks.harness import Bench
+from benchmarks.servers import served
+from penstock.app import RefdataPlatform, open_refdata
+from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.waiting import happens
+from penstock.refdata.client import RefdataClient
+from penstock.refdata.contract import Command, EventType, Item, Source
+from penstock.refdata.following import SOMETHING
+from penstock.refdata.importing import snapshot_commands
+from penstock.refdata.model import Dict, Event
+from penstock.refdata.reading import command_message
+from penstock.roles import applying, relaying
+from penstock.settings import Settings
+
+EVENTS = 20_000
+ITEMS = 500_000
+CALLS = 300
+TENANTS = 20
+KAFKA = "PENSTOCK_BENCH_KAFKA"
+TABLE = """
+CREATE TABLE mdm_country (
+    tenant_id text, code text, name text NOT NULL, updated_at_epoch bigint NOT NULL, deleted boolean NOT NULL,
+    PRIMARY KEY (tenant_id, code)
+)"""
+COUNTRY = {
+    "code": "COUNTRY",
+    "loadSql": "select code as k, to_jsonb(t) as v from mdm_country t where t.tenant_id = :tenantId and not t.deleted",
+    "apply": {
+        "upsertSql": """
+            insert into mdm_country(tenant_id, code, name, updated_at_epoch, deleted)
+            values (:tenantId, :key, cast(:payload->>'name' as text), :eventEpoch, false)
+            on conflict (tenant_id, code) do update
+            set name = excluded.name, updated_at_epoch = excluded.updated_at_epoch, deleted = false""",
+        "deleteSql": """
+            update mdm_country set deleted = true, updated_at_epoch = :eventEpoch
+            where tenant_id = :tenantId and code = :key""",
+        "snapshotStageSql": """
+            insert into mdm_country
+            select :tenantId, item->>'key', item->'payload'->>'name', :eventEpoch, false
+            from jsonb_array_elements(:snapshotJson) as item
+            on conflict (tenant_id, code) do update
+            set name = excluded.name, updated_at_epoch = excluded.updated_at_epoch, deleted = false""",
+        "snapshotFinalizeSql": """
+            update mdm_country set deleted = true
+            where tenant_id = :tenantId and updated_at_epoch < :eventEpoch and not deleted""",
+    },
+}
+
+
+@asynccontextmanager
+async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
+    """Deltas, snapshots and latencies, on each bus there is."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_postgres(folder))
+        found: list[Bench] = []
+        for name, kafka in _buses().items():
+            settings = _settings(url, kafka)
+            platform = await stack.enter_async_context(open_refdata(settings, Telemetry()))
+            await platform.db.execute(TABLE.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
+            found += _throughput(name, platform)
+            client = await stack.enter_async_context(_served(folder.parent, _settings(url, kafka)))
+            found += _latency(name, client)
+        yield found
+
+
+def _buses() -> dict[str, str | None]:
+    kafka = os.environ.get(KAFKA)
+    return {"PostgreSQL": None, **({"Kafka": kafka} if kafka else {})}
+
+
+def _settings(url: str, kafka: str | None) -> Settings:
+    topic = {"commandsTopic": f"refdata.bench.{uuid.uuid4().hex}"}
+    return Settings.model_validate(
+        {
+            "database": {"url": url},
+            "bus": {"kafka": {"bootstrap": kafka}} if kafka else {},
+            "refdata": {"dictionaries": [{"code": "RATES"}, COUNTRY], "kafka": topic},
+        }
+    )
+
+
+def _throughput(bus: str, platform: RefdataPlatform) -> list[Bench]:
+    return [
+        Bench(f"{bus}: DELTA of one item, own table", "events", lambda: _deltas(platform, "COUNTRY"), 5_000),
+        Bench(f"{bus}: DELTA of one item, dictionary_item", "events", lambda: _deltas(platform, "RATES"), 5_000),
+        Bench(f"{bus}: SNAPSHOT in chunks, own table", "items", lambda: _snapshot(platform, "COUNTRY"), 100_000),
+        Bench(f"{bus}: SNAPSHOT in chunks, dictionary_item", "items", lambda: _snapshot(platform, "RATES"), 100_000),
+    ]
+
+
+async def _deltas(platform: RefdataPlatform, code: str) -> float:
+    events = [_event(code, number) for number in range(EVENTS)]
+    await _publish(platform, events)
+    seconds = await _settled(platform)
+    return EVENTS / seconds
+
+
+async def _snapshot(platform: RefdataPlatform, code: str) -> float:
+    """A snapshot of a new tenant, so that every item is new."""
+    items = [Item(f"key-{number:07}", payload=_payload(number)) for number in range(ITEMS)]
+    target = Dict(f"tenant-{uuid.uuid4().hex}", code)
+    commands = snapshot_commands(code, items, uuid.uuid4(), None)
+    await _publish(platform, [_filled(target, command) for command in commands])
+    return ITEMS / await _settled(platform)
+
+
+async def _publish(platform: RefdataPlatform, events: Sequence[Event]) -> None:
+    topic = platform.settings.refdata.kafka.commands_topic
+    size = 1_000 if len(events) > 1_000 else 10  # commands of one item, or of many
+    for first in range(0, len(events), size):
+        batch = events[first : first + size]
+        await platform.bus.publish([command_message(topic, event) for event in batch])
+
+
+async def _settled(platform: RefdataPlatform) -> float:
+    """Seconds until everything on the bus is applied and announced."""
+    topic, began = platform.settings.refdata.kafka.commands_topic, perf_counter()
+    async with applying(platform), relaying(platform):
+        while await platform.bus.backlog(topic):
+            await happens(platform.refdata.bell.next(SOMETHING), 0.05)
+        while await platform.db.fetchval("SELECT EXISTS (SELECT FROM outbox_event WHERE NOT published)"):
+            await happens(platform.refdata.bell.next(SOMETHING), 0.02)
+        return perf_counter() - began
+
+
+def _event(code: str, number: int) -> Event:
+    target = Dict(f"tenant-{number % TENANTS}", code)
+    item = Item(f"key-{number % 5_000:05}", payload=_payload(number))
+    return _filled(target, Command(dict_code=code, event_type=EventType.DELTA, items=[item]))
+
+
+def _filled(target: Dict, command: Command) -> Event:
+    command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, Source.KAFKA
+    return Event(target, command.event_id, Source.KAFKA, command)
+
+
+def _payload(number: int) -> msgspec.Raw:
+    return msgspec.Raw(b'{"name":"name of %d","rate":%d.25}' % (number, number % 1000))
+
+
+@asynccontextmanager
+async def _served(folder: Path, settings: Settings) -> AsyncIterator[RefdataClient]:
+    """A client of `serve command-api`, with `work apply` beside it, each a process of its own."""
+    file = folder / f"{settings.refdata.kafka.commands_topic}.yaml"
+    file.write_text(json.dumps(settings.model_dump(mode="json", by_alias=True, exclude_defaults=True)))
+    program = ["-m", "penstock.cli.main"]
+    async with (
+        served(*program, "serve", "command-api", "--port", "0", "--json", "--config", str(file)) as api,
+        served(*program, "work", "apply", "--json", "--config", str(file)),
+        RefdataClient(api) as client,
+    ):
+        yield client
+
+
+def _latency(bus: str, client: RefdataClient) -> list[Bench]:
+    async def measure(quantile: int) -> float:
+        taken = sorted([await _call(client, number) for number in range(CALLS)])
+        return 1_000 * statistics.quantiles(taken, n=100)[quantile - 1]
+
+    return [
+        Bench(f"{bus}: WAIT_COMMIT p{quantile}", "ms", lambda it=quantile: measure(it), is_duration=True)  # type: ignore[misc]
+        for quantile in (50, 99)
+    ]
+
+
+async def _call(client: RefdataClient, number: int) -> float:
+    item = Item(f"key-{number}", payload=_payload(number))
+    command = Command(dict_code="COUNTRY", event_type=EventType.DELTA, items=[item])
+    began = perf_counter()
+    told = await client.submit("latency", command, waits=True)
+    assert "committedVersion" in told, told
+    return perf_counter() - began
