@@ -15,6 +15,7 @@ from penstock.app import RefdataPlatform
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.periodic import repeating
 from penstock.refdata import definitions
+from penstock.refdata.catalogue import Catalogue
 from penstock.settings import Settings
 
 EVERY = timedelta(seconds=1)
@@ -64,6 +65,9 @@ class _Reloader:
 
     async def _take_over(self, settings: Settings) -> None:
         refdata = self._platform.refdata
+        if wrong := await definitions.check(self._platform.db, Catalogue(settings.refdata).all()):
+            self._log.error("configuration_refused", code="BAD_SQL", error=wrong, kept="the one before")
+            return
         refdata.catalogue.replace(settings.refdata)
         changed = await definitions.register(self._platform.db, refdata.catalogue.all())
         if _fixed(settings) != _fixed(self._settings):

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import structlog
+
 from penstock.app import RefdataPlatform
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.ids import worker_name
@@ -30,8 +32,12 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
         max_attempts=section.apply.max_attempts,
         max_items=section.snapshots.max_items,
     )
-    await definitions.register(platform.db, platform.refdata.catalogue.all())
-    upkeep = Upkeep(platform.db, platform.bus, section, platform.metrics, name)
+    known = platform.refdata.catalogue.all()
+    for code, error in (await definitions.check(platform.db, known)).items():
+        # Perhaps its tables are made later: all that comes for it until then fails, and the others go on.
+        structlog.get_logger().error("dictionary_unusable", dictCode=code, error=error)
+    await definitions.register(platform.db, known)
+    upkeep = Upkeep(platform.db, platform.bus, platform.refdata, platform.metrics, name)
     async with AsyncExitStack() as stack:
         for chore in upkeep.chores():
             await stack.enter_async_context(repeating(*chore))

@@ -15,6 +15,7 @@ from penstock.app import Platform, RefdataPlatform, open_platform, open_refdata,
 from penstock.kernel import actuator, datadir
 from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.auth import Authenticator
+from penstock.kernel.errors import BadConfig
 from penstock.kernel.http import Caller, create_app
 from penstock.kernel.ids import worker_name
 from penstock.kernel.middleware import HttpMetrics
@@ -116,6 +117,9 @@ async def command_api(settings: Settings, stop: asyncio.Event, on_ready: Callabl
 
 async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
     """One role of workers alone, with its health and metrics on a port, until *stop*."""
+    if role == "kafka-adapter" and not settings.refdata.kafka.external_topics:
+        hint = "name them under refdata.kafka.externalTopics"
+        raise BadConfig("NO_EXTERNAL_TOPICS", "there are no topics to adapt", hint=hint)
     async with _alone(settings, role) as (stack, web, listening):
         refdata = await stack.enter_async_context(open_refdata(settings, web.telemetry))
         await stack.enter_async_context(reloading(refdata))

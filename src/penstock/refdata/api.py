@@ -10,7 +10,7 @@ from penstock.kernel import paging
 from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Forbidden, Invalid
 from penstock.kernel.http import Caller
-from penstock.refdata import contract, wire
+from penstock.refdata import contract, views, wire
 from penstock.refdata.config import TenantSection
 from penstock.refdata.contract import NAME, PREFIX, Status
 from penstock.refdata.model import Dict
@@ -65,7 +65,7 @@ async def submit(
     within = timedelta(milliseconds=timeout_ms or refdata.section.consistency.wait_commit_timeout_ms)
     update = await refdata.submit(tenant, command, within if waits else None)
     if not waits or update.status is Status.PENDING:
-        return wire.accepted(update)
+        return views.accepted(update)
     if update.status is Status.FAILED:
         said, code = update.error_message or "it failed", update.error_code or "FAILED"
         raise Invalid(code, said, hint="mend it and send it under another eventId", eventId=str(update.event_id))
@@ -78,7 +78,7 @@ async def show_update(
     tenant: Tenant, event_id: Annotated[UUID, Path(alias="eventId")], refdata: Service
 ) -> wire.UpdateStatus:
     """R7: how an update stands."""
-    return wire.update_status(await refdata.update(tenant, event_id))
+    return views.update_status(await refdata.update(tenant, event_id))
 
 
 @routes.get("/{tenantId}/updates")
@@ -95,7 +95,7 @@ async def list_updates(
         raise Invalid("NOT_LISTED", "committed updates are not listed", hint="the history of a dictionary tells them")
     moment, name = paging.decode(cursor, [datetime, str]) if cursor else (LATEST, str(LAST_ID))
     found = await refdata.updates(tenant, status, dict_code, before=(moment, _id(name)), limit=limit)
-    return wire.UpdatePage(updates=[wire.update_status(update) for update in found.items], next=found.next)
+    return wire.UpdatePage(updates=[views.update_status(update) for update in found.items], next=found.next)
 
 
 @routes.get("/{tenantId}/history/{dictCode}")
@@ -105,7 +105,7 @@ async def show_history(
     """R30: the versions of a dictionary and what made them, the latest first."""
     before = paging.decode(cursor, [int])[0] if cursor else _MOST
     found = await refdata.history(Dict(tenant, dict_code), before=before, limit=limit)
-    versions = [wire.dictionary_version(version) for version in found.items]
+    versions = [views.dictionary_version(version) for version in found.items]
     return wire.History(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
 
 

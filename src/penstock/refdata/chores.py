@@ -7,9 +7,10 @@ from penstock.kernel.bus import Bus
 from penstock.kernel.db import Database, plan_freely
 from penstock.kernel.periodic import Chore
 from penstock.refdata import snapshots, store
-from penstock.refdata.config import RefdataSection
+from penstock.refdata.drift import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.reading import give_up_message
+from penstock.refdata.service import Refdata
 from penstock.refdata.workers import OUTBOX
 
 SECOND = timedelta(seconds=1)
@@ -21,7 +22,10 @@ _LOOK_AGAIN = timedelta(minutes=10)
 class Upkeep:
     """The chores of one database; any number of processes may do them at once."""
 
-    def __init__(self, db: Database, bus: Bus, section: RefdataSection, metrics: RefdataMetrics, actor: str) -> None:
+    def __init__(self, db: Database, bus: Bus, refdata: Refdata, metrics: RefdataMetrics, actor: str) -> None:
+        section = refdata.section
+        self._catalogue = refdata.catalogue
+        self._drift = DriftWatch(db, metrics)
         self._db = db
         self._bus = bus
         self._section = section
@@ -34,6 +38,7 @@ class Upkeep:
             ("refdata snapshots", self.expire, SECOND),
             ("refdata retention", self.prune, MINUTE),
             ("refdata metrics", self.show, 5 * SECOND),
+            ("refdata drift", self.look_for_drift, MINUTE / 2),
         ]
 
     async def sweep(self) -> int:
@@ -76,6 +81,10 @@ class Upkeep:
         async with self._db.transaction() as tx:
             await plan_freely(tx)
             return await store.prune(tx, what, self._db.clock.now() - age)
+
+    async def look_for_drift(self) -> int:
+        """R5: tell of changes that came not through us."""
+        return await self._drift.look(self._catalogue.all())
 
     async def show(self) -> None:
         """Set the gauges."""

@@ -1,17 +1,31 @@
 """R1: another way to read a dictionary is another version of it, so that pods never differ at one version."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 import structlog
 
-from penstock.kernel.db import Database
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import Invalid
 from penstock.refdata import store
 from penstock.refdata.catalogue import Dictionary
-from penstock.refdata.model import Commit, Standing
+from penstock.refdata.model import Commit, Dict, Standing
 
 SOURCE = EVENT_TYPE = "CONFIG"
 _NAMESPACE = uuid.UUID("9a1f0f0e-3d0b-5d55-8a53-0d6f7b1c2e44")
+
+
+async def check(db: Database, dictionaries: Iterable[Dictionary]) -> dict[str, str]:
+    """What is wrong with the statements of *dictionaries*, by code."""
+    wrong: dict[str, str] = {}
+    async with db.connection() as connection:
+        for dictionary in dictionaries:
+            try:
+                await dictionary.provider.check(connection)
+            except Invalid as error:
+                wrong[dictionary.section.code] = error.message
+    return wrong
 
 
 async def register(db: Database, dictionaries: Sequence[Dictionary]) -> int:
@@ -26,25 +40,21 @@ async def register(db: Database, dictionaries: Sequence[Dictionary]) -> int:
             await store.define(tx, code, load_hash, now=now)
             if code not in known:
                 continue
-            standings = await store.tenants_of(tx, code)
-            bumped = {target: Standing(at.version + 1, at.revision) for target, at in standings.items()}
-            commits = [
-                Commit(
-                    target,
-                    uuid.uuid5(_NAMESPACE, f"{target.tenant_id}/{code}/{at.version}"),
-                    at.version,
-                    EVENT_TYPE,
-                    SOURCE,
-                    None,
-                    0,
-                    None,
-                )
-                for target, at in bumped.items()
-            ]
-            await store.advance(tx, bumped, now=now)
-            await store.tell(tx, commits, now=now)
-            structlog.get_logger().info("dictionary_redefined", dictCode=code, tenants=len(bumped))
+            await _bump(tx, code, now)
             changed += 1
         if changed:
             await store.notify(tx)
     return changed
+
+
+async def _bump(tx: Connection, code: str, now: datetime) -> None:
+    standings = await store.tenants_of(tx, code)
+    bumped = {target: Standing(at.version + 1, at.revision) for target, at in standings.items()}
+    await store.advance(tx, bumped, now=now)
+    await store.tell(tx, [_commit(target, at.version) for target, at in bumped.items()], now=now)
+    structlog.get_logger().info("dictionary_redefined", dictCode=code, tenants=len(bumped))
+
+
+def _commit(target: Dict, version: int) -> Commit:
+    event_id = uuid.uuid5(_NAMESPACE, f"{target.tenant_id}/{target.dict_code}/{version}")
+    return Commit(target, event_id, version, EVENT_TYPE, SOURCE, source_revision=None, items=0, keys=None)

@@ -28,6 +28,12 @@ class RefdataMetrics:
             "Age of the oldest update under way, 0 when none is",
             registry=registry,
         )
+        self._drift = Counter(
+            "penstock_refdata_drifts",
+            "Changes of a dictionary's tables that came not through us",
+            ["dict_code"],
+            registry=registry,
+        )
         self._outbox = Gauge(
             "penstock_refdata_outbox_waiting", "Versions committed that are not announced yet", registry=registry
         )
@@ -37,6 +43,9 @@ class RefdataMetrics:
             "repeated" if one.is_repeated else _RESULTS[one.status] for one in verdicts
         ).items():
             self._events.labels(result).inc(number)
+
+    def count_drift(self, dict_code: str) -> None:
+        self._drift.labels(dict_code).inc()
 
     def show(self, topic: str, *, backlog: int, pending: float, outbox: int) -> None:
         self._lag.labels(topic).set(backlog)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import asyncpg
 from msgspec import UNSET
 
-from penstock.kernel.db import Connection, Database, plan_freely
+from penstock.kernel.db import Connection, Database, is_transient, plan_freely
 from penstock.kernel.errors import Corrupt, Invalid
 from penstock.refdata import store, template
 from penstock.refdata.config import DictionarySection, SqlTemplateSection
@@ -34,6 +34,9 @@ class DictionaryProvider(Protocol):
     async def get_committed_version(self, db: Database, target: Dict) -> int:
         """The version readers may ask for."""
 
+    async def check(self, connection: Connection) -> None:
+        """Invalid, with the statement and what is wrong with it, unless PostgreSQL would take every statement."""
+
     async def apply_delta(self, tx: Connection, changes: Sequence[Change]) -> None:
         """Write what *changes* say, in their order."""
 
@@ -47,6 +50,9 @@ class _Loading:
     def __init__(self, load_sql: str) -> None:
         load = template.parse(load_sql, ["tenantId"])
         self._load = f"SELECT k::text AS k, v::text AS v FROM (\n{load.sql}\n) AS loaded"
+
+    async def check(self, connection: Connection) -> None:
+        await _prepared(connection, "loadSql", self._load)
 
     async def load_all(self, db: Database, target: Dict) -> Loaded:
         async with db.transaction("repeatable_read") as tx:
@@ -76,6 +82,11 @@ class PostgresSqlProvider(_Loading):
     def __init__(self, load_sql: str, apply: SqlTemplateSection | None) -> None:
         super().__init__(load_sql)
         self._apply = _Templates(apply) if apply else None
+
+    async def check(self, connection: Connection) -> None:
+        await super().check(connection)
+        for name, statement in self._apply.named() if self._apply else ():
+            await _prepared(connection, name, statement.sql)
 
     async def apply_delta(self, tx: Connection, changes: Sequence[Change]) -> None:
         templates = self._templates(changes[0].target)
@@ -108,6 +119,16 @@ class _Templates:
         self.replace = _parsed(apply.snapshot_replace_sql)
         self.stage = _parsed(apply.snapshot_stage_sql)
         self.finalize = _parsed(apply.snapshot_finalize_sql)
+
+    def named(self) -> list[tuple[str, Template]]:
+        """Each statement with its key in the configuration."""
+        known = {"upsertSql": self.item[Op.UPSERT], "deleteSql": self.item[Op.DELETE]}
+        rest = {
+            "snapshotReplaceSql": self.replace,
+            "snapshotStageSql": self.stage,
+            "snapshotFinalizeSql": self.finalize,
+        }
+        return [*known.items(), *((name, found) for name, found in rest.items() if found is not None)]
 
 
 class ItemTableProvider(_Loading):
@@ -150,6 +171,15 @@ def read_only(code: str) -> Invalid:
 def _unreadable(target: Dict, error: Exception) -> Invalid:
     hint = "loadSql must be a SELECT that yields k and v"
     return Invalid("LOAD_SQL", f"loadSql of {target.dict_code} cannot be run: {error}", hint=hint)
+
+
+async def _prepared(connection: Connection, name: str, statement: str) -> None:
+    try:
+        await connection.prepare(statement)
+    except asyncpg.PostgresError as error:
+        if is_transient(error):
+            raise
+        raise Invalid("BAD_SQL", f"{name}: {error}", hint="mend the statement, or the tables it names") from error
 
 
 def _staged(stage: Template, values: Mapping[str, Any], chunk: Sequence[Item]) -> list[Mapping[str, Any]]:

@@ -281,6 +281,10 @@ WHERE dict_code = $1
 ORDER BY tenant_id
 FOR UPDATE;
 
+-- name: targets_of
+-- Whose dictionaries of a code have a version.
+SELECT tenant_id FROM dictionary_meta WHERE dict_code = $1 ORDER BY tenant_id;
+
 -- name: prune_processed
 -- Forget some events that cannot come again.
 DELETE FROM processed_event WHERE ctid = ANY (ARRAY(SELECT ctid FROM processed_event WHERE processed_at < $1 LIMIT $2));

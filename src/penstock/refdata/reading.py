@@ -13,7 +13,7 @@ from penstock.refdata.model import Dict, Event, Refusal, readable_error
 
 _GIVE_UP = "penstock-give-up"  # a header: refuse the event that is named, unless it came before
 _NAMESPACE = uuid.UUID("4b1d2f6e-6a0f-5f0b-9d7a-3c1f4a9a6f10")
-_NOT_DELIVERED = Refusal("NOT_DELIVERED", "it never reached the bus; send it again under another eventId")
+_NOT_DELIVERED = Refusal("NOT_DELIVERED", "no command of this id is left on the bus; send it again under another one")
 
 
 class Read(NamedTuple):
@@ -22,6 +22,11 @@ class Read(NamedTuple):
     event: Event | None
     refusal: Refusal | None = None
     attempt: int = 1
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether it was sent after a command, to see whether that one came."""
+        return self.refusal is _NOT_DELIVERED
 
 
 class _Identity(msgspec.Struct, rename="camel"):

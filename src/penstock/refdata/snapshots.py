@@ -79,11 +79,9 @@ async def _without_staging(judging: Judging, event: Event, known: SnapshotSet) -
         return Verdict(refusal=refusal)
     if known.status is not SetStatus.COMMITTED:
         return None
-    target, index = event.target, event.command.chunk_index or 1
-    is_same = await store.chunk_hash(judging.tx, target, _snapshot_id(event), index) == _digest(
-        msgspec.json.encode(event.command.items)
-    )
-    return Verdict(known.committed_version) if is_same else Verdict(refusal=_conflict(event))
+    index, content = event.command.chunk_index or 1, msgspec.json.encode(event.command.items)
+    came = await store.chunk_hash(judging.tx, event.target, _snapshot_id(event), index)
+    return Verdict(known.committed_version) if came == _digest(content) else Verdict(refusal=_conflict(event))
 
 
 async def _stage(judging: Judging, event: Event, replace: Replace, max_items: int) -> Verdict:

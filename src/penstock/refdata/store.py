@@ -1,5 +1,6 @@
 """A typed function per statement."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
@@ -219,7 +220,11 @@ async def join_set(
 
 async def chunks(tx: Connection, target: Dict, snapshot_id: UUID) -> list[list[Item]]:
     """All that was staged of a snapshot."""
-    return [_ITEMS.decode(row["items"]) for row in await tx.fetch(SQL["chunks"], *target, snapshot_id)]
+    found: list[list[Item]] = []
+    for row in await tx.fetch(SQL["chunks"], *target, snapshot_id):
+        found.append(_ITEMS.decode(row["items"]))
+        await asyncio.sleep(0)  # a million items take seconds: let others have their turn
+    return found
 
 
 async def chunk_indexes(tx: Connection, target: Dict, snapshot_id: UUID) -> list[int]:
@@ -274,6 +279,11 @@ async def tenants_of(tx: Connection, code: str) -> dict[Dict, Standing]:
     """The dictionaries of a code, where each stands, nobody else's to change until the end of *tx*."""
     rows = await tx.fetch(SQL["tenants_of"], code)
     return {Dict(tenant, code): Standing(version, revision) for tenant, version, revision in rows}
+
+
+async def targets_of(connection: Connection, code: str) -> list[Dict]:
+    """The dictionaries of a code that have a version."""
+    return [Dict(row["tenant_id"], code) for row in await connection.fetch(SQL["targets_of"], code)]
 
 
 async def prune(tx: Connection, what: str, before: datetime) -> int:

@@ -2,14 +2,12 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from penstock.refdata.contract import PREFIX, Status
-from penstock.refdata.model import Update, Version
+from penstock.refdata.contract import Status
 
 
 class ConsistencyMode(StrEnum):
@@ -79,27 +77,3 @@ class History(_Camel):
     dict_code: str
     versions: list[DictionaryVersion]
     next: str | None
-
-
-def accepted(update: Update) -> Accepted:
-    url = f"{PREFIX}/{update.tenant_id}/updates/{update.event_id}"
-    return Accepted(event_id=update.event_id, status=update.status, status_url=url)
-
-
-def update_status(update: Update) -> UpdateStatus:
-    return UpdateStatus(
-        event_id=update.event_id,
-        tenant_id=update.tenant_id,
-        dict_code=update.dict_code,
-        status=update.status,
-        committed_version=update.committed_version,
-        error=update.error_message,
-        error_code=update.error_code,
-        created_at=update.created_at,
-        updated_at=update.updated_at,
-    )
-
-
-def dictionary_version(version: Version) -> DictionaryVersion:
-    known: dict[str, Any] = version._asdict()
-    return DictionaryVersion(**known)

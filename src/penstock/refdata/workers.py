@@ -22,7 +22,7 @@ from penstock.refdata.following import SOMETHING
 from penstock.refdata.mapping import Mapped
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.model import Event, Verdict
-from penstock.refdata.reading import read
+from penstock.refdata.reading import Read, read
 from penstock.refdata.service import Refdata
 
 OUTBOX = Outbox("outbox_event")
@@ -50,15 +50,15 @@ def apply_handler(applier: Applier, metrics: RefdataMetrics) -> Handler[Delivery
             structlog.get_logger().exception("apply_crashed")
             stopped_by = [Retry(f"{type(error).__name__}: {error}", counts=False)]
         metrics.count(verdicts)
-        outcomes = [_outcome(verdict) for verdict in verdicts]
+        outcomes = [_outcome(one, verdict) for one, verdict in zip(reads, verdicts, strict=False)]
         rest = len(reads) - len(outcomes)
         return [*outcomes, *stopped_by[:rest], *[stopped_by[-1]] * (rest - len(stopped_by))]
 
     return handle
 
 
-def _outcome(verdict: Verdict) -> Outcome:
-    if verdict.refusal is None:
+def _outcome(read: Read, verdict: Verdict) -> Outcome:
+    if verdict.refusal is None or read.is_looking:
         return Done()
     return Failed(f"{verdict.refusal.code}: {verdict.refusal.message}")
 
