@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from penstock.refdata.config import RefdataSection
+from penstock.refdata.model import UPDATE
 from penstock.settings import Settings, load_settings
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
@@ -37,10 +39,26 @@ def test_the_diagram_of_tracking_is_the_machines(stage: Stage) -> None:
     assert drawn == MACHINES[stage].mermaid()
 
 
+def test_the_diagram_of_refdata_is_the_machine() -> None:
+    """R7: what docs/refdata.md draws is what the code declares."""
+    (drawn,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "docs" / "refdata.md").read_text(), re.DOTALL)
+    assert drawn == UPDATE.mermaid()
+
+
+def test_refdatas_configuration_is_valid(tmp_path: Path) -> None:
+    """R1: the examples in docs/refdata.md load as they stand."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "refdata.md").read_text(), re.DOTALL)
+    for block in blocks:
+        (tmp_path / "penstock.yaml").write_text(block)
+        assert load_settings(tmp_path / "penstock.yaml", {}).refdata != RefdataSection()
+    assert len(blocks) == 2
+
+
 def test_every_setting_is_documented() -> None:
     """docs/configuration.md names each section and key there is."""
     page = (ROOT / "docs" / "configuration.md").read_text()
     for name, field in Settings.model_fields.items():
         assert f"`{name}" in page, name
-        keys = getattr(field.annotation, "model_fields", {})
+        fields = getattr(field.annotation, "model_fields", {})
+        keys = [known.alias or key for key, known in fields.items()]
         assert [key for key in keys if f".{key}`" not in page and f".{key}." not in page] == [], name
