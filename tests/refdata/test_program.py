@@ -1,0 +1,157 @@
+"""The founding document's YAML as it stands, in processes of their own: PostgreSQL, Kafka and a Redis Cluster."""
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import httpx
+import pytest
+
+from tests.refdata.rig import DOCUMENT, create_schemas, delete, upsert
+from tests.services.kafka import Kafka
+from tests.services.postgres import fresh_database
+from tests.services.program import CommandApi, Up, Work, penstock
+from tests.services.redis import RedisCluster, redis_binary
+from tests.services.require import require
+
+STREAM = "refdata:inv:stream"
+USER = "app_user"  # as the document has it
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    binary = redis_binary() or require("redis")
+    running = RedisCluster(binary)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@asynccontextmanager
+async def users_database(postgres_url: str) -> AsyncIterator[str]:
+    """An empty database that belongs to the document's user, with its tables in it."""
+    async with fresh_database(postgres_url, empty=True) as url:
+        admin = await asyncpg.connect(url)
+        try:
+            await admin.execute(
+                f"DO $$ BEGIN CREATE ROLE {USER} LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
+            )
+            await admin.execute(f'ALTER DATABASE "{urlsplit(url).path[1:]}" OWNER TO {USER}')
+        finally:
+            await admin.close()
+        own = url.replace("//postgres@", f"//{USER}@")
+        await create_schemas(own)
+        yield own
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[str]:
+    async with users_database(postgres_url) as url:
+        yield url
+
+
+@pytest.fixture
+def env(
+    database: str, cluster: RedisCluster, bus_kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> dict[str, str]:
+    """The document's file in the working directory, and where its servers really are."""
+    shutil.copy(DOCUMENT, tmp_path / "penstock.yaml")
+    parts = urlsplit(database)
+    cluster.wipe()
+    found = {
+        "PG_PASSWORD": "not asked for on this socket",
+        "PENSTOCK__REFDATA__POSTGRES__JDBCURL": f"jdbc:postgresql://{parts.path}?{parts.query}",
+        "PENSTOCK__REFDATA__REDIS__NODES": json.dumps(cluster.addresses),
+        "PENSTOCK__REFDATA__KAFKA__COMMANDSTOPIC": f"refdata.test.{os.urandom(6).hex()}",
+    }
+    if bus_kind == "kafka":
+        broker: Kafka = request.getfixturevalue("broker")
+        broker.needs_real("makes no topics when it is asked to")
+        found["PENSTOCK__BUS__KAFKA__BOOTSTRAP"] = broker.bootstrap
+    return found
+
+
+def submitted(api: str, code: str, *items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A command that is committed while we wait, however long; how it ended."""
+    body = {"dictCode": code, "eventType": "DELTA", "items": items, **more}
+    params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
+    answer = httpx.post(f"{api}/v1/tenants/tenant-a/updates", params=params, json=body)
+    told: dict[str, Any] = answer.json()
+    while answer.status_code == 202 or told.get("status") == "PENDING":
+        answer = httpx.get(f"{api}/v1/tenants/tenant-a/updates/{told['eventId']}")
+        told = answer.json()
+    assert answer.status_code == 200, answer.text
+    return told
+
+
+def health(api: str) -> str:
+    return str(httpx.get(f"{api}/actuator/health").json()["status"])
+
+
+async def announced(cluster: RedisCluster, versions: int) -> list[dict[str, Any]]:
+    """What is in the stream, once it is so much."""
+    node: Any = cluster.holder(STREAM)
+    async with asyncio.timeout(30):
+        last = "0"
+        found: list[dict[str, Any]] = []
+        while len(found) < versions:
+            for _, entries in await asyncio.to_thread(node.xread, {STREAM: last}, block=1000) or []:
+                last = entries[-1][0]
+                found += [json.loads(fields["body"]) for _, fields in entries]
+    return found
+
+
+async def test_the_founding_document_as_it_stands(
+    env: dict[str, str], database: str, cluster: RedisCluster, tmp_path: Path
+) -> None:
+    """R1, R15, R28: its YAML, its tables, each role a process; what is committed is in the stream of its name."""
+    with ExitStack() as stack:
+        api = stack.enter_context(CommandApi(tmp_path, env=env)).api
+        for role in ("apply", "relay"):
+            stack.enter_context(Work(tmp_path, role, env=env))
+        first = submitted(api, "COUNTRY", upsert("NO", {"name": "Norway"}), upsert("SE", {"name": "Sweden"}))
+        second = submitted(api, "COUNTRY", delete("SE"))
+        third = submitted(api, "CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}), eventType="SNAPSHOT")
+        assert [one["committedVersion"] for one in (first, second, third)] == [1, 2, 1]
+        told = await announced(cluster, 3)
+    countries = [one for one in told if one["dictCode"] == "COUNTRY"]
+    assert [(one["version"], one["keys"]) for one in countries] == [(1, ["NO", "SE"]), (2, ["SE"])]
+    assert {"eventId", "tenantId", "dictCode", "version", "committedAt"} <= set(told[0])
+    connection = await asyncpg.connect(database)
+    try:
+        rows = await connection.fetch("SELECT tenant_id, code, name, deleted FROM mdm_country ORDER BY code")
+        assert [tuple(row) for row in rows] == [
+            ("tenant-a", "NO", "Norway", False),
+            ("tenant-a", "SE", "Sweden", True),
+        ]
+        assert await connection.fetchval("SELECT digits FROM mdm_currency WHERE ccy = 'NOK'") == 2
+    finally:
+        await connection.close()
+
+
+async def test_everything_in_one_place(env: dict[str, str], cluster: RedisCluster, tmp_path: Path) -> None:
+    """R1: the same file in `penstock up`, beside the platform's own embedded database."""
+    with Up(tmp_path, env=env) as up:
+        assert submitted(up.api, "COUNTRY", upsert("NO", {"name": "Norway"}))["committedVersion"] == 1
+        assert (await announced(cluster, 1))[0]["version"] == 1
+        assert health(up.api) == "UP"
+        assert up.stop() == 0
+
+
+def test_a_role_says_what_it_misses(tmp_path: Path) -> None:
+    """R10: an adapter without topics, and a second process on an embedded database, are told what to do."""
+    told = penstock("work", "kafka-adapter", cwd=tmp_path)
+    assert told.code == 3
+    assert "externalTopics" in told.err
+    with Up(tmp_path):
+        told = penstock("work", "apply", cwd=tmp_path)
+    assert told.code == 6
+    assert "locked by up" in told.err
