@@ -177,6 +177,16 @@ def _search_path(settings: Settings) -> dict[str, str]:
     return {} if own is None else {"search_path": '"' + own.db_schema.replace('"', '""') + '"'}
 
 
+def schemas(settings: Settings) -> list[tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]]:
+    """Every database there is: its name, itself, and what belongs into it."""
+    found = [("database", open_database(settings), known_migrations(settings))]
+    if settings.tracking.database is not None:
+        found.append(("tracking database", open_database(settings, settings.tracking.database), tracking_migrations()))
+    if settings.refdata.postgres is not None:
+        found.append(("refdata database", _open_refdata_database(settings), refdata_migrations()))
+    return found
+
+
 def known_migrations(settings: Settings) -> list[migrate.Migration]:
     """Every migration of the platform's database, the kernel's first."""
     tracking = migrate.load("penstock.tracking") if settings.tracking.database is None else []

@@ -5,8 +5,8 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,14 +103,16 @@ def _remote_looks(settings: Settings) -> dict[str, Look]:
         looks["bus"] = lambda: _checked(ports.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
     if (redis := settings.signals.redis) is not None:
         looks["signals"] = lambda: _checked(ports.make_redis(redis), "Redis")
-    if settings.tracking.database is not None:
-        looks["tracking database"] = lambda: _tracking_database(settings)
+    if settings.refdata.redis.nodes:
+        looks["refdata signals"] = lambda: _checked(ports.make_refdata_redis(settings), "Redis")
+    for name, opened, known in app.schemas(settings)[1:]:
+        looks[name] = lambda opened=opened, known=known: _database(opened, known)  # type: ignore[misc]
     return looks
 
 
-async def _tracking_database(settings: Settings) -> str:
-    async with app.open_database(settings, settings.tracking.database) as db:
-        plan = await migrate.plan(db, app.tracking_migrations())
+async def _database(opened: AbstractAsyncContextManager[Database], known: Sequence[migrate.Migration]) -> str:
+    async with opened as db:
+        plan = await migrate.plan(db, known)
         schema = f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
         return f"PostgreSQL {await db.check()}, {schema}"
 

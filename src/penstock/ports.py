@@ -63,11 +63,18 @@ def make_redis(section: RedisSection, route: InvalidationSection | None = None) 
 
 def make_invalidations(settings: Settings, db: Database) -> Signals:
     """R16: where refdata's pods listen: on the Redis it names, else on the platform's, else on PostgreSQL."""
+    if settings.refdata.redis.nodes or settings.signals.redis:
+        return make_refdata_redis(settings)
+    return PostgresSignals(db, settings.refdata.redis.pub_channel)
+
+
+def make_refdata_redis(settings: Settings) -> Signals:
+    """Refdata's channel, on the Redis it names or on the platform's."""
     route, redis = settings.refdata.redis, settings.signals.redis
-    if route.nodes:
+    if route.nodes or redis is None:
         password = f"env:{route.password_from_env}" if route.password_from_env else None
         redis = RedisSection(nodes=route.nodes, mode=route.mode, username=route.username, password=password)
-    return PostgresSignals(db, route.pub_channel) if redis is None else make_redis(redis, route)
+    return make_redis(redis, route)
 
 
 def make_storage(settings: Settings) -> Storage:

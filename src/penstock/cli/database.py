@@ -19,20 +19,17 @@ def migrate(
     """Bring the schema up to this release. Safe to run at any time, by several at once."""
     import asyncio
 
-    from penstock.app import known_migrations, open_database, tracking_migrations
+    from penstock.app import schemas
     from penstock.kernel import migrate as migrations
     from penstock.settings import load_settings
 
     settings = load_settings(config, overrides={"data_dir": data_dir})
-    schemas = [(settings.database, known_migrations(settings))]
-    if settings.tracking.database is not None:
-        schemas.append((settings.tracking.database, tracking_migrations()))
 
     async def work() -> tuple[list[str], list[str]]:
         pending: list[str] = []
         newer: list[str] = []
-        for section, known in schemas:
-            async with open_database(settings, section) as db:
+        for _, opened, known in schemas(settings):
+            async with opened as db:
                 plan = await migrations.plan(db, known)
                 if not dry_run:
                     await migrations.migrate(db, known)
