@@ -177,9 +177,12 @@ def _search_path(settings: Settings) -> dict[str, str]:
     return {} if own is None else {"search_path": '"' + own.db_schema.replace('"', '""') + '"'}
 
 
-def schemas(settings: Settings) -> list[tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]]:
+Schema = tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]
+
+
+def schemas(settings: Settings) -> list[Schema]:
     """Every database there is: its name, itself, and what belongs into it."""
-    found = [("database", open_database(settings), known_migrations(settings))]
+    found: list[Schema] = [("database", open_database(settings), known_migrations(settings))]
     if settings.tracking.database is not None:
         found.append(("tracking database", open_database(settings, settings.tracking.database), tracking_migrations()))
     if settings.refdata.postgres is not None:
