@@ -32,6 +32,7 @@ _DOWN = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.TooManyConnectionsError,
+    asyncpg.IdleInTransactionSessionTimeoutError,  # we froze for too long; the transaction is gone, not its cause
 )
 _UNREACHABLE = (
     OSError,

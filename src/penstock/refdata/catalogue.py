@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.kernel.errors import Invalid, NotFound, PenstockError
+from penstock.kernel.errors import Invalid, NotFound
 from penstock.refdata.config import DictionarySection, RefdataSection
 from penstock.refdata.model import Dict
 from penstock.refdata.provider import DictionaryProvider, provider_of, read_only
@@ -67,11 +67,3 @@ class Catalogue:
         if not found.is_writable:
             raise read_only(target.dict_code)
         return found
-
-    def refusal(self, target: Dict) -> PenstockError | None:
-        """Why the dictionary cannot be changed, if it cannot."""
-        try:
-            self.writable(target)
-        except PenstockError as error:
-            return error
-        return None

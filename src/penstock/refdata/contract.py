@@ -87,11 +87,6 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
         """Whether it is a part of a snapshot that comes in several."""
         return self.chunks_total is not None and self.chunks_total > 1
 
-    @property
-    def epoch(self) -> int:
-        """When it happened, in milliseconds since 1970."""
-        return int(self.occurred_at.timestamp() * 1000) if self.occurred_at else 0
-
 
 _COMMANDS = msgspec.json.Decoder(Command)
 
