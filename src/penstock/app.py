@@ -1,6 +1,6 @@
 """The composition root: it reads the settings and wires the parts together."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -61,7 +61,11 @@ async def open_platform(settings: Settings, telemetry: Telemetry) -> AsyncIterat
 
 @asynccontextmanager
 async def open_database(
-    settings: Settings, section: DatabaseSection | None = None, *, looks_up: bool = False
+    settings: Settings,
+    section: DatabaseSection | None = None,
+    *,
+    looks_up: bool = False,
+    session: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Database]:
     """The platform's PostgreSQL, the embedded one started when needed, or the one *section* names."""
     section = section or settings.database
@@ -71,13 +75,15 @@ async def open_database(
             url = await stack.enter_async_context(embedded_postgres(settings.data_dir / "postgres"))
         else:
             url = _with_password(section)
-        opened = _open(url, section, looks_up=looks_up)
+        opened = _open(url, section, looks_up=looks_up, session=session)
         yield await stack.enter_async_context(opened)
 
 
-def _open(url: str, section: DatabaseSection, *, looks_up: bool) -> AbstractAsyncContextManager[Database]:
+def _open(
+    url: str, section: DatabaseSection, *, looks_up: bool, session: Mapping[str, str] | None = None
+) -> AbstractAsyncContextManager[Database]:
     timeout = section.statement_timeout
-    return Database.open(url, size=section.pool_size, statement_timeout=timeout, looks_up=looks_up)
+    return Database.open(url, size=section.pool_size, statement_timeout=timeout, looks_up=looks_up, settings=session)
 
 
 @asynccontextmanager
@@ -141,13 +147,15 @@ async def open_refdata(
 async def _open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
     own = settings.refdata.postgres
     if own is None:
-        async with open_database(settings) as db:
+        async with open_database(settings, session=_unfrozen(settings)) as db:
             yield db
         return
     password = f"env:{own.password_from_env}" if own.password_from_env else None
     section = DatabaseSection(url=own.url, password=password, pool_size=own.pool.max_size)
     url = _with_password(section, "refdata.postgres.passwordFromEnv")
-    async with Database.open(url, size=section.pool_size, settings=_search_path(settings)) as db:
+    async with Database.open(
+        url, size=section.pool_size, settings={**_search_path(settings), **_unfrozen(settings)}
+    ) as db:
         if await db.fetchval("SELECT to_regnamespace(quote_ident($1))", own.db_schema) is None:
             hint = "create it, or mend refdata.postgres.schema"
             raise BadConfig("UNKNOWN_SCHEMA", f"the database has no schema {own.db_schema!r}", hint=hint)
@@ -155,8 +163,7 @@ async def _open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
 
 
 def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextManager[Database]:
-    """Payloads stay the text they are, and a process that freezes in a transaction loses it, and with it its locks."""
-    lease = settings.refdata.apply.lease
+    """Payloads stay the text they are."""
     own = settings.refdata.postgres
     return Database.open(
         url,
@@ -167,9 +174,15 @@ def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextMana
         settings={
             **_search_path(settings),
             "standard_conforming_strings": "on",  # as templates are read
-            "idle_in_transaction_session_timeout": str(int(lease.total_seconds() * 1000)),
+            **_unfrozen(settings),
         },
     )
+
+
+def _unfrozen(settings: Settings) -> dict[str, str]:
+    """R11: a process that freezes in a transaction loses it, and with it its locks, when its lease is over."""
+    lease = settings.refdata.apply.lease
+    return {"idle_in_transaction_session_timeout": str(int(lease.total_seconds() * 1000))}
 
 
 def _search_path(settings: Settings) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from penstock.app import RefdataPlatform
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import BadConfig, PenstockError, Transient
 from penstock.kernel.periodic import repeating
 from penstock.refdata import definitions
 from penstock.refdata.catalogue import Catalogue
@@ -55,21 +55,23 @@ class _Reloader:
         stamp = _stamp(self._settings.file)
         if stamp == self._seen and not self._is_asked:
             return
-        self._seen, self._is_asked = stamp, False
         try:
-            settings = self._settings.reread()
+            await self._take_over(self._settings.reread())
+        except Transient:  # the database's trouble, not the file's: look again
+            raise
         except PenstockError as error:
             self._log.error("configuration_refused", code=error.code, error=error.message, kept="the one before")
-            return
-        await self._take_over(settings)
+        self._seen, self._is_asked = stamp, False
 
     async def _take_over(self, settings: Settings) -> None:
-        refdata = self._platform.refdata
-        if wrong := await definitions.check(self._platform.db, Catalogue(settings.refdata).all()):
-            self._log.error("configuration_refused", code="BAD_SQL", error=wrong, kept="the one before")
-            return
+        refdata, db = self._platform.refdata, self._platform.db
+        wanted = Catalogue(settings.refdata).all()
+        if wrong := await definitions.check(db, wanted):
+            said = "; ".join(f"{code}: {error}" for code, error in wrong.items())
+            raise BadConfig("BAD_SQL", said, hint="mend the statements, or the tables they name")
+        # First the version, then the new way to read: in between the old way is refused, not mislabelled.
+        changed = await definitions.register(db, wanted)
         refdata.catalogue.replace(settings.refdata)
-        changed = await definitions.register(self._platform.db, refdata.catalogue.all())
         if _fixed(settings) != _fixed(self._settings):
             self._log.warning("restart_needed", why="only refdata.dictionaries and .tenants change while running")
         self._settings = settings

@@ -66,14 +66,17 @@ def import_file(
     file: Annotated[Path, typer.Argument(help="JSON, JSON lines (.jsonl) or CSV (.csv).")],
     key: Annotated[str | None, typer.Option(help="The column of a CSV that is the key.")] = None,
     delta: Annotated[
-        bool, typer.Option("--delta", help="Add and change items; without it the file is all there is.")
+        bool, typer.Option("--delta", help="Add, change and delete items; without it the file is all there is.")
     ] = False,
     revision: RevisionOption = None,
     timeout: TimeoutOption = 300,
     url: UrlOption = URL,
     json: JsonOption = False,
 ) -> None:
-    """Make a file's items the content of a dictionary: all of them, under one version, or none."""
+    """Make a file's items the content of a dictionary: all of them, under one version, or none.
+
+    With --delta a large file goes in several commands, each a version of its own.
+    """
     from penstock.refdata import importing
 
     items = importing.read_items(file, key)
@@ -127,18 +130,35 @@ def history(
 async def _sent(
     client: "RefdataClient", tenant: str, commands: "list[Command]", *, timeout: float | None
 ) -> dict[str, Any]:
-    """How the last of *commands* ended; of a snapshot it is the whole."""
+    """How the last of *commands* stands, once all of them have ended; without a *timeout*, as it stands now."""
     from time import monotonic
 
-    deadline, told = monotonic() + (timeout or 0), dict[str, Any]()
+    deadline, sent = monotonic() + (timeout or 0), list[str]()
     for number, command in enumerate(commands, start=1):
         if len(commands) > 1:
             say(f"sending {number} of {len(commands)}")
-        is_last = number == len(commands)
-        told = await client.submit(tenant, command, waits=is_last and timeout is not None)
-    if timeout is None or "committedVersion" in told:
-        return {"status": "COMMITTED", **told} if "committedVersion" in told else told
-    return await _end_of(client, tenant, told["eventId"], deadline)
+        sent.append(await _submitted(client, tenant, command, waits=timeout is not None and len(commands) == 1))
+    if timeout is None:
+        return _judged(await client.update(tenant, sent[-1]))
+    ends = [await _end_of(client, tenant, event_id, deadline) for event_id in sent]
+    return ends[-1]
+
+
+async def _submitted(client: "RefdataClient", tenant: str, command: "Command", *, waits: bool) -> str:
+    """The id under which a command was taken in, also when it is known already that it failed."""
+    try:
+        return str((await client.submit(tenant, command, waits=waits))["eventId"])
+    except Invalid as error:
+        if "eventId" not in error.details:
+            raise
+        return str(error.details["eventId"])
+
+
+def _judged(told: dict[str, Any]) -> dict[str, Any]:
+    """*told*, unless it failed: then so does the command."""
+    if told["status"] == "FAILED":
+        raise PenstockError(told["errorCode"], told["error"], eventId=told["eventId"])
+    return told
 
 
 async def _end_of(client: "RefdataClient", tenant: str, event_id: str, deadline: float) -> dict[str, Any]:
@@ -146,9 +166,7 @@ async def _end_of(client: "RefdataClient", tenant: str, event_id: str, deadline:
     from time import monotonic
 
     while True:
-        told = await client.update(tenant, event_id)
-        if told["status"] == "FAILED":
-            raise PenstockError(told["errorCode"], told["error"], eventId=event_id)
+        told = _judged(await client.update(tenant, event_id))
         if told["status"] == "COMMITTED":
             return told
         if monotonic() > deadline:

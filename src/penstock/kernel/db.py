@@ -31,6 +31,8 @@ _DOWN = (
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
+    asyncpg.IdleSessionTimeoutError,
+    asyncpg.PostgresSystemError,
     asyncpg.TooManyConnectionsError,
     asyncpg.IdleInTransactionSessionTimeoutError,  # we froze for too long; the transaction is gone, not its cause
 )
@@ -44,6 +46,7 @@ _BUSY = (
     asyncpg.LockNotAvailableError,
     asyncpg.QueryCanceledError,
     asyncpg.InsufficientResourcesError,
+    asyncpg.InvalidCachedStatementError,  # a table or function was changed: the next try prepares it anew
     asyncpg.ReadOnlySQLTransactionError,  # a failover: this node is a replica now
 )
 _REFUSED = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)

@@ -3,7 +3,7 @@
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from itertools import groupby
 from typing import NamedTuple
 from uuid import UUID
@@ -64,21 +64,27 @@ class Applier:
         """What became of each, in order, told when it is durable. Each must name an event."""
         for is_alone, run in groupby(reads, key=_goes_alone):
             for together in [[read] for read in run] if is_alone else [list(run)]:
-                for verdict in await self._settle(together):
-                    yield verdict
+                async with aclosing(self._settle(together)) as verdicts:
+                    async for verdict in verdicts:
+                        yield verdict
 
-    async def _settle(self, reads: Sequence[Read]) -> list[Verdict]:
-        """In one transaction if it goes, else in halves, until the one that cannot be applied is alone."""
+    async def _settle(self, reads: Sequence[Read]) -> AsyncGenerator[Verdict, None]:
+        """In one transaction if it goes, else in smaller parts, until the one that cannot be applied is alone."""
         try:
-            return await self._apply([self._case(read) for read in reads])
+            verdicts = await self._apply([self._case(read) for read in reads])
         except (Unappliable, TooSlow) as error:
             if len(reads) > 1:
-                half = len(reads) // 2
-                return [*await self._settle(reads[:half]), *await self._settle(reads[half:])]
+                for part in _smaller(reads, error):
+                    async with aclosing(self._settle(part)) as inner:
+                        async for verdict in inner:
+                            yield verdict
+                return
             if isinstance(error, TooSlow) and reads[0].attempt < self._max_attempts:
                 raise
             refusal = error.refusal if isinstance(error, Unappliable) else _TOO_SLOW
-            return [await self._refuse(self._case(reads[0]), refusal)]
+            verdicts = [await self._refuse(self._case(reads[0]), refusal)]
+        for verdict in verdicts:
+            yield verdict
 
     def _case(self, read: Read) -> _Case:
         event = read.event
@@ -166,8 +172,16 @@ def is_snapshot(event: Event) -> bool:
 
 
 def _goes_alone(read: Read) -> bool:
-    """A snapshot has a transaction of its own: it takes long, and wants other plans than single items do."""
-    return read.event is not None and is_snapshot(read.event)
+    """A snapshot takes long, and wants other plans than single items do; what failed before may do so again."""
+    return read.attempt > 1 or (read.event is not None and is_snapshot(read.event))
+
+
+def _smaller(reads: Sequence[Read], error: Exception) -> list[Sequence[Read]]:
+    """Halves; but one by one where every further look at the culprit costs a whole time-out."""
+    if isinstance(error, TooSlow):
+        return [[read] for read in reads]
+    half = len(reads) // 2
+    return [reads[:half], reads[half:]]
 
 
 async def _recalled(tx: Connection, cases: Sequence[_Case], verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -190,7 +204,7 @@ def _their_statement() -> Iterator[None]:
     """Tell failures of a dictionary's own statements from those of ours, and those of the moment from lasting ones."""
     try:
         yield
-    except asyncpg.QueryCanceledError as error:
+    except (asyncpg.QueryCanceledError, asyncpg.TransactionTimeoutError, TimeoutError) as error:
         raise TooSlow from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         if is_transient(error):

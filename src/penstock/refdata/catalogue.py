@@ -1,6 +1,5 @@
 """R1: the dictionaries in force. They may be replaced while everything runs; who holds one keeps it to the end."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,11 +19,6 @@ class Dictionary:
     @property
     def is_writable(self) -> bool:
         return self.section.load_sql is None or self.section.apply is not None
-
-    @property
-    def load_hash(self) -> str:
-        """Changes with the way the dictionary is read."""
-        return hashlib.sha256((self.section.load_sql or "dictionary_item").encode()).hexdigest()
 
 
 class Catalogue:

@@ -47,17 +47,17 @@ class Upkeep:
         Nobody can tell from outside whether a command is still on the bus. So a message is sent after it: whoever
         applies that one has seen the command before, if it is there at all.
         """
-        now = self._db.clock.now()
-        async with self._db.connection() as connection:
+        now, topic = self._db.clock.now(), self._section.kafka.commands_topic
+        async with self._db.transaction() as tx:
             late = await store.look_for(
-                connection,
+                tx,
                 created_before=now - self._section.give_up_after,
                 looked_before=now - _LOOK_AGAIN,
                 now=now,
                 limit=_LOOKED_FOR_AT_ONCE,
             )
-        topic = self._section.kafka.commands_topic
-        await self._bus.publish([give_up_message(topic, target, event_id) for target, event_id in late])
+            # Within the transaction: with the bus down they are looked for again, not in ten minutes.
+            await self._bus.publish([give_up_message(topic, target, event_id) for target, event_id in late])
         return len(late)
 
     async def expire(self) -> int:

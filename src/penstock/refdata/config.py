@@ -112,6 +112,10 @@ class ExternalTopicSection(CamelSection):
             is_source = name not in ("topic", "deletes") and said is not None
             if is_source and not re.match(r"^(=.*|/.*|key|header:.+)$", str(said), re.DOTALL):
                 raise Misplaced((to_camel(name),), "expected =text, /json/pointer, key or header:name")
+        for name, pattern in (("tenant_id", NAME), ("dict_code", NAME), ("event_type", "^(DELTA|SNAPSHOT)$")):
+            said = getattr(self, name)
+            if said.startswith("=") and not re.fullmatch(pattern, said[1:]):
+                raise Misplaced((to_camel(name),), f"{said[1:]!r} cannot be a {to_camel(name)}")
         return self
 
 
@@ -129,11 +133,11 @@ class CommandsSection(CamelSection):
             raise ValueError(f"only {KEY_TEMPLATE} keeps the order of a dictionary's changes")
         return said
 
-    @field_validator("external_topics")
-    @classmethod
-    def _are_different(cls, topics: list[ExternalTopicSection]) -> list[ExternalTopicSection]:
-        _refuse_twice("topic", [topic.topic for topic in topics])
-        return topics
+    @model_validator(mode="after")
+    def _has_different_topics(self) -> "CommandsSection":
+        names = [self.commands_topic, f"{self.commands_topic}.dead", *(topic.topic for topic in self.external_topics)]
+        _refuse_twice("topic", names)
+        return self
 
 
 class InvalidationSection(CamelSection):

@@ -14,6 +14,7 @@ from penstock.kernel.text import is_storable
 
 PREFIX = "/v1/tenants"
 COMMAND_LIMIT = 880_000  # bytes: what the bus carries, with room for what is added on the way
+FILLED_LIMIT = COMMAND_LIMIT + 2_000  # with tenant, id, source and time filled in
 ITEM_LIMIT = 20_000
 KEY_LIMIT = 512
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"  # without a colon: it parts tenant and dictionary in a message's key
@@ -50,7 +51,8 @@ class Status(StrEnum):
     FAILED = "FAILED"
 
 
-Name = Annotated[str, Meta(pattern=NAME)]
+# Python's `$` lets a line break pass, and its `\Z` is unknown to JSON Schema.
+Name = Annotated[str, Meta(pattern=NAME[:-1] + r"(?![\s\S])")]
 Count = Annotated[int, Meta(ge=1, le=100_000)]
 
 
@@ -91,9 +93,9 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
 _COMMANDS = msgspec.json.Decoder(Command)
 
 
-def decode(body: bytes) -> Command:
+def decode(body: bytes, limit: int = COMMAND_LIMIT) -> Command:
     """The command in *body*, or Invalid with what is wrong and where."""
-    if len(body) > COMMAND_LIMIT:
+    if len(body) > limit:
         hint = "send a SNAPSHOT in chunks (snapshotId, chunkIndex, chunksTotal), a DELTA in several"
         raise TooLarge("COMMAND_TOO_LARGE", f"a command has at most {COMMAND_LIMIT} bytes, not {len(body)}", hint=hint)
     try:

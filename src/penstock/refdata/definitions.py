@@ -20,7 +20,7 @@ async def check(db: Database, dictionaries: Iterable[Dictionary]) -> dict[str, s
     """What is wrong with the statements of *dictionaries*, by code."""
     wrong: dict[str, str] = {}
     async with db.connection() as connection:
-        for dictionary in dictionaries:
+        for dictionary in (one for one in dictionaries if one.section.enabled):
             try:
                 await dictionary.provider.check(connection)
             except Invalid as error:
@@ -30,29 +30,25 @@ async def check(db: Database, dictionaries: Iterable[Dictionary]) -> dict[str, s
 
 async def register(db: Database, dictionaries: Sequence[Dictionary]) -> int:
     """Compare how *dictionaries* are read with how they were; how many got a new version for every tenant."""
-    changed = 0
     async with db.transaction() as tx:
         now, known = db.clock.now(), await store.lock_definitions(tx)
-        for dictionary in sorted(dictionaries, key=lambda one: one.section.code):
-            code, load_hash = dictionary.section.code, dictionary.load_hash
-            if known.get(code) == load_hash:
-                continue
-            await store.define(tx, code, load_hash, now=now)
-            if code not in known:
-                continue
-            await _bump(tx, code, now)
-            changed += 1
+        wanted = {one.section.code: one.provider.load_hash for one in dictionaries}
+        differing = sorted(code for code, load_hash in wanted.items() if known.get(code) != load_hash)
+        for code in differing:
+            await store.define(tx, code, wanted[code], now=now)
+        changed = [code for code in differing if code in known]
         if changed:
-            await store.notify(tx)
-    return changed
+            await _bump(tx, changed, now)
+    return len(changed)
 
 
-async def _bump(tx: Connection, code: str, now: datetime) -> None:
-    standings = await store.tenants_of(tx, code)
+async def _bump(tx: Connection, codes: Sequence[str], now: datetime) -> None:
+    standings = await store.lock_codes(tx, codes)
     bumped = {target: Standing(at.version + 1, at.revision) for target, at in standings.items()}
     await store.advance(tx, bumped, now=now)
     await store.tell(tx, [_commit(target, at.version) for target, at in bumped.items()], now=now)
-    structlog.get_logger().info("dictionary_redefined", dictCode=code, tenants=len(bumped))
+    await store.notify(tx)
+    structlog.get_logger().info("dictionaries_redefined", dictCodes=codes, versions=len(bumped))
 
 
 def _commit(target: Dict, version: int) -> Commit:

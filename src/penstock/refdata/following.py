@@ -71,6 +71,9 @@ class Following:
         except Transient as error:  # they wait no longer than they wanted to
             structlog.get_logger().warning("follow_failed", code=error.code, error=error.message)
             return
+        except Exception:  # noqa: BLE001 - the edge of the task: those who come later must not wait in vain
+            structlog.get_logger().exception("follow_crashed")
+            return
         for key, update in known.items():
             if update.status is not Status.PENDING:
                 for future in self._waiting.get(key, []):

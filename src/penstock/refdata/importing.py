@@ -1,6 +1,8 @@
 """A file of items, read exactly, and cut into commands the bus can carry."""
 
 import csv
+import io
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
@@ -9,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from penstock.kernel.errors import Invalid, NotFound
+from penstock.kernel.text import is_storable
 from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT, Command, EventType, Item, Op
 
 _ROOM = COMMAND_LIMIT - 2_000  # for everything around the items
@@ -21,25 +24,38 @@ def read_items(file: Path, key_column: str | None = None) -> list[Item]:
     except OSError as error:
         raise NotFound("FILE_UNREADABLE", f"cannot read {file}: {error.strerror}", hint="check its name") from error
     try:
-        if file.suffix.lower() == ".csv":
-            return _csv_items(content.decode("utf-8-sig"), key_column)
-        if file.suffix.lower() in (".jsonl", ".ndjson"):
-            return [msgspec.json.decode(line, type=Item) for line in content.splitlines() if line.strip()]
-        if content.lstrip()[:1] == b"{":
-            found = msgspec.json.decode(content, type=dict[str, Raw])
-            return [Item(key, payload=payload) for key, payload in found.items()]
-        return msgspec.json.decode(content, type=list[Item])
-    except (msgspec.DecodeError, UnicodeDecodeError, csv.Error) as error:
+        return _items(file.suffix.lower(), content, key_column)
+    except (msgspec.DecodeError, RecursionError, ValueError, csv.Error) as error:
         hint = 'a list of {"key": …, "payload": …}, an object by key, JSON lines (.jsonl), or .csv with --key'
         raise Invalid("FILE_MALFORMED", f"{file} cannot be read: {error}", hint=hint) from error
 
 
+def _items(kind: str, content: bytes, key_column: str | None) -> list[Item]:
+    if not content.strip():
+        raise ValueError("it is empty; [] says that there is nothing")
+    if kind == ".csv":
+        return _csv_items(content.decode("utf-8-sig"), key_column)
+    if kind in (".jsonl", ".ndjson"):
+        return [msgspec.json.decode(line, type=Item) for line in content.split(b"\n") if line.strip()]
+    if content.lstrip()[:1] != b"{":
+        return msgspec.json.decode(content, type=list[Item])
+    found = msgspec.json.decode(content, type=dict[str, Raw])
+    if len(found) < len(json.loads(content, object_pairs_hook=list)):
+        raise ValueError("a key is in it twice")
+    return [Item(key, payload=payload) for key, payload in found.items()]
+
+
 def _csv_items(text: str, key_column: str | None) -> list[Item]:
-    rows = csv.DictReader(text.splitlines(keepends=True), strict=True)
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     if key_column is None or key_column not in (rows.fieldnames or []):
         hint = f"name one of its columns with --key: {', '.join(rows.fieldnames or [])}"
         raise Invalid("KEY_COLUMN_MISSING", "which column is the key?", hint=hint)
-    return [Item(row[key_column], payload=Raw(msgspec.json.encode(row))) for row in rows]
+    items: list[Item] = []
+    for row in rows:
+        if None in row or None in row.values():
+            raise ValueError(f"line {rows.line_num} has not as many cells as the head")
+        items.append(Item(row[key_column], payload=Raw(msgspec.json.encode(row))))
+    return items
 
 
 def cut(items: Sequence[Item]) -> Iterator[list[Item]]:
@@ -83,11 +99,13 @@ def delta_commands(code: str, items: Sequence[Item], revision: int | None) -> li
 
 def item(key: str, payload: str | None) -> Item:
     """One item of the command line; without a payload its key is deleted."""
+    if not is_storable(key):
+        raise Invalid("KEY_MALFORMED", f"the key is no text: {key!r}", hint="give it in UTF-8")
     if payload is None:
         return Item(key, Op.DELETE, UNSET)
     try:
         msgspec.json.decode(payload.encode(errors="surrogateescape"))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         hint = """quote it for the shell: '{"name": "Norway"}'"""
         raise Invalid("PAYLOAD_MALFORMED", f"the payload is not JSON: {error}", hint=hint) from error
     return Item(key, Op.UPSERT, Raw(payload.encode()))

@@ -1,7 +1,6 @@
 """R10: how a message of somebody else's topic becomes a command."""
 
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -14,8 +13,8 @@ from penstock.refdata.contract import COMMAND_LIMIT, Command, Op, Source, decode
 from penstock.refdata.model import Dict, Event
 from penstock.refdata.reading import derived_id
 
-_DOCUMENTS = msgspec.json.Decoder(float_hook=Decimal)  # so that no digit is lost
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
+_DOCUMENTS = msgspec.json.Decoder(float_hook=lambda digits: Raw(digits.encode()))  # so that no digit is lost
+_ENCODER = msgspec.json.Encoder()
 _MISSING = object()
 Look = Callable[[Message, Any], Any]
 
@@ -58,7 +57,11 @@ class Mapped:
             if (found := look(message, document)) is not _MISSING and found is not None:
                 body[_FIELDS[name]] = _number(found) if name in _NUMBERS else found
         body.setdefault("eventId", str(derived_id(delivery)))
-        return _event(decode(_ENCODER.encode(body)))
+        try:
+            encoded = _ENCODER.encode(body)
+        except RecursionError as error:
+            raise Invalid("MALFORMED", "the message is nested too deeply") from error
+        return _event(decode(encoded))
 
     def _item_list(self, message: Message, document: Any) -> list[dict[str, Any]]:
         if self._items is None:
@@ -113,7 +116,7 @@ def _at(document: Any, steps: list[str]) -> Any:
     for step in steps:
         if isinstance(document, Mapping):
             document = document.get(step, _MISSING)
-        elif isinstance(document, list) and step.isdigit() and int(step) < len(document):
+        elif isinstance(document, list) and step.isascii() and step.isdecimal() and int(step) < len(document):
             document = document[int(step)]
         else:
             return _MISSING
@@ -122,10 +125,10 @@ def _at(document: Any, steps: list[str]) -> Any:
 
 def _text(name: str, found: Any) -> str:
     """A name or a key: text, or a number as it is written."""
-    if isinstance(found, bool) or not isinstance(found, str | int | Decimal):
+    if isinstance(found, bool) or not isinstance(found, str | int | Raw):
         what = "missing" if found is _MISSING else f"no text but {type(found).__name__}"
         raise Invalid("UNMAPPED", f"{name}: {what}")
-    return str(found)
+    return bytes(found).decode() if isinstance(found, Raw) else str(found)
 
 
 def _number(found: Any) -> Any:

@@ -1,5 +1,6 @@
 """R2: where a dictionary's items live: in tables of the user's, reached by SQL templates, or in our own."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -8,7 +9,7 @@ import asyncpg
 from msgspec import UNSET
 
 from penstock.kernel.db import Connection, Database, is_transient, plan_freely
-from penstock.kernel.errors import Corrupt, Invalid
+from penstock.kernel.errors import Corrupt, Invalid, Transient
 from penstock.refdata import store, template
 from penstock.refdata.config import DictionarySection, SqlTemplateSection
 from penstock.refdata.contract import Item, Op
@@ -27,6 +28,8 @@ class Loaded(NamedTuple):
 
 class DictionaryProvider(Protocol):
     """R2: how one dictionary is read and written, whatever tables it lives in."""
+
+    load_hash: str  # changes with the way it is read
 
     async def load_all(self, db: Database, target: Dict) -> Loaded:
         """All items and their version, read in one snapshot; Corrupt when a key is null or comes twice."""
@@ -49,6 +52,7 @@ class _Loading:
 
     def __init__(self, load_sql: str) -> None:
         load = template.parse(load_sql, ["tenantId"])
+        self.load_hash = hashlib.sha256(load_sql.encode()).hexdigest()
         self._load = f"SELECT k::text AS k, v::text AS v FROM (\n{load.sql}\n) AS loaded"
 
     async def check(self, connection: Connection) -> None:
@@ -58,6 +62,10 @@ class _Loading:
         async with db.transaction("repeatable_read") as tx:
             await plan_freely(tx)
             version = await store.committed_version(tx, target)
+            if await store.load_hash(tx, target.dict_code) not in (None, self.load_hash):
+                # What we would read is not what others call by this version.
+                hint = "the configuration changed elsewhere: it is reloaded when the file here changes too"
+                raise Transient("LOAD_SQL_CHANGED", f"{target.dict_code} is read another way now", hint=hint)
             try:
                 rows = await tx.fetch(self._load, target.tenant_id)
             except asyncpg.SyntaxOrAccessError as error:

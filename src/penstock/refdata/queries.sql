@@ -273,12 +273,16 @@ SELECT dict_code, load_hash FROM dictionary_definition ORDER BY dict_code FOR UP
 INSERT INTO dictionary_definition (dict_code, load_hash, updated_at) VALUES ($1, $2, $3)
 ON CONFLICT (dict_code) DO UPDATE SET load_hash = excluded.load_hash, updated_at = excluded.updated_at;
 
--- name: tenants_of
--- Whose dictionaries of a code have a version, for nobody else to change until we are done.
-SELECT tenant_id, version, last_source_revision
+-- name: load_hash
+-- How a dictionary is read now.
+SELECT load_hash FROM dictionary_definition WHERE dict_code = $1;
+
+-- name: lock_codes
+-- Where all dictionaries of some codes stand, for nobody else to change until we are done; in the order of appliers.
+SELECT tenant_id, dict_code, version, last_source_revision
 FROM dictionary_meta
-WHERE dict_code = $1
-ORDER BY tenant_id
+WHERE dict_code = ANY ($1::text[])
+ORDER BY tenant_id, dict_code
 FOR UPDATE;
 
 -- name: targets_of

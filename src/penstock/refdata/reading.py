@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.errors import PenstockError
-from penstock.refdata.contract import Command, EventType, Name, Source, decode, encode, message_key
+from penstock.refdata.contract import FILLED_LIMIT, Command, EventType, Name, Source, decode, encode, message_key
 from penstock.refdata.model import Dict, Event, Refusal, readable_error
 
 _GIVE_UP = "penstock-give-up"  # a header: refuse the event that is named, unless it came before
@@ -46,7 +46,7 @@ def read(delivery: Delivery) -> Read:
     if message.headers.get(_GIVE_UP):
         return Read(_named(delivery), _NOT_DELIVERED, delivery.attempt)
     try:
-        command = decode(message.value)
+        command = decode(message.value, limit=FILLED_LIMIT)
     except PenstockError as error:
         return Read(_named(delivery), Refusal(error.code, readable_error(error.message)), delivery.attempt)
     if command.tenant_id is None:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
-import orjson
 
 from penstock.kernel.bell import Bell
 from penstock.kernel.bus import Bus
@@ -23,6 +22,8 @@ from penstock.refdata.following import Following
 from penstock.refdata.model import Dict, Event, Update, Version
 from penstock.refdata.reading import command_message
 
+_EXACT = msgspec.json.Decoder(float_hook=lambda digits: msgspec.Raw(digits.encode()))  # no digit is lost
+_SORTED = msgspec.json.Encoder(order="sorted")
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 LAST_ID = UUID(int=2**128 - 1)
 
@@ -71,10 +72,13 @@ class Refdata:
 
     async def submit_all(self, events: Sequence[Event]) -> None:
         """R10: take in what came over another topic; what is known already is only published again."""
+        if not events:
+            return
         noted = [(event.target, event.event_id, content_hash(event.command)) for event in events]
+        # Published first: what is noted is looked for on the bus, and nobody could send this again under another id.
+        await self._bus.publish([command_message(self._topic, event) for event in events])
         async with self._db.connection() as connection:
             await store.open_requests(connection, noted, now=self._db.clock.now())
-        await self._bus.publish([command_message(self._topic, event) for event in events])
 
     async def update(self, tenant_id: str, event_id: UUID) -> Update:
         """R7: how an update stands, or NotFound."""
@@ -132,6 +136,6 @@ class Refdata:
 def content_hash(command: Command) -> bytes:
     """The same for the same content, however it is spelt and whoever sends it."""
     bare = encode(msgspec.structs.replace(command, event_id=None, tenant_id=None, source=None))
-    with suppress(orjson.JSONDecodeError):  # nested too deep for it: then the bytes as they came
-        bare = orjson.dumps(orjson.loads(bare), option=orjson.OPT_SORT_KEYS)
+    with suppress(msgspec.DecodeError, RecursionError):  # nested too deep for it: then the bytes as they came
+        bare = _SORTED.encode(_EXACT.decode(bare))
     return hashlib.sha256(bare).digest()

@@ -30,7 +30,9 @@ Replace = Callable[[Change, Chunks], Awaitable[None]]
 async def judge(judging: Judging, event: Event, replace: Replace, *, max_items: int) -> Verdict:
     """Apply a snapshot that is whole, keep a chunk of one that is not yet."""
     if not event.command.is_chunk:
-        if refusal := stale(event.target, event.command.source_revision, judging.standings[event.target]):
+        standing = judging.standings[event.target]
+        refusal = await _misfit(judging, event) or stale(event.target, event.command.source_revision, standing)
+        if refusal is not None:
             return judging.end(event.target, [event.event_id], Verdict(refusal=refusal))
         change = judging.commit(event, items=len(event.command.items))
         await replace(change, [event.command.items])
@@ -71,6 +73,14 @@ async def _set_of(judging: Judging, event: Event) -> SnapshotSet:
     command = event.command
     total, revision = command.chunks_total or 1, command.source_revision
     return await store.open_set(judging.tx, event.target, _snapshot_id(event), total, revision, now=judging.now)
+
+
+async def _misfit(judging: Judging, event: Event) -> Refusal | None:
+    """Why a snapshot in one piece cannot be: its id is that of one that comes in several."""
+    if event.command.snapshot_id is None:
+        return None
+    known = await store.get_set(judging.tx, event.target, event.command.snapshot_id)
+    return chunk_refusal(msgspec.structs.replace(event.command, chunks_total=1), known) if known else None
 
 
 async def _without_staging(judging: Judging, event: Event, known: SnapshotSet) -> Verdict | None:

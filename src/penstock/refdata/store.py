@@ -187,8 +187,14 @@ async def open_set(
 ) -> SnapshotSet:
     """The set a chunk belongs to, made when it is the first."""
     await tx.execute(SQL["open_set"], *target, snapshot_id, total, revision, now)
+    return await get_set(tx, target, snapshot_id) or SnapshotSet(SetStatus.OPEN, total, revision)
+
+
+async def get_set(tx: Connection, target: Dict, snapshot_id: UUID) -> SnapshotSet | None:
+    """The set of a snapshot that comes in chunks, if any came."""
     row = await tx.fetchrow(SQL["get_set"], *target, snapshot_id)
-    assert row is not None  # noqa: S101 - made above, in this transaction
+    if row is None:
+        return None
     refusal = Refusal(row["error_code"], row["error_message"]) if row["error_code"] else None
     status = SetStatus(row["status"])
     return SnapshotSet(status, row["chunks_total"], row["source_revision"], row["committed_version"], refusal)
@@ -275,10 +281,16 @@ async def define(tx: Connection, code: str, load_hash: str, *, now: datetime) ->
     await tx.execute(SQL["define"], code, load_hash, now)
 
 
-async def tenants_of(tx: Connection, code: str) -> dict[Dict, Standing]:
-    """The dictionaries of a code, where each stands, nobody else's to change until the end of *tx*."""
-    rows = await tx.fetch(SQL["tenants_of"], code)
-    return {Dict(tenant, code): Standing(version, revision) for tenant, version, revision in rows}
+async def lock_codes(tx: Connection, codes: Sequence[str]) -> dict[Dict, Standing]:
+    """Where all dictionaries of some codes stand, nobody else's to change until the end of *tx*."""
+    rows = await tx.fetch(SQL["lock_codes"], codes)
+    return {Dict(tenant, code): Standing(version, revision) for tenant, code, version, revision in rows}
+
+
+async def load_hash(connection: Connection, code: str) -> str | None:
+    """How a dictionary is read now, if anybody said so."""
+    found: str | None = await connection.fetchval(SQL["load_hash"], code)
+    return found
 
 
 async def targets_of(connection: Connection, code: str) -> list[Dict]:

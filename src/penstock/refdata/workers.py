@@ -79,6 +79,9 @@ def adapter_handler(refdata: Refdata, mapped: Mapped) -> Handler[Delivery]:
             await refdata.submit_all(events)
         except Transient as error:
             return [Retry(f"{error.code}: {error.message}", counts=False)] * len(deliveries)
+        except Exception as error:  # noqa: BLE001 - the edge: one message must not hold up its partition for ever
+            structlog.get_logger().exception("adapter_crashed")
+            return [Retry(f"{type(error).__name__}: {error}")] * len(deliveries)
         return outcomes
 
     return handle

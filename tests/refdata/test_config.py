@@ -1,0 +1,399 @@
+"""R1: the founding document's YAML is configuration as it stands; mistakes are told where they are."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import asyncpg
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from penstock.app import open_refdata
+from penstock.kernel.errors import BadConfig
+from penstock.kernel.telemetry import Telemetry
+from penstock.refdata.config import RefdataSection
+from penstock.settings import Settings, load_settings
+from tests.refdata.rig import DOCUMENT, OTHER, Json, Rig, create_schemas, dictionaries, settings_on, upsert
+from tests.services.postgres import fresh_database
+from tests.services.program import penstock
+
+COUNTRY, CURRENCY = dictionaries(DOCUMENT)
+HEAD = "refdata:\n  dictionaries:\n    - code: D\n"
+APPLY = "      apply:\n        upsertSql: select :tenantId, :key\n        deleteSql: select :tenantId, :key\n"
+LOAD = "      loadSql: select k, v from t where tenant_id = :tenantId\n"
+REPLACE = "        snapshotReplaceSql: select f(:tenantId, :snapshotJson)\n"
+STAGE = "        snapshotStageSql: insert into t values (:tenantId, :key, :payload)\n"
+FINALIZE = "        snapshotFinalizeSql: select f(:tenantId)\n"
+
+
+def refused(path: Path, content: str, env: dict[str, str] | None = None) -> list[str]:
+    """What is told about a broken file, line by line, with FILE for its path."""
+    path.write_text(content)
+    with pytest.raises(BadConfig) as told:
+        load_settings(path, env or {})
+    return told.value.message.replace(str(path), "FILE").splitlines()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "penstock.yaml"
+
+
+def test_the_documents_yaml_is_accepted_as_it_stands() -> None:
+    """R1: every value of §5 lands where it belongs."""
+    found = load_settings(DOCUMENT, {}).refdata
+    assert found.postgres is not None
+    assert found.postgres.url == "postgresql://app_user@pg-host:5432/app"
+    assert found.postgres.password_from_env == "PG_PASSWORD"
+    assert (found.postgres.db_schema, found.postgres.pool.max_size) == ("public", 50)
+    assert found.consistency.wait_commit_timeout_ms == 300
+    tenant = found.security.tenant
+    assert (tenant.source, tenant.claim) == ("JWT_CLAIM", "tenant_id")
+    assert not tenant.allow_header_override_for_trusted_clients
+    assert (found.kafka.commands_topic, found.kafka.key_template) == ("refdata.commands", "{tenantId}:{dictCode}")
+    assert found.redis.nodes == ["redis-0:6379", "redis-1:6379", "redis-2:6379"]
+    redis = found.redis
+    assert (redis.mode, redis.pub_channel, redis.stream_key) == ("cluster", "refdata:inv:pub", "refdata:inv:stream")
+    assert redis.consumer_group == "refdata-query-pods"
+
+
+def test_the_documents_dictionaries_are_taken_word_for_word() -> None:
+    """R1, R4: SQL, comments and all, is kept as it is written."""
+    for section, written in zip(load_settings(DOCUMENT, {}).refdata.dictionaries, [COUNTRY, CURRENCY], strict=True):
+        assert section.apply is not None
+        assert section.enabled
+        assert section.reload_on_event == "FULL"
+        assert (section.code, section.load_sql) == (written["code"], written["loadSql"])
+        assert section.drift_check_sql == written["driftCheckSql"]
+        assert section.apply.upsert_sql == written["apply"]["upsertSql"]
+        assert section.apply.delete_sql == written["apply"]["deleteSql"]
+        assert section.apply.snapshot_replace_sql == written["apply"]["snapshotReplaceSql"]
+        assert (section.apply.mode, section.apply.snapshot_strategy) == ("SQL_TEMPLATE", "FULL_REPLACE")
+
+
+def test_a_dictionary_is_its_code_and_nothing_else() -> None:
+    """R2: without SQL a dictionary lives in dictionary_item; everything else has a default."""
+    loose, off = load_settings(OTHER, {}).refdata.dictionaries[2:]
+    assert (loose.load_sql, loose.apply, loose.enabled, loose.reload_on_event) == (None, None, True, "DELTA")
+    assert not off.enabled
+    empty = RefdataSection()
+    assert empty.postgres is None
+    assert empty.retention.processed_events == timedelta(days=14)
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ("jdbc:postgresql://h:1/d", "postgresql://u@h:1/d"),
+        ("postgresql://h/d", "postgresql://u@h/d"),
+        ("postgres://h/d?sslmode=require", "postgresql://u@h/d?sslmode=require"),
+        ("jdbc:postgresql://a:1,b:2/d?target_session_attrs=primary",
+         "postgresql://u@a:1,b:2/d?target_session_attrs=primary"),
+        ("jdbc:postgresql://other@[::1]:5/d", "postgresql://u@[::1]:5/d"),
+    ],
+)  # fmt: skip
+def test_a_jdbc_url_is_understood(said: str, url: str) -> None:
+    """R1: what Java's clients are given names the same database here."""
+    section = RefdataSection.model_validate({"postgres": {"jdbcUrl": said, "username": "u"}})
+    assert section.postgres is not None
+    assert section.postgres.url == url
+
+
+def test_a_user_name_is_written_as_urls_want_it() -> None:
+    """R1: a name with an @ does not move the host."""
+    postgres = {"jdbcUrl": "jdbc:postgresql://h/d", "username": "me@corp/x"}
+    section = RefdataSection.model_validate({"postgres": postgres})
+    assert section.postgres is not None
+    assert urlsplit(section.postgres.url).hostname == "h"
+
+
+def test_the_environment_overrides_the_file() -> None:
+    """R1: variables reach camelCase keys, and what they set wrongly is told by their name."""
+    env = {
+        "PENSTOCK__REFDATA__POSTGRES__JDBCURL": "jdbc:postgresql://elsewhere/app",
+        "PENSTOCK__REFDATA__POSTGRES__POOL__MAXSIZE": "7",
+        "PENSTOCK__REFDATA__CONSISTENCY__WAITCOMMITTIMEOUTMS": "500",
+    }
+    found = load_settings(DOCUMENT, env).refdata
+    assert found.postgres is not None
+    assert found.postgres.url == "postgresql://app_user@elsewhere/app"
+    assert (found.postgres.pool.max_size, found.consistency.wait_commit_timeout_ms) == (7, 500)
+    name = "PENSTOCK__REFDATA__POSTGRES__JDBCURL"
+    with pytest.raises(BadConfig, match=f"environment variable {name}: refdata.postgres.jdbcUrl: expected jdbc:"):
+        load_settings(DOCUMENT, {name: "jdbc:mysql://h/d"})
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("refdata:\n  postgress: {}\n", "FILE:2:3: refdata.postgress: unknown key; did you mean 'postgres'?"),
+        (
+            "refdata:\n  postgres:\n    jdbcURL: x\n    username: u\n    jdbcUrl: postgresql://h/d\n",
+            "FILE:3:5: refdata.postgres.jdbcURL: unknown key; did you mean 'jdbcUrl'?",
+        ),
+        (
+            HEAD + "      load_sql: x\n",
+            "FILE:4:7: refdata.dictionaries.0.load_sql: unknown key; did you mean 'loadSql'?",
+        ),
+        (
+            HEAD + LOAD + APPLY + REPLACE + "        snapshotSql: x\n",
+            "FILE:9:9: refdata.dictionaries.0.apply.snapshotSql: unknown key; did you mean ",
+        ),
+        (
+            "refdata: {kafka: {externalTopics: [{topic: t, tenantId: =a, dictCode: =B, evntId: key}]}}",
+            "FILE:1:75: refdata.kafka.externalTopics.0.evntId: unknown key; did you mean 'eventId'?",
+        ),
+    ],
+)
+def test_an_unknown_key_is_told_with_line_and_column(file: Path, content: str, told: str) -> None:
+    """R1: a misspelt key is an error at its place, with the right spelling."""
+    (line,) = refused(file, content)
+    assert line.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (HEAD + "      loadSql: select k, v from t\n", "FILE:4:7: refdata.dictionaries.0.loadSql: "),
+        (HEAD + "      loadSql: select :tenantId, :key\n", "FILE:4:7: refdata.dictionaries.0.loadSql: "),
+        (HEAD + LOAD + "      driftCheckSql: select 1\n", "FILE:5:7: refdata.dictionaries.0.driftCheckSql: "),
+        (
+            HEAD + LOAD + APPLY.replace("select :tenantId, :key\n", "select :key\n", 1) + REPLACE,
+            "FILE:6:9: refdata.dictionaries.0.apply.upsertSql: ",
+        ),
+        (
+            HEAD + LOAD + APPLY.replace("deleteSql: select", "deleteSql: select :nobody,") + REPLACE,
+            "FILE:7:9: refdata.dictionaries.0.apply.deleteSql: ",
+        ),
+        (
+            HEAD + LOAD + APPLY.replace("upsertSql: select", "upsertSql: select :snapshotJson,") + REPLACE,
+            "FILE:6:9: refdata.dictionaries.0.apply.upsertSql: ",
+        ),
+        (
+            HEAD + LOAD + APPLY + "        snapshotReplaceSql: select f(:tenantId)\n",
+            "FILE:8:9: refdata.dictionaries.0.apply.snapshotReplaceSql: it must use ",
+        ),
+        (
+            HEAD + LOAD + APPLY + FINALIZE + "        snapshotStageSql: select f(:tenantId)\n",
+            "FILE:9:9: refdata.dictionaries.0.apply.snapshotStageSql: it uses :snapshotJson, ",
+        ),
+        (
+            HEAD + LOAD + APPLY + STAGE + "        snapshotFinalizeSql: select f(:tenantId, :key)\n",
+            "FILE:9:9: refdata.dictionaries.0.apply.snapshotFinalizeSql: ",
+        ),
+        (HEAD + '      loadSql: "select \':tenantId"\n', "FILE:4:7: refdata.dictionaries.0.loadSql: "),
+    ],
+)
+def test_a_bad_template_is_told_at_its_key(file: Path, content: str, told: str) -> None:
+    """R1, R3: no :tenantId, an unknown or misplaced parameter, a text without an end: each where it stands."""
+    (line,) = refused(file, content)
+    assert line.startswith(told)
+    assert len(line) > len(told)
+
+
+@pytest.mark.parametrize("ways", ["", STAGE, FINALIZE, REPLACE + STAGE, REPLACE + STAGE + FINALIZE])
+def test_there_is_one_way_to_write_a_snapshot(file: Path, ways: str) -> None:
+    """R4: snapshotReplaceSql, or the pair; not neither, half a pair, or both."""
+    (line,) = refused(file, HEAD + LOAD + APPLY + ways)
+    said = "give snapshotReplaceSql, or the pair snapshotStageSql and snapshotFinalizeSql"
+    assert line == f"FILE:5:7: refdata.dictionaries.0.apply: {said}"
+
+
+@pytest.mark.parametrize("ways", [REPLACE, STAGE + FINALIZE])
+def test_either_way_will_do(file: Path, ways: str) -> None:
+    """R4: snapshotReplaceSql, or the pair."""
+    file.write_text(HEAD + LOAD + APPLY + ways)
+    (found,) = load_settings(file, {}).refdata.dictionaries
+    assert found.apply is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("refdata: {dictionaries: [{code: A}, {code: B}, {code: A}]}",
+         "FILE:1:11: refdata.dictionaries: dictionary given twice: A"),
+        ("refdata: {dictionaries: [{code: 'a:b'}]}", "FILE:1:27: refdata.dictionaries.0.code: String should match"),
+        ("refdata: {dictionaries: [{}]}", "FILE:1:26: refdata.dictionaries.0.code: Field required"),
+        ("refdata: {tenants: [ok, 'not:ok']}", "FILE:1:25: refdata.tenants.1: String should match"),
+        ("refdata:\n  kafka:\n    keyTemplate: '{dictCode}'\n",
+         "FILE:3:5: refdata.kafka.keyTemplate: only {tenantId}:{dictCode} keeps the order"),
+        (HEAD + APPLY + REPLACE, "FILE:3:7: refdata.dictionaries.0: what `apply` writes must be read by a loadSql"),
+        ("refdata:\n  postgres: {jdbcUrl: 'jdbc:postgresql://h/d'}\n", "FILE:2:3: refdata.postgres.username: Field"),
+        ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://u:pw@h/d'}\n",
+         "FILE:2:27: refdata.postgres.jdbcUrl: a URL in the configuration carries no password"),
+        ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h'}\n",
+         "FILE:2:27: refdata.postgres.jdbcUrl: expected jdbc:"),
+        ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h/d', passwordFromEnv: 'a b'}\n",
+         "FILE:2:61: refdata.postgres.passwordFromEnv: String should match"),
+        ("refdata: {consistency: {waitCommitTimeoutMs: 5}}",
+         "FILE:1:25: refdata.consistency.waitCommitTimeoutMs: Input should be greater"),
+        ("refdata: {retention: {updates: P1D}}",
+         "FILE:1:23: refdata.retention.updates: must not be shorter than processedEvents"),
+        ("refdata: {kafka: {externalTopics: [{topic: t, tenantId: acme, dictCode: =B}]}}",
+         "FILE:1:47: refdata.kafka.externalTopics.0.tenantId: expected =text, "),
+        ("refdata: {kafka: {externalTopics: [{topic: t, tenantId: =a, dictCode: =B},"
+         " {topic: t, tenantId: =a, dictCode: =C}]}}",
+         "FILE:1:19: refdata.kafka.externalTopics: topic given twice: t"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_told_at_its_place(file: Path, content: str, told: str) -> None:
+    """R1: each mistake with file, line and column."""
+    (line,) = refused(file, content)
+    assert line.startswith(told)
+
+
+def test_a_password_is_never_in_the_file_nor_in_what_is_told(file: Path) -> None:
+    """R1: a password in a URL is refused without being repeated."""
+    content = "refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://u:hunter2@h/d'}\n"
+    assert "hunter2" not in "\n".join(refused(file, content))
+
+
+@pytest.mark.parametrize("source", [DOCUMENT, OTHER])
+def test_what_config_show_prints_can_be_loaded_again(tmp_path: Path, source: Path) -> None:
+    """R1: keys are spelt as in the file, SQL is unharmed, and the password stays a name."""
+    shown = penstock("config", "show", "-c", str(source), cwd=tmp_path, env={"PG_PASSWORD": "hunter2"})
+    assert shown.code == 0, shown.err
+    assert "hunter2" not in shown.out
+    (tmp_path / "again.yaml").write_text(shown.out)
+    assert load_settings(tmp_path / "again.yaml", {}) == load_settings(source, {})
+    written = YAML(typ="safe").load(source)
+    assert _is_within(written, YAML(typ="safe").load(shown.out))
+
+
+def test_config_show_prints_json_that_can_be_loaded_again(tmp_path: Path) -> None:
+    """R1: with --json as well."""
+    shown = penstock("config", "show", "-c", str(DOCUMENT), "--json", cwd=tmp_path)
+    (tmp_path / "again.yaml").write_text(shown.out)
+    assert load_settings(tmp_path / "again.yaml", {}) == load_settings(DOCUMENT, {})
+
+
+def test_config_validate_tells_what_is_wrong(tmp_path: Path, file: Path) -> None:
+    """R1: exit code 3 and the place; the document's own file is valid."""
+    assert penstock("config", "validate", "-c", str(DOCUMENT), cwd=tmp_path).code == 0
+    file.write_text(HEAD + "      loadSql: select 1\n")
+    wrong = penstock("config", "validate", cwd=tmp_path)
+    assert wrong.code == 3
+    assert "penstock.yaml:4:7: refdata.dictionaries.0.loadSql" in wrong.err
+
+
+def test_the_schema_knows_the_documents_spelling(tmp_path: Path) -> None:
+    """R1: an editor that uses the schema accepts the document's YAML and marks a key it does not know."""
+    schema = json.loads(penstock("config", "schema", cwd=tmp_path).out)
+    document = YAML(typ="safe").load(DOCUMENT)
+    jsonschema.validate(document, schema)
+    jsonschema.validate(YAML(typ="safe").load(OTHER), schema)
+    document["refdata"]["postgres"]["jdbc_url"] = document["refdata"]["postgres"].pop("jdbcUrl")
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema)
+
+
+def _is_within(part: Any, whole: Any) -> bool:
+    """Whether every key of *part* is in *whole*, spelt so, with the same value."""
+    if isinstance(part, dict):
+        return all(key in whole and _is_within(value, whole[key]) for key, value in part.items())
+    if isinstance(part, list):
+        return len(part) == len(whole) and all(map(_is_within, part, whole))
+    return bool(part == whole)
+
+
+def postgres_of(url: str, **more: Any) -> Json:
+    """The `postgres` block that names the database of *url*."""
+    parts = urlsplit(url)
+    bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return {"jdbcUrl": f"jdbc:{bare}", "username": parts.username, **more}
+
+
+@asynccontextmanager
+async def opened_on(settings: Settings) -> AsyncIterator[Rig]:
+    async with open_refdata(settings, Telemetry()) as platform:
+        yield Rig(platform)
+
+
+async def tables_in(url: str, schema: str) -> set[str]:
+    connection = await asyncpg.connect(url)
+    try:
+        query = "SELECT table_name FROM information_schema.tables WHERE table_schema = $1"
+        return {row[0] for row in await connection.fetch(query, schema)}
+    finally:
+        await connection.close()
+
+
+async def test_refdata_has_a_database_of_its_own(database_url: str, postgres_url: str) -> None:
+    """R1: with refdata.postgres its tables, its bus and the dictionaries are there, and nothing in the platform's."""
+    async with fresh_database(postgres_url, empty=True) as own:
+        await create_schemas(own)
+        async with opened_on(settings_on(database_url, postgres=postgres_of(own))) as rig:
+            event_id = await rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}))
+            await rig.send("LOOSE", upsert("a", 1))
+            await rig.apply()
+            assert (await rig.update(event_id)).committed_version == 1
+            assert await rig.items("CURRENCY") == {"NOK": {"name": "Krone", "digits": 2}}
+            assert await rig.items("LOOSE") == {"a": 1}
+            assert await rig.relay() == 2
+        found = await tables_in(own, "public")
+        assert {"dictionary_meta", "outbox_event", "journal"} <= found
+        assert "pipeline_tracking" not in found
+        connection = await asyncpg.connect(database_url)
+        assert await connection.fetchval("SELECT count(*) FROM dictionary_meta") == 0
+        await connection.close()
+
+
+async def test_refdata_has_a_schema_of_its_own(database_url: str, postgres_url: str) -> None:
+    """R1: postgres.schema holds all tables of refdata, also under a name that has to be quoted, beside others."""
+    async with fresh_database(postgres_url, empty=True) as own:
+        connection = await asyncpg.connect(own)
+        await connection.execute('CREATE SCHEMA "Ref ""data"; CREATE SCHEMA second')
+        await connection.close()
+        for schema in ('Ref "data', "second"):
+            settings = settings_on(database_url, postgres=postgres_of(own, schema=schema), dictionaries=[{"code": "L"}])
+            async with opened_on(settings) as rig:
+                await rig.send("L", upsert("a", schema))
+                await rig.apply()
+                assert (await rig.items("L"), await rig.version("L")) == ({"a": schema}, 1)
+                assert await rig.relay() == 1
+            assert {"dictionary_meta", "dictionary_item", "journal"} <= await tables_in(own, schema)
+        assert await tables_in(own, "public") == set()
+
+
+async def test_an_unknown_schema_is_a_mistake_in_the_configuration(database_url: str) -> None:
+    """R1: nothing is created in another place than the one that was named."""
+    settings = settings_on(database_url, postgres=postgres_of(database_url, schema="nowhere"))
+    with pytest.raises(BadConfig, match="no schema 'nowhere'"):
+        async with opened_on(settings):
+            pass
+
+
+async def test_a_password_that_is_not_there_is_told_by_its_variable(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1: passwordFromEnv names the variable; without it nothing is tried."""
+    monkeypatch.delenv("NO_SUCH_PASSWORD", raising=False)
+    settings = settings_on(database_url, postgres=postgres_of(database_url, passwordFromEnv="NO_SUCH_PASSWORD"))
+    with pytest.raises(BadConfig, match="environment variable NO_SUCH_PASSWORD is not set") as told:
+        async with opened_on(settings):
+            pass
+    assert "refdata.postgres.passwordFromEnv" in told.value.message
+
+
+async def test_the_password_is_taken_from_the_environment(
+    database_url: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1: a password with every awkward sign in it reaches the server."""
+    secret = "p@ss/wö:rd%20#?"
+    connection = await asyncpg.connect(database_url)
+    role = "refdata_" + database_url.rpartition("/")[2].partition("?")[0]
+    try:
+        await connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD '{secret}'")
+        monkeypatch.setenv("THE_PASSWORD", secret)
+        block = postgres_of(database_url, passwordFromEnv="THE_PASSWORD") | {"username": role}
+        async with opened_on(settings_on(database_url, postgres=block)) as rig:
+            assert await rig.db.fetchval("SELECT current_user") == role
+            assert unquote(urlsplit(rig.db.dsn).password or "") == secret
+    finally:
+        await connection.execute(f"DROP ROLE {role}")
+        await connection.close()

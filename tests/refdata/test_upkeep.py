@@ -1,0 +1,367 @@
+"""R14: what is remembered and for how long, the tables as the document has them, and what is noted and counted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.kernel import journal
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.db import Database
+from penstock.kernel.machine import Machine
+from penstock.refdata.chores import Upkeep
+from penstock.refdata.contract import Status, decode
+from penstock.refdata.model import SNAPSHOT, UPDATE
+from tests.refdata.rig import Rig, chunk, create_schemas, delete, on_bus, opened, settings_on, upsert
+
+DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
+KEPT = {"processedEvents": "P10D", "tombstones": "P5D", "updates": "P20D", "history": "P40D"}
+# §9 of the founding document, and what stands behind it.
+TABLES = {
+    "dictionary_meta": (
+        ["tenant_id text", "dict_code text", "version bigint", "last_source_revision bigint null",
+         "updated_at timestamp with time zone"],
+        [],
+        ["tenant_id", "dict_code"],
+    ),
+    "dictionary_item": (
+        ["tenant_id text", "dict_code text", "item_key text", "payload jsonb", "deleted boolean",
+         "updated_at timestamp with time zone"],
+        [],
+        ["tenant_id", "dict_code", "item_key"],
+    ),
+    "processed_event": (
+        ["tenant_id text", "event_id uuid", "source text", "processed_at timestamp with time zone"],
+        [],
+        ["tenant_id", "event_id"],
+    ),
+    "update_request": (
+        ["tenant_id text", "event_id uuid", "dict_code text", "status text", "committed_version bigint null",
+         "error_message text null", "created_at timestamp with time zone", "updated_at timestamp with time zone"],
+        ["error_code", "body_hash", "looked_for_at"],
+        ["tenant_id", "event_id"],
+    ),
+    "outbox_event": (
+        ["id bigint", "tenant_id text", "event_id uuid", "dict_code text", "version bigint", "payload jsonb",
+         "created_at timestamp with time zone", "published boolean"],
+        ["event_type", "source", "items", "source_revision"],
+        ["id"],
+    ),
+}  # fmt: skip
+
+
+class House:
+    """Refdata in which time stands still, and who keeps it in order."""
+
+    def __init__(self, rig: Rig, clock: ManualClock) -> None:
+        self.rig, self.clock = rig, clock
+        platform = rig.platform
+        self.upkeep = Upkeep(platform.db, platform.bus, platform.refdata, platform.metrics, "keeper")
+
+    async def after(self, passed: timedelta) -> int:
+        """Prune when *passed* went by; how many rows went."""
+        self.clock.advance(passed)
+        return await self.upkeep.prune()
+
+    async def count(self, table: str, where: str = "true") -> int:
+        return int(await self.rig.db.fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
+
+    async def noted(self) -> list[journal.Entry]:
+        """All the journal has, once no transaction of anybody else's on this server holds it back."""
+        async with asyncio.timeout(30), self.rig.db.connection() as connection:
+            while True:
+                noted = await journal.tail(connection, journal.BEGINNING)
+                if len(noted) == await connection.fetchval("SELECT count(*) FROM journal_move"):
+                    return [one.entry for one in noted]
+
+    async def send_chunk(self, snapshot_id: UUID, index: int, total: int, *items: Any, **more: Any) -> UUID:
+        body = decode(chunk("LOOSE", snapshot_id, index, total, *items, **more))
+        return (await self.rig.refdata.submit("acme", body)).event_id
+
+
+@pytest.fixture
+async def house(database_url: str, clock: ManualClock) -> AsyncIterator[House]:
+    await create_schemas(database_url)
+    async with _house(database_url, clock, retention=KEPT) as house:
+        yield house
+
+
+@asynccontextmanager
+async def _house(url: str, clock: ManualClock, **refdata: Any) -> AsyncIterator[House]:
+    async with opened(settings_on(url, **refdata)) as rig:
+        rig.db.clock = clock
+        yield House(rig, clock)
+
+
+async def test_processed_events_are_remembered_for_their_time(house: House) -> None:
+    """R14: a repeated event is known until retention.processedEvents has passed, and not longer."""
+    await house.rig.send("LOOSE", upsert("a", 1))
+    await house.rig.apply()
+    assert await house.after(10 * DAY) == 0
+    assert await house.count("processed_event") == 1
+    assert await house.after(SECOND) == 1
+    assert await house.count("processed_event") == 0
+
+
+async def test_a_repeated_event_is_not_applied_twice_within_its_time(house: House) -> None:
+    """R11, R14: the last moment counts; nine days and two prunings later it is still the same event."""
+    event_id, later = uuid4(), uuid4()
+    first = on_bus(b'{"dictCode":"LOOSE","eventType":"DELTA","items":[{"key":"a","payload":1}]}', event_id=event_id)
+    other = on_bus(b'{"dictCode":"LOOSE","eventType":"DELTA","items":[{"key":"a","payload":2}]}', event_id=later)
+    for value, key in (first, other):
+        await house.rig.publish(value, key)
+    await house.rig.apply()
+    for _ in range(2):
+        await house.after(5 * DAY)
+        await house.rig.publish(*first)
+        await house.rig.apply()
+    assert (await house.rig.items("LOOSE"), await house.rig.version("LOOSE")) == ({"a": 2}, 2)
+
+
+async def test_tombstones_are_remembered_for_their_time(house: House) -> None:
+    """R14: a deleted item is a tombstone until retention.tombstones; what is there is never pruned."""
+    await house.rig.send("LOOSE", upsert("a", 1), upsert("b", 2))
+    await house.rig.apply()
+    house.clock.advance(3 * DAY)
+    await house.rig.send("LOOSE", delete("a"))
+    await house.rig.apply()
+    assert await house.count("dictionary_item", "deleted") == 1
+    await house.after(5 * DAY)
+    assert await house.count("dictionary_item", "deleted") == 1
+    await house.after(SECOND)
+    assert await house.count("dictionary_item", "deleted") == 0
+    assert await house.rig.items("LOOSE") == {"b": 2}
+
+
+async def test_a_tombstone_that_came_back_to_life_stays(house: House) -> None:
+    """R14: an item that was deleted and put again is an item."""
+    for item in (upsert("a", 1), delete("a"), upsert("a", 3)):
+        await house.rig.send("LOOSE", item)
+        await house.rig.apply()
+    await house.after(100 * DAY)
+    assert await house.rig.items("LOOSE") == {"a": 3}
+
+
+async def test_updates_are_remembered_for_their_time(house: House) -> None:
+    """R14: how an update ended is told until retention.updates; one under way is never forgotten."""
+    done = await house.rig.send("LOOSE", upsert("a", 1))
+    failed = await house.rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    await house.rig.apply()
+    pending = await house.rig.send("LOOSE", upsert("a", 2))
+    await house.after(20 * DAY)
+    assert (await house.rig.update(done)).status is Status.COMMITTED
+    assert (await house.rig.update(failed)).status is Status.FAILED
+    await house.after(SECOND)
+    assert await house.count("update_request") == 1
+    assert (await house.rig.update(pending)).status is Status.PENDING
+
+
+async def test_snapshot_sets_are_remembered_for_their_time(house: House) -> None:
+    """R13, R14: an ended set goes with its chunks and events; an open one stays however old it is."""
+    ended, begun = uuid4(), uuid4()
+    for index in (1, 2):
+        await house.send_chunk(ended, index, 2, upsert(str(index), index))
+    await house.send_chunk(begun, 1, 2, upsert("x", 1))
+    await house.rig.apply()
+    await house.after(20 * DAY)
+    assert [await house.count(f"snapshot_{part}") for part in ("set", "chunk", "event")] == [2, 3, 3]
+    await house.after(SECOND)
+    assert [await house.count(f"snapshot_{part}") for part in ("set", "chunk", "event")] == [1, 1, 1]
+    assert await house.count("snapshot_set", "status = 'OPEN'") == 1
+    assert await house.rig.items("LOOSE") == {"1": 1, "2": 2}
+
+
+async def test_history_is_remembered_for_its_time(house: House) -> None:
+    """R14, R15: versions go when they were announced and retention.history has passed; never unannounced."""
+    await house.rig.send("LOOSE", upsert("a", 1))
+    await house.rig.apply()
+    assert await house.rig.relay() == 1
+    await house.rig.send("LOOSE", upsert("a", 2))
+    await house.rig.apply()
+    await house.after(40 * DAY)
+    assert await house.count("outbox_event") == 2
+    await house.after(SECOND)
+    assert await house.rig.db.fetchval("SELECT array_agg(version) FROM outbox_event") == [2]
+    assert await house.rig.version("LOOSE") == 2
+
+
+async def test_all_of_the_old_goes_however_much_it_is(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R14: pruning goes in small pieces, and to the end."""
+    monkeypatch.setattr("penstock.refdata.store.PRUNED_AT_ONCE", 3)
+    for number in range(10):
+        await house.rig.send("LOOSE", upsert(f"k{number}", 1))
+    await house.rig.send("LOOSE", event_type="SNAPSHOT")
+    await house.rig.apply()
+    await house.rig.relay()
+    assert await house.after(41 * DAY) == 11 + 11 + 10 + 11  # processed, updates, tombstones, history
+    assert await house.after(SECOND) == 0
+
+
+async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: ManualClock) -> None:
+    """R13: what gets no chunk for snapshots.expireAfter fails, with the chunks that did not come, once."""
+    async with _house(database_url, clock, snapshots={"expireAfter": "PT1H"}) as house:
+        event_id = await house.send_chunk(uuid4(), 2, 4, upsert("a", 1))
+        await house.rig.apply()
+        clock.advance(HOUR)
+        assert await house.upkeep.expire() == 0
+        clock.advance(SECOND)
+        assert await house.upkeep.expire() == 1
+        update = await house.rig.update(event_id)
+        assert (update.status, update.error_code) == (Status.FAILED, "SNAPSHOT_INCOMPLETE")
+        assert "1, 3, 4 of 4" in (update.error_message or "")
+        assert await house.upkeep.expire() == 0
+        assert await house.rig.version("LOOSE") == 0
+
+
+async def test_a_delta_that_changes_nothing_commits_a_version(house: House) -> None:
+    """R14: the same payload, a key that is not there, no items at all: each is a version of its own."""
+    for items in ([upsert("a", 1)], [upsert("a", 1)], [delete("nobody")], []):
+        await house.rig.send("LOOSE", *items)
+    await house.rig.apply()
+    assert (await house.rig.items("LOOSE"), await house.rig.version("LOOSE")) == ({"a": 1}, 4)
+    assert await house.rig.relay() == 4
+
+
+@pytest.mark.parametrize(("table", "machine"), [("update_request", UPDATE), ("snapshot_set", SNAPSHOT)])
+async def test_the_tables_know_the_machines_states(db: Database, table: str, machine: Machine[Any]) -> None:
+    """R14: the CHECK of each status column allows just the states the machine declares."""
+    query = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1"
+    found = await db.fetchval(query, f"{table}_status_check")
+    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({machine.sql_check('status')}))")
+    assert found == await db.fetchval(query, "twin")
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_service_tables_are_those_of_the_document(db: Database, table: str) -> None:
+    """R14: the columns of §9, in its order and of its types; whatever else there is stands behind them."""
+    columns, extra, key = TABLES[table]
+    rows = await db.fetch(
+        "SELECT column_name, data_type, is_nullable FROM information_schema.columns "
+        "WHERE table_schema = 'public' AND table_name = $1 ORDER BY ordinal_position",
+        table,
+    )
+    told = [f"{name} {kind}{' null' if is_null == 'YES' else ''}" for name, kind, is_null in rows]
+    assert told[: len(columns)] == columns
+    assert [row["column_name"] for row in rows[len(columns) :]] == extra
+    primary = await db.fetchval(
+        "SELECT array_agg(a.attname::text ORDER BY array_position(i.indkey::int[], a.attnum::int)) FROM pg_index i "
+        "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) "
+        "WHERE i.indrelid = $1::text::regclass AND i.indisprimary",
+        table,
+    )
+    assert primary == key
+
+
+async def test_outbox_rows_are_unpublished_unless_said(db: Database) -> None:
+    """R14: `published boolean default false`, `id bigserial`, as §9 writes them."""
+    query = """
+        INSERT INTO outbox_event
+            (tenant_id, event_id, dict_code, version, payload, created_at, event_type, source, items)
+        VALUES ('t', gen_random_uuid(), 'D', 1, '{}', now(), 'DELTA', 'REST', 0) RETURNING id, published"""
+    row = await db.fetchrow(query)
+    assert row is not None
+    assert tuple(row) == (1, False)
+
+
+async def test_the_journal_has_each_move_once(house: House) -> None:
+    """R14: commits, refusals, chunks, whole sets and expiries are moves of their machines, each noted once."""
+    ended, begun, bad = uuid4(), uuid4(), uuid4()
+    done = await house.rig.send("LOOSE", upsert("a", 1))
+    wrong = await house.rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    chunks = [await house.send_chunk(ended, index, 2, upsert(str(index), 1)) for index in (2, 1)]
+    late = await house.send_chunk(begun, 1, 2)
+    twice = [await house.send_chunk(bad, index, 2, upsert("same", 1)) for index in (1, 2)]
+    await house.rig.apply()
+    house.clock.advance(2 * HOUR)
+    assert await house.upkeep.expire() == 1
+    for event_id in (done, wrong, *chunks, late, *twice):  # told again, nothing moves
+        body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
+        await house.rig.publish(*on_bus(body, event_id=event_id))
+    await house.rig.apply()
+    expected = [
+        *(("refdata.update", f"acme/LOOSE/{event_id}", "PENDING", "COMMITTED") for event_id in (done, *chunks)),
+        *(("refdata.update", f"acme/LOOSE/{event_id}", "PENDING", "FAILED") for event_id in (late, *twice)),
+        ("refdata.update", f"acme/CURRENCY/{wrong}", "PENDING", "FAILED"),
+        ("refdata.snapshot", f"acme/LOOSE/{ended}", "OPEN", "COMMITTED"),
+        ("refdata.snapshot", f"acme/LOOSE/{begun}", "OPEN", "FAILED"),
+        ("refdata.snapshot", f"acme/LOOSE/{bad}", "OPEN", "FAILED"),
+    ]
+    moves = [(one.machine, one.subject, one.source, one.target) for one in await house.noted()]
+    assert sorted(moves, key=str) == sorted(expected, key=str)
+
+
+async def test_the_journal_tells_who_and_why(house: House) -> None:
+    """R14: an entry names the worker and the reason's code."""
+    await house.rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    await house.rig.apply(name="worker-7")
+    (noted,) = await house.noted()
+    assert (noted.actor, noted.reason, noted.at) == ("worker-7", "SQL_ERROR", house.clock.now())
+
+
+async def test_metrics_are_told_to_prometheus(house: House) -> None:
+    """R26: what was judged, what waits on the bus, in the outbox, and for how long, in a real exposition."""
+    rig = house.rig
+    body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
+    done = await rig.send("LOOSE", upsert("a", 1))
+    await rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    await rig.publish(*on_bus(body, event_id=done))
+    await house.send_chunk(uuid4(), 1, 2)
+    await rig.publish(b"rubbish")
+    await rig.apply()
+    await rig.send("LOOSE", upsert("a", 2))
+    house.clock.advance(HOUR)
+    await house.upkeep.show()
+    told = _exposed(rig)
+    events = {labels["result"]: value for labels, value in told["penstock_refdata_events_total"]}
+    assert events == {"committed": 1, "failed": 2, "staged": 1, "repeated": 1}
+    assert told["kafka_consumer_lag"] == [({"topic": rig.topic}, 1)]
+    assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 3600)]
+    assert told["penstock_refdata_outbox_waiting"] == [({}, 1)]
+
+
+async def test_a_change_past_us_is_counted_and_nothing_else(house: House) -> None:
+    """R5, R26: driftCheckSql tells once of rows somebody else changed, and not of our own; the version stays."""
+    rig = house.rig
+    for name in ("Krone", "Kroner"):
+        await rig.send("CURRENCY", upsert("NOK", {"name": name, "digits": 2}))
+        await rig.apply()
+        assert await house.upkeep.look_for_drift() == 0
+    await rig.db.execute("UPDATE mdm_currency SET version = 77")
+    assert [await house.upkeep.look_for_drift() for _ in range(2)] == [1, 0]
+    assert _exposed(rig)["penstock_refdata_drifts_total"] == [({"dict_code": "CURRENCY"}, 1)]
+    assert await rig.version("CURRENCY") == 2
+
+
+async def test_metrics_are_there_before_anything_happened(house: House) -> None:
+    """R26: every result begins at 0, so that a rate is known from the first event on."""
+    await house.upkeep.show()
+    told = _exposed(house.rig)
+    assert {labels["result"] for labels, _ in told["penstock_refdata_events_total"]} == {
+        "committed", "failed", "staged", "repeated",
+    }  # fmt: skip
+    assert {value for _, value in told["penstock_refdata_events_total"]} == {0}
+    assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 0)]
+
+
+def _exposed(rig: Rig) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """The samples a scrape would read, by name."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(generate_latest(rig.platform.telemetry.registry).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return found
+
+
+async def test_a_snapshot_names_one_number_of_chunks(house: House) -> None:
+    """R13: what differs from the set in chunksTotal is FAILED, also when it says it is the only one."""
+    snapshot_id = uuid4()
+    await house.send_chunk(snapshot_id, 1, 2, upsert("a", 1))
+    alone = await house.send_chunk(snapshot_id, 1, 1, upsert("b", 1))
+    await house.rig.apply()
+    assert (await house.rig.update(alone)).status is Status.FAILED
