@@ -179,7 +179,7 @@ def test_no_digit_is_lost(digits: str) -> None:
         (b"", {**PLAIN, "dictCode": "/d"}, "k", "UNMAPPED: dictCode: missing"),
         (b"", {**PLAIN, "items": "/rows"}, "k", "UNMAPPED: items: /rows is no list"),
         (b'{"rows": {}}', {**PLAIN, "items": "/rows"}, "k", "UNMAPPED: items: /rows is no list"),
-        (b"1", {**PLAIN, "eventType": "=MERGE"}, "k", "MALFORMED: Invalid enum value 'MERGE'"),
+        (b'{"t": "MERGE"}', {**PLAIN, "eventType": "/t"}, "k", "MALFORMED: Invalid enum value 'MERGE'"),
         (b'{"id": "7"}', {**PLAIN, "eventId": "/id"}, "k", "MALFORMED: Invalid UUID"),
         (b'{"r": "x"}', {**PLAIN, "sourceRevision": "/r"}, "k", "MALFORMED: Expected `int | null`, got `str`"),
         (b'{"r": "007"}', {**PLAIN, "sourceRevision": "/r"}, "k", "MALFORMED: "),

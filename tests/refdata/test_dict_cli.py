@@ -122,10 +122,9 @@ def test_a_repeated_put_counts_once(cli: Cli) -> None:
 
 
 def test_put_need_not_wait(cli: Cli) -> None:
-    """R6: --no-wait tells where to ask; `dict status` then tells the rest."""
+    """R6: --no-wait tells the id at once; `dict status` then tells the rest."""
     told = cli.json("put", cli.tenant, "LOOSE", "k", "1", "--no-wait")
-    assert told["status"] == "PENDING"
-    assert told["statusUrl"].endswith(told["eventId"])
+    assert told["status"] in ("PENDING", "COMMITTED")  # it may be quicker than the question
     cli.put("k", "2")  # behind it: when this one is committed, so is that
     done = cli.run("status", cli.tenant, told["eventId"])
     assert (done.code, done.out) == (0, f"committed as version 1  (event {told['eventId']})\n")

@@ -157,7 +157,7 @@ async def _submitted(client: "RefdataClient", tenant: str, command: "Command", *
 def _judged(told: dict[str, Any]) -> dict[str, Any]:
     """*told*, unless it failed: then so does the command."""
     if told["status"] == "FAILED":
-        raise PenstockError(told["errorCode"], told["error"], eventId=told["eventId"])
+        raise PenstockError(told["errorCode"], f"the update failed, {_reason(told)}", eventId=told["eventId"])
     return told
 
 

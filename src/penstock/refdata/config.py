@@ -24,9 +24,8 @@ _CODE = Field(pattern=NAME)
 _ENV_NAME = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
-def _refuse_twice(what: str, names: Sequence[str]) -> None:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{what} given twice: {', '.join(twice)}")
+def _twice(names: Sequence[str]) -> str:
+    return ", ".join(sorted({name for name in names if names.count(name) > 1}))
 
 
 class CamelSection(Section):
@@ -136,7 +135,8 @@ class CommandsSection(CamelSection):
     @model_validator(mode="after")
     def _has_different_topics(self) -> "CommandsSection":
         names = [self.commands_topic, f"{self.commands_topic}.dead", *(topic.topic for topic in self.external_topics)]
-        _refuse_twice("topic", names)
+        if twice := _twice(names):
+            raise Misplaced(("externalTopics",), f"topic given twice: {twice}")
         return self
 
 
@@ -277,5 +277,6 @@ class RefdataSection(CamelSection):
     @field_validator("dictionaries")
     @classmethod
     def _are_different(cls, dictionaries: list[DictionarySection]) -> list[DictionarySection]:
-        _refuse_twice("dictionary", [dictionary.code for dictionary in dictionaries])
+        if twice := _twice([dictionary.code for dictionary in dictionaries]):
+            raise ValueError(f"dictionary given twice: {twice}")
         return dictionaries
