@@ -4,6 +4,7 @@ Timed is everything from the first command that is published to the last version
 the roles `apply` and `relay` in one process. Latencies are those of one client that waits for each commit, over HTTP.
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -35,6 +36,7 @@ ITEMS = 500_000
 CALLS = 300
 TENANTS = 20
 KAFKA = "PENSTOCK_BENCH_KAFKA"
+_numbers = itertools.count()
 TABLE = """
 CREATE TABLE mdm_country (
     tenant_id text, code text, name text NOT NULL, updated_at_epoch bigint NOT NULL, deleted boolean NOT NULL,
@@ -114,7 +116,7 @@ async def _deltas(platform: RefdataPlatform, code: str) -> float:
 async def _snapshot(platform: RefdataPlatform, code: str) -> float:
     """A snapshot of a new tenant, so that every item is new."""
     items = [Item(f"key-{number:07}", payload=_payload(number)) for number in range(ITEMS)]
-    target = Dict(f"tenant-{uuid.uuid4().hex}", code)
+    target = Dict(f"snapshot-{next(_numbers)}", code)
     commands = snapshot_commands(code, items, uuid.uuid4(), None)
     return ITEMS / await _through(platform, [_filled(target, command) for command in commands])
 

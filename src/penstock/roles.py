@@ -15,6 +15,7 @@ from penstock.kernel.worker import Handler, Worker
 from penstock.refdata import definitions
 from penstock.refdata.applying import Applier
 from penstock.refdata.chores import Upkeep
+from penstock.refdata.following import SOMETHING
 from penstock.refdata.mapping import Mapped
 from penstock.refdata.workers import Relay, adapter_handler, apply_handler
 
@@ -42,7 +43,8 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
         for chore in upkeep.chores():
             await stack.enter_async_context(repeating(*chore))
         handler = apply_handler(applier, platform.metrics)
-        await stack.enter_async_context(_working(platform, section.kafka.commands_topic, name, handler))
+        for _ in range(section.apply.workers):  # while one waits for PostgreSQL, another reads and judges
+            await stack.enter_async_context(_working(platform, section.kafka.commands_topic, name, handler))
         yield
 
 
@@ -67,7 +69,7 @@ async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
         yield
     finally:
         stopping.set()
-        platform.refdata.stop()
+        platform.refdata.bell.ring(SOMETHING)
         await task
 
 

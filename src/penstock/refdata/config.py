@@ -156,6 +156,7 @@ class InvalidationSection(CamelSection):
 class ApplySection(CamelSection):
     """How commands are applied."""
 
+    workers: int = Field(2, ge=1, le=32, description="Batches a process applies side by side.")
     batch: int = Field(500, ge=1, le=10_000, description="Commands in one transaction.")
     lease: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(minutes=30))] = timedelta(seconds=30)
     max_attempts: int = Field(5, ge=1, le=100, description="Tries of a command whose statement takes too long.")

@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from penstock.kernel.errors import Invalid, TooLarge
-from penstock.kernel.text import is_storable
 
 PREFIX = "/v1/tenants"
 COMMAND_LIMIT = 880_000  # bytes: what the bus carries, with room for what is added on the way
@@ -56,7 +55,7 @@ Name = Annotated[str, Meta(pattern=NAME[:-1] + r"(?![\s\S])")]
 Count = Annotated[int, Meta(ge=1, le=100_000)]
 
 
-class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One key of a command. Its payload stays the text it came as, so that no digit is lost."""
 
     key: Annotated[str, Meta(min_length=1, max_length=KEY_LIMIT)]
@@ -67,6 +66,18 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     def text(self) -> str:
         """The payload as JSON text."""
         return "null" if self.payload is UNSET else bytes(self.payload).decode()
+
+
+class Entry(msgspec.Struct, array_like=True, gc=False):
+    """One key of a snapshot, as little as it takes: there may be millions of them."""
+
+    key: str
+    payload: Raw
+
+    @property
+    def text(self) -> str:
+        """The payload as JSON text."""
+        return bytes(self.payload).decode()
 
 
 class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, rename="camel", kw_only=True):
@@ -83,6 +94,10 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
     chunk_index: Count | None = None
     chunks_total: Count | None = None
     occurred_at: Annotated[datetime, Meta(tz=True)] | None = None
+
+    def entries(self) -> list[Entry]:
+        """The items of a SNAPSHOT, which all have a payload."""
+        return [Entry(item.key, item.payload) for item in self.items if item.payload is not UNSET]
 
     @property
     def is_chunk(self) -> bool:
@@ -136,8 +151,6 @@ def _checked(command: Command) -> Command:
 def _check_items(command: Command) -> None:
     is_snapshot = command.event_type is EventType.SNAPSHOT
     for place, item in enumerate(command.items):
-        if not is_storable(item.key):
-            raise _bad_item(place, "key", "half a surrogate pair is no text")
         if item.op is Op.UPSERT and (item.payload is UNSET or bytes(item.payload) == b"null"):
             raise _bad_item(place, "payload", "an UPSERT needs a payload")
         if item.op is Op.DELETE and is_snapshot:

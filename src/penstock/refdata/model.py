@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.kernel.machine import Machine, Move
 from penstock.kernel.text import storable
-from penstock.refdata.contract import Command, EventType, Item, Status
+from penstock.refdata.contract import Command, Entry, EventType, Status
 
 KEYS_TOLD = 100  # changed keys an invalidation names; more, and the reader loads everything
 KEYS_TOLD_BYTES = 6_000  # a signal is short
@@ -191,9 +191,9 @@ def chunk_refusal(command: Command, known: SnapshotSet) -> Refusal | None:
     return None
 
 
-def snapshot_json(items: Sequence[Item]) -> str:
+def snapshot_json(entries: Sequence[Entry]) -> str:
     """R3: what `:snapshotJson` is: a list of objects with `key` and `payload`."""
-    return msgspec.json.encode([{"key": item.key, "payload": item.payload} for item in items]).decode()
+    return msgspec.json.encode([{"key": entry.key, "payload": entry.payload} for entry in entries]).decode()
 
 
 def invalidation(commit: Commit, committed_at: datetime) -> str:

@@ -12,11 +12,11 @@ from penstock.kernel.db import Connection, Database, is_transient, plan_freely
 from penstock.kernel.errors import Corrupt, Invalid, Transient
 from penstock.refdata import store, template
 from penstock.refdata.config import DictionarySection, SqlTemplateSection
-from penstock.refdata.contract import Item, Op
+from penstock.refdata.contract import Entry, Item, Op
 from penstock.refdata.model import Change, Dict, runs, snapshot_json
 from penstock.refdata.template import Template
 
-Chunks = Sequence[Sequence[Item]]
+Chunks = Sequence[Sequence[Entry]]
 
 
 class Loaded(NamedTuple):
@@ -105,7 +105,7 @@ class PostgresSqlProvider(_Loading):
     async def apply_snapshot(self, tx: Connection, change: Change, chunks: Chunks) -> None:
         templates, values = self._templates(change.target), change.values()
         if templates.replace is not None:
-            whole = [item for chunk in chunks for item in chunk]
+            whole = list(chain.from_iterable(chunks))
             await _execute_many(tx, templates.replace, [{**values, "snapshotJson": snapshot_json(whole)}])
         if templates.stage is not None:
             for chunk in chunks:
@@ -190,11 +190,11 @@ async def _prepared(connection: Connection, name: str, statement: str) -> None:
         raise Invalid("BAD_SQL", f"{name}: {error}", hint="mend the statement, or the tables it names") from error
 
 
-def _staged(stage: Template, values: Mapping[str, Any], chunk: Sequence[Item]) -> list[Mapping[str, Any]]:
+def _staged(stage: Template, values: Mapping[str, Any], chunk: Sequence[Entry]) -> list[Mapping[str, Any]]:
     """What stages a chunk: all of it at once, or item by item, as the template asks."""
     if "snapshotJson" in stage.names:
         return [{**values, "snapshotJson": snapshot_json(chunk)}]
-    return [_of_item(values, item) for item in chunk]
+    return [{**values, "key": entry.key, "payload": entry.text} for entry in chunk]
 
 
 def _of_item(values: Mapping[str, Any], item: Item) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ async def judge(judging: Judging, event: Event, replace: Replace, *, max_items: 
         if refusal is not None:
             return judging.end(event.target, [event.event_id], Verdict(refusal=refusal))
         change = judging.commit(event, items=len(event.command.items))
-        await replace(change, [event.command.items])
+        await replace(change, [event.command.entries()])
         return judging.end(event.target, [event.event_id], Verdict(change.version))
     known = await _set_of(judging, event)
     if verdict := await _without_staging(judging, event, known):
@@ -89,7 +89,7 @@ async def _without_staging(judging: Judging, event: Event, known: SnapshotSet) -
         return Verdict(refusal=refusal)
     if known.status is not SetStatus.COMMITTED:
         return None
-    index, content = event.command.chunk_index or 1, msgspec.json.encode(event.command.items)
+    index, content = event.command.chunk_index or 1, _content(event)
     came = await store.chunk_hash(judging.tx, event.target, _snapshot_id(event), index)
     return Verdict(known.committed_version) if came == _digest(content) else Verdict(refusal=_conflict(event))
 
@@ -97,7 +97,7 @@ async def _without_staging(judging: Judging, event: Event, known: SnapshotSet) -
 async def _stage(judging: Judging, event: Event, replace: Replace, max_items: int) -> Verdict:
     tx, target, command, snapshot_id = judging.tx, event.target, event.command, _snapshot_id(event)
     index = command.chunk_index or 1
-    content = msgspec.json.encode(command.items)
+    content = _content(event)
     if not await store.stage_chunk(tx, target, snapshot_id, index, len(command.items), content, _digest(content)):
         return judging.end(target, [event.event_id], Verdict(refusal=_conflict(event)))
     came, items = await store.join_set(tx, target, snapshot_id, event.event_id, now=judging.now)
@@ -115,7 +115,7 @@ async def _complete(judging: Judging, event: Event, items: int, replace: Replace
     if refusal := stale(target, event.command.source_revision, judging.standings[target]):
         return await _close(judging, target, snapshot_id, Verdict(refusal=refusal))
     chunks = await store.chunks(judging.tx, target, snapshot_id)
-    if len({item.key for chunk in chunks for item in chunk}) < items:
+    if len({entry.key for chunk in chunks for entry in chunk}) < items:
         refusal = Refusal("DUPLICATE_KEY", "two chunks of the snapshot name the same key")
         return await _close(judging, target, snapshot_id, Verdict(refusal=refusal))
     change = judging.commit(event, items=items)
@@ -131,6 +131,11 @@ async def _close(judging: Judging, target: Dict, snapshot_id: UUID, verdict: Ver
 def _conflict(event: Event) -> Refusal:
     said = f"chunk {event.command.chunk_index} of this snapshot came before, with another content"
     return Refusal("CHUNK_CONFLICT", said)
+
+
+def _content(event: Event) -> bytes:
+    """A chunk as it is staged."""
+    return msgspec.json.encode(event.command.entries())
 
 
 def _digest(content: bytes) -> bytes:

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.kernel import sql
 from penstock.kernel.db import Connection
-from penstock.refdata.contract import Item, Status
+from penstock.refdata.contract import Entry, Status
 from penstock.refdata.model import (
     SNAPSHOT,
     UPDATE,
@@ -30,7 +30,7 @@ from penstock.refdata.model import (
 SQL = sql.load("penstock.refdata", {"update": UPDATE, "snapshot": SNAPSHOT})
 CHANNEL = "penstock_refdata"
 PRUNED_AT_ONCE = 10_000
-_ITEMS = msgspec.json.Decoder(list[Item])
+_ENTRIES = msgspec.json.Decoder(list[Entry])
 EventKey = tuple[str, UUID]
 
 
@@ -172,13 +172,13 @@ async def delete_items(tx: Connection, code: str, keys: Sequence[tuple[str, str]
         await tx.execute(SQL["delete_items"], code, *map(list, zip(*keys, strict=True)), now)
 
 
-async def replace_items(tx: Connection, target: Dict, items: Iterable[Item], *, now: datetime) -> None:
+async def replace_items(tx: Connection, target: Dict, entries: Iterable[Entry], *, now: datetime) -> None:
     """Make the items of *target* just these."""
     await tx.execute(SQL["make_incoming"])
-    records = ((item.key, item.text) for item in items)
+    records = ((entry.key, entry.text) for entry in entries)
     await tx.copy_records_to_table("incoming_item", columns=["item_key", "payload"], records=records)
     await tx.execute(SQL["count_incoming"])
-    for statement in ("change_items", "add_items", "remove_items"):
+    for statement in ("remove_items", "change_items", "add_items"):  # the new ones last: nobody need look at them
         await tx.execute(SQL[statement], *target, now)
 
 
@@ -224,11 +224,11 @@ async def join_set(
     return (row[0], row[1]) if row else (0, 0)
 
 
-async def chunks(tx: Connection, target: Dict, snapshot_id: UUID) -> list[list[Item]]:
+async def chunks(tx: Connection, target: Dict, snapshot_id: UUID) -> list[list[Entry]]:
     """All that was staged of a snapshot."""
-    found: list[list[Item]] = []
+    found: list[list[Entry]] = []
     for row in await tx.fetch(SQL["chunks"], *target, snapshot_id):
-        found.append(_ITEMS.decode(row["items"]))
+        found.append(_ENTRIES.decode(row["items"]))
         await asyncio.sleep(0)  # a million items take seconds: let others have their turn
     return found
 
