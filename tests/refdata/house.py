@@ -369,7 +369,7 @@ def _document(url: str, kafka: Kafka | None, redis: RedisServer | None, *, is_st
         },
         "dictionaries": [*dictionaries(DOCUMENT), *dictionaries(OTHER), *map(_ledger, ("LEDGER", "WHOLE", "FOREIGN"))],
         "tenants": list(TENANTS),
-        "apply": {"lease": "PT1S", "batch": 4, "maxAttempts": 50},
+        "apply": {"workers": 1, "lease": "PT1S", "batch": 4, "maxAttempts": 50},
     }
     if redis is not None:
         known["redis"] = {
