@@ -180,9 +180,14 @@ def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextMana
 
 
 def _unfrozen(settings: Settings) -> dict[str, str]:
-    """R11: a process that freezes in a transaction loses it, and with it its locks, when its lease is over."""
-    lease = settings.refdata.apply.lease
-    return {"idle_in_transaction_session_timeout": str(int(lease.total_seconds() * 1000))}
+    """R11: a process that freezes or vanishes in a transaction loses it, and with it its locks, after its lease."""
+    lease = settings.refdata.apply.lease.total_seconds()
+    return {
+        "idle_in_transaction_session_timeout": str(int(lease * 1000)),
+        "tcp_keepalives_idle": str(max(1, int(lease / 2))),
+        "tcp_keepalives_interval": str(max(1, int(lease / 6))),
+        "tcp_keepalives_count": "3",
+    }
 
 
 def _search_path(settings: Settings) -> dict[str, str]:

@@ -37,14 +37,15 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
     for code, error in (await definitions.check(platform.db, known)).items():
         # Perhaps its tables are made later: all that comes for it until then fails, and the others go on.
         structlog.get_logger().error("dictionary_unusable", dictCode=code, error=error)
-    await definitions.register(platform.db, known)
+    await definitions.register(platform.db, known, platform.refdata.catalogue.tenants)
     upkeep = Upkeep(platform.db, platform.bus, platform.refdata, platform.metrics, name)
     async with AsyncExitStack() as stack:
         for chore in upkeep.chores():
             await stack.enter_async_context(repeating(*chore))
         handler = apply_handler(applier, platform.metrics)
-        for _ in range(section.apply.workers):  # while one waits for PostgreSQL, another reads and judges
-            await stack.enter_async_context(_working(platform, section.kafka.commands_topic, name, handler))
+        # Several: while one waits for PostgreSQL, another reads and judges.
+        working = _working(platform, section.kafka.commands_topic, name, handler, section.apply.workers)
+        await stack.enter_async_context(working)
         yield
 
 
@@ -74,18 +75,24 @@ async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _working(platform: RefdataPlatform, topic: str, name: str, handler: Handler[Delivery]) -> AsyncIterator[None]:
-    """A worker on *topic*, until the end; what it is at is finished, what it holds is given back."""
+async def _working(
+    platform: RefdataPlatform, topic: str, name: str, handler: Handler[Delivery], count: int = 1
+) -> AsyncIterator[None]:
+    """Workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
     apply = platform.settings.refdata.apply
     delivering = Delivering(lease_for=apply.lease, max_attempts=apply.max_attempts)
-    async with platform.bus.subscribe(topic, worker=name, delivering=delivering) as queue:
-        worker = Worker(queue, handler, platform.telemetry, batch=apply.batch)
-        task = asyncio.create_task(worker.run(), name=f"work {topic}")
+    async with AsyncExitStack() as stack:
+        workers: list[Worker[Delivery]] = []
+        for _ in range(count):
+            queue = await stack.enter_async_context(platform.bus.subscribe(topic, worker=name, delivering=delivering))
+            workers.append(Worker(queue, handler, platform.telemetry, batch=apply.batch))
+        tasks = [asyncio.create_task(worker.run(), name=f"work {topic}") for worker in workers]
         try:
             yield
         finally:
-            worker.stop()
-            await task
+            for worker in workers:
+                worker.stop()
+            await asyncio.gather(*tasks)
 
 
 ROLES: dict[str, Role] = {"apply": applying, "kafka-adapter": adapting, "relay": relaying}

@@ -132,11 +132,15 @@ class TelemetrySection(Section):
     journal_retention: Duration = Field(timedelta(days=90), description="How long moves are remembered.")
 
 
+Stamp = tuple[int, int, int]
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where settings come from; it makes no two of them differ."""
 
     file: Path | None = field(default=None, compare=False)
+    stamp: "Stamp | None" = field(default=None, compare=False)
     reread: "Callable[[], Settings] | None" = field(default=None, compare=False)
 
 
@@ -164,6 +168,11 @@ class Settings(Section):
         """The file they come from."""
         return self._origin.file
 
+    @property
+    def stamp(self) -> Stamp | None:
+        """How that file was marked just before it was read."""
+        return self._origin.stamp
+
     def reread(self) -> "Settings":
         """The settings as they would be now; BadConfig when they cannot be used."""
         return self._origin.reread() if self._origin.reread else self
@@ -186,10 +195,20 @@ def load_settings(
     place = file or _usual_file()
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     paths: dict[KeyPath, Any] = {tuple(name.split(".")): value for name, value in given.items()}
+    stamp = stamp_of(place)
     settings = load(Settings, place, os.environ if env is None else env, paths)
-    settings._origin = Origin(place, lambda: load_settings(place, env, overrides))  # noqa: SLF001 - it is ours
+    settings._origin = Origin(place, stamp, lambda: load_settings(place, env, overrides))  # noqa: SLF001 - it is ours
     return settings
 
 
 def _usual_file() -> Path | None:
     return Path(FILE) if Path(FILE).exists() else None
+
+
+def stamp_of(file: Path | None) -> Stamp | None:
+    """Changes with the file, also when a symlink to it is moved, as Kubernetes does it."""
+    try:
+        stat = file.stat() if file else None
+    except OSError:  # gone for a moment, while it is replaced
+        return None
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size) if stat else None

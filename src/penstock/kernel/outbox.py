@@ -39,12 +39,15 @@ class Outbox:
             return len(rows)
 
     async def prune(self, db: Database, before: datetime, *, limit: int = 10_000) -> int:
-        """Remove up to *limit* published rows older than *before*; returns how many."""
+        """Remove what is published and older than *before* among the first *limit* rows; returns how many."""
+        # Looking at the first only: the rest are younger, and need no index to be found so.
         query = f"""
-            WITH gone AS (
-                DELETE FROM {self.table} WHERE id IN (
-                    SELECT id FROM {self.table} WHERE published AND created_at < $1 ORDER BY id LIMIT $2
-                ) RETURNING 1
+            WITH oldest AS (
+                SELECT id, published, created_at FROM {self.table} ORDER BY id LIMIT $2
+            ), gone AS (
+                DELETE FROM {self.table}
+                WHERE id = ANY (ARRAY(SELECT id FROM oldest WHERE published AND created_at < $1))
+                RETURNING 1
             ) SELECT count(*) FROM gone"""
         return int(await db.fetchval(query, before, limit))
 

@@ -33,7 +33,11 @@ class Unappliable(Exception):
 
 
 class TooSlow(Exception):
-    """A dictionary's own statement was given up: it may be the event's fault, or nobody's."""
+    """A dictionary's own statement was given up: it may be the event's fault; the server's, when it does not count."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.counts = counts
 
 
 class _Case(NamedTuple):
@@ -79,7 +83,7 @@ class Applier:
                         async for verdict in inner:
                             yield verdict
                 return
-            if isinstance(error, TooSlow) and reads[0].attempt < self._max_attempts:
+            if isinstance(error, TooSlow) and (not error.counts or reads[0].attempt < self._max_attempts):
                 raise
             refusal = error.refusal if isinstance(error, Unappliable) else _TOO_SLOW
             verdicts = [await self._refuse(self._case(reads[0]), refusal)]
@@ -188,10 +192,20 @@ async def _recalled(tx: Connection, cases: Sequence[_Case], verdicts: Sequence[V
     """*verdicts*, with what was said before of those that are repeated."""
     keys = [case.key for case, verdict in zip(cases, verdicts, strict=True) if verdict.is_repeated]
     known = await store.requests(tx, keys) if keys else {}
+    firsts = {case.key: case.event.target for case in reversed(cases)}
     return [
-        _verdict(known[case.key]) if verdict.is_repeated and case.key in known else verdict
+        _of_before(case, firsts[case.key], known.get(case.key)) if verdict.is_repeated else verdict
         for case, verdict in zip(cases, verdicts, strict=True)
     ]
+
+
+def _of_before(case: _Case, first: Dict, known: Update | None) -> Verdict:
+    """What is to be said of an event whose id came before: the same, unless it was another dictionary's."""
+    code = known.dict_code if known else first.dict_code
+    if code != case.event.target.dict_code:
+        said = f"eventId {case.event.event_id} was used for {code}"
+        return Verdict(refusal=Refusal("EVENT_ID_REUSED", said), is_repeated=True)
+    return _verdict(known) if known else Verdict(is_repeated=True)
 
 
 def _verdict(update: Update) -> Verdict:
@@ -204,8 +218,10 @@ def _their_statement() -> Iterator[None]:
     """Tell failures of a dictionary's own statements from those of ours, and those of the moment from lasting ones."""
     try:
         yield
-    except (asyncpg.QueryCanceledError, asyncpg.TransactionTimeoutError, TimeoutError) as error:
-        raise TooSlow from error
+    except (asyncpg.QueryCanceledError, asyncpg.TransactionTimeoutError) as error:
+        raise TooSlow(counts=True) from error
+    except TimeoutError as error:  # nobody answers; or many statements together take too long, each of them not
+        raise TooSlow(counts=False) from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         if is_transient(error):
             raise

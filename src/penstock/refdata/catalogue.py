@@ -38,6 +38,11 @@ class Catalogue:
         self._dictionaries: Mapping[str, Dictionary] = made
         self._tenants = None if section.tenants is None else frozenset(section.tenants)
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """All tenants, where they are named."""
+        return self._tenants or frozenset()
+
     def all(self) -> list[Dictionary]:
         return list(self._dictionaries.values())
 

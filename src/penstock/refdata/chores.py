@@ -15,7 +15,7 @@ from penstock.refdata.workers import OUTBOX
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
-_LOOKED_FOR_AT_ONCE = 500
+_LOOKED_FOR_AT_ONCE = 100  # a second: those who merely wait behind a backlog must not feed it much
 _LOOK_AGAIN = timedelta(minutes=10)
 
 

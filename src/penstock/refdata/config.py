@@ -275,6 +275,12 @@ class RefdataSection(CamelSection):
     tenants: list[Annotated[str, _CODE]] | None = Field(None, description="All there are; without it, any.")
     dictionaries: list[DictionarySection] = Field(default_factory=list)
 
+    @model_validator(mode="after")
+    def _remembers_chunks(self) -> "RefdataSection":
+        if self.snapshots.expire_after >= self.retention.processed_events:
+            raise Misplaced(("snapshots", "expireAfter"), "must be shorter than retention.processedEvents")
+        return self
+
     @field_validator("dictionaries")
     @classmethod
     def _are_different(cls, dictionaries: list[DictionarySection]) -> list[DictionarySection]:

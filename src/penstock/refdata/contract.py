@@ -52,7 +52,7 @@ class Status(StrEnum):
 
 # Python's `$` lets a line break pass, and its `\Z` is unknown to JSON Schema.
 Name = Annotated[str, Meta(pattern=NAME[:-1] + r"(?![\s\S])")]
-Count = Annotated[int, Meta(ge=1, le=100_000)]
+Count = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):

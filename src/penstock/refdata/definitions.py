@@ -1,13 +1,14 @@
 """R1: another way to read a dictionary is another version of it, so that pods never differ at one version."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
 import structlog
 
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Invalid
+from penstock.kernel.locks import advisory_key
 from penstock.refdata import store
 from penstock.refdata.catalogue import Dictionary
 from penstock.refdata.model import Commit, Dict, Standing
@@ -28,10 +29,16 @@ async def check(db: Database, dictionaries: Iterable[Dictionary]) -> dict[str, s
     return wrong
 
 
-async def register(db: Database, dictionaries: Sequence[Dictionary]) -> int:
-    """Compare how *dictionaries* are read with how they were; how many got a new version for every tenant."""
+async def register(db: Database, dictionaries: Sequence[Dictionary], tenants: Collection[str] = ()) -> int:
+    """Compare how *dictionaries* are read with how they were; how many got a new version for every tenant.
+
+    Those of known *tenants* have a version from now on, so that one nobody ever writes has one to change.
+    """
     async with db.transaction() as tx:
-        now, known = db.clock.now(), await store.lock_definitions(tx)
+        await tx.execute("SELECT pg_advisory_xact_lock($1)", advisory_key("refdata.definitions"))
+        now, known = db.clock.now(), await store.definitions(tx)
+        targets = [Dict(tenant, one.section.code) for tenant in tenants for one in dictionaries]
+        await store.create_dictionaries(tx, targets, now=now)
         wanted = {one.section.code: one.provider.load_hash for one in dictionaries}
         differing = sorted(code for code, load_hash in wanted.items() if known.get(code) != load_hash)
         for code in differing:

@@ -8,6 +8,7 @@ from msgspec import Raw
 
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.errors import Invalid
+from penstock.kernel.text import REPLACEMENT
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.contract import COMMAND_LIMIT, Command, Op, Source, decode
 from penstock.refdata.model import Dict, Event
@@ -75,7 +76,7 @@ class Mapped:
         key = _text("key", self._key(message, element))
         said = self._op(message, element) if self._op else _MISSING
         # Without a value it is a tombstone, as compacted topics have them.
-        if element is _MISSING or (said is not _MISSING and str(said) in self._section.deletes):
+        if element is _MISSING or (said is not _MISSING and _spelt(said) in self._section.deletes):
             return {"key": key, "op": Op.DELETE}
         payload = self._payload(message, element)
         if payload is _MISSING:
@@ -128,7 +129,15 @@ def _text(name: str, found: Any) -> str:
     if isinstance(found, bool) or not isinstance(found, str | int | Raw):
         what = "missing" if found is _MISSING else f"no text but {type(found).__name__}"
         raise Invalid("UNMAPPED", f"{name}: {what}")
+    if isinstance(found, str) and REPLACEMENT in found:
+        # Bytes that are no text were replaced: two keys may have become one.
+        raise Invalid("UNMAPPED", f"{name}: it is not UTF-8")
     return bytes(found).decode() if isinstance(found, Raw) else str(found)
+
+
+def _spelt(found: Any) -> str:
+    """Text as it is, anything else as JSON has it."""
+    return found if isinstance(found, str) else _ENCODER.encode(found).decode()
 
 
 def _number(found: Any) -> Any:

@@ -59,6 +59,9 @@ class _Loading:
         await _prepared(connection, "loadSql", self._load)
 
     async def load_all(self, db: Database, target: Dict) -> Loaded:
+        async with db.connection() as connection:
+            # Also one that nobody writes has a version: it grows when the way to read it changes.
+            await store.create_dictionaries(connection, [target], now=db.clock.now())
         async with db.transaction("repeatable_read") as tx:
             await plan_freely(tx)
             version = await store.committed_version(tx, target)
@@ -77,6 +80,8 @@ class _Loading:
                 f"loadSql of {target.dict_code} yields {'a null key' if None in items else 'a key more than once'}",
                 hint="let it return one row per key",
             )
+        if None in items.values():
+            raise Corrupt("LOAD_VALUES", f"loadSql of {target.dict_code} yields a null v", hint="let it return JSON")
         return Loaded(version, items)
 
     async def get_committed_version(self, db: Database, target: Dict) -> int:

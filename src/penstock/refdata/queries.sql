@@ -1,11 +1,11 @@
 -- name: open_requests
--- Note updates as under way; those known already are not told back.
-INSERT INTO update_request (tenant_id, event_id, dict_code, status, body_hash, created_at, updated_at)
+-- Note updates as under way, and what was asked where nobody knew; tells which are new.
+INSERT INTO update_request AS u (tenant_id, event_id, dict_code, status, body_hash, created_at, updated_at)
 SELECT tenant_id, event_id, dict_code, {update.PENDING}, body_hash, $5, $5
 FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bytea[]) AS asked (tenant_id, event_id, dict_code, body_hash)
 ORDER BY tenant_id, event_id
-ON CONFLICT DO NOTHING
-RETURNING tenant_id, event_id;
+ON CONFLICT (tenant_id, event_id) DO UPDATE SET body_hash = excluded.body_hash WHERE u.body_hash IS NULL
+RETURNING u.tenant_id, u.event_id, u.xmax = 0 AS is_new;
 
 -- name: requests
 -- How updates stand.
@@ -83,7 +83,7 @@ WITH said AS MATERIALIZED (
         error_code = excluded.error_code,
         error_message = excluded.error_message,
         updated_at = excluded.updated_at
-    WHERE u.status IN {update.to_COMMITTED}
+    WHERE u.status = {update.PENDING}
     RETURNING u.tenant_id, u.event_id, u.dict_code, u.status, u.error_code
 )
 INSERT INTO journal (machine, at, subjects, sources, targets, actors, reasons, fences)
@@ -223,7 +223,7 @@ SELECT event_id FROM snapshot_event WHERE tenant_id = $1 AND dict_code = $2 AND 
 WITH closed AS (
     UPDATE snapshot_set
     SET status = $4, committed_version = $5, error_code = $6, error_message = $7, updated_at = $8
-    WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND status IN {snapshot.to_COMMITTED}
+    WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND status = {snapshot.OPEN}
     RETURNING tenant_id, dict_code, snapshot_id, status, error_code
 ), emptied AS (
     UPDATE snapshot_chunk SET items = NULL
@@ -264,9 +264,9 @@ FROM (
 WHERE u.tenant_id = late.tenant_id AND u.event_id = late.event_id
 RETURNING u.tenant_id, u.event_id, u.dict_code;
 
--- name: lock_definitions
--- How dictionaries were last read; one process at a time compares.
-SELECT dict_code, load_hash FROM dictionary_definition ORDER BY dict_code FOR UPDATE;
+-- name: definitions
+-- How dictionaries were last read.
+SELECT dict_code, load_hash FROM dictionary_definition;
 
 -- name: define
 -- Note how a dictionary is read now.
@@ -296,7 +296,8 @@ DELETE FROM processed_event WHERE ctid = ANY (ARRAY(SELECT ctid FROM processed_e
 -- name: prune_tombstones
 -- Forget some items that were deleted long ago.
 DELETE FROM dictionary_item
-WHERE ctid = ANY (ARRAY(SELECT ctid FROM dictionary_item WHERE deleted AND updated_at < $1 LIMIT $2));
+WHERE ctid = ANY (ARRAY(SELECT ctid FROM dictionary_item WHERE deleted AND updated_at < $1 LIMIT $2))
+  AND deleted AND updated_at < $1;  -- it may have come back meanwhile
 
 -- name: prune_requests
 -- Forget some updates that ended long ago.

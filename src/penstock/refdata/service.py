@@ -11,7 +11,7 @@ import msgspec
 from penstock.kernel.bell import Bell
 from penstock.kernel.bus import Bus
 from penstock.kernel.db import Database
-from penstock.kernel.errors import Conflict, Invalid, NotFound
+from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.kernel.ids import new_id
 from penstock.kernel.paging import Page, page
 from penstock.refdata import store
@@ -61,8 +61,14 @@ class Refdata:
 
     async def submit(self, tenant_id: str, command: Command, wait: timedelta | None = None) -> Update:
         """R6, R8: take a command in; how it stands, at the latest after *wait*. Under a known id it is the same one."""
-        event = self._accepted(tenant_id, command)
-        update = await self._noted(event, content_hash(command))
+        event, body_hash = self._accepted(tenant_id, command), content_hash(command)
+        try:
+            self.catalogue.writable(event.target)
+        except PenstockError:
+            if command.event_id is None or (known := await self._known(event)) is None:
+                raise
+            return _same(known, event, body_hash)  # it was taken in when it could be
+        update = await self._noted(event, body_hash)
         if update.status is Status.PENDING:
             # Also when it was known: perhaps it never reached the bus. Twice there it still counts once.
             await self._bus.publish([command_message(self._topic, event)])
@@ -74,7 +80,8 @@ class Refdata:
         """R10: take in what came over another topic; what is known already is only published again."""
         if not events:
             return
-        noted = [(event.target, event.event_id, content_hash(event.command)) for event in events]
+        first = {(event.target.tenant_id, event.event_id): event for event in reversed(events)}
+        noted = [(event.target, event.event_id, content_hash(event.command)) for event in first.values()]
         # Published first: what is noted is looked for on the bus, and nobody could send this again under another id.
         await self._bus.publish([command_message(self._topic, event) for event in events])
         async with self._db.connection() as connection:
@@ -110,7 +117,6 @@ class Refdata:
             hint = "leave tenantId out, or post to the tenant it names"
             raise Invalid("TENANT_MISMATCH", f"the command is for tenant {command.tenant_id!r}", hint=hint)
         target = Dict(tenant_id, command.dict_code)
-        self.catalogue.writable(target)
         now = self._db.clock.now()
         event_id = command.event_id or new_id(self._db.clock)
         filled = msgspec.structs.replace(
@@ -121,16 +127,24 @@ class Refdata:
     async def _noted(self, event: Event, body_hash: bytes) -> Update:
         """The update as it stands, opened when it is new; Conflict when its id was used for something else."""
         target, event_id, now = event.target, event.event_id, self._db.clock.now()
-        key = (target.tenant_id, event_id)
         opened = Update(target.tenant_id, event_id, target.dict_code, Status.PENDING, None, None, None, now, now)
         async with self._db.connection() as connection:
             if await store.open_requests(connection, [(target, event_id, body_hash)], now=now):
                 return opened
-            known = (await store.requests(connection, [key])).get(key, opened)
-        if known.dict_code != target.dict_code or known.body_hash not in (None, body_hash):
-            hint = "repeat a command unchanged, or give a new one a new eventId"
-            raise Conflict("EVENT_ID_REUSED", f"eventId {event_id} was used for another command", hint=hint)
-        return known
+        return _same(await self._known(event) or opened, event, body_hash)
+
+    async def _known(self, event: Event) -> Update | None:
+        key = (event.target.tenant_id, event.event_id)
+        async with self._db.connection() as connection:
+            return (await store.requests(connection, [key])).get(key)
+
+
+def _same(known: Update, event: Event, body_hash: bytes) -> Update:
+    """*known*, if it is what is asked for now."""
+    if known.dict_code != event.target.dict_code or known.body_hash not in (None, body_hash):
+        hint = "repeat a command unchanged, or give a new one a new eventId"
+        raise Conflict("EVENT_ID_REUSED", f"eventId {event.event_id} was used for another command", hint=hint)
+    return known
 
 
 def content_hash(command: Command) -> bytes:

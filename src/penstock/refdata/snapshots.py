@@ -101,17 +101,17 @@ async def _stage(judging: Judging, event: Event, replace: Replace, max_items: in
     if not await store.stage_chunk(tx, target, snapshot_id, index, len(command.items), content, _digest(content)):
         return judging.end(target, [event.event_id], Verdict(refusal=_conflict(event)))
     came, items = await store.join_set(tx, target, snapshot_id, event.event_id, now=judging.now)
+    if items > max_items:
+        said = f"the snapshot has {items} items or more, at most {max_items} are taken (refdata.snapshots.maxItems)"
+        return await _close(judging, target, snapshot_id, Verdict(refusal=Refusal("SNAPSHOT_TOO_LARGE", said)))
     if came < (command.chunks_total or 1):
         return judging.end(target, [event.event_id], Verdict())
-    return await _complete(judging, event, items, replace, max_items)
+    return await _complete(judging, event, items, replace)
 
 
-async def _complete(judging: Judging, event: Event, items: int, replace: Replace, max_items: int) -> Verdict:
+async def _complete(judging: Judging, event: Event, items: int, replace: Replace) -> Verdict:
     """The last chunk is here: all of it becomes one version, or nothing of it."""
     target, snapshot_id = event.target, _snapshot_id(event)
-    if items > max_items:
-        said = f"the snapshot has {items} items, at most {max_items} are taken (refdata.snapshots.maxItems)"
-        return await _close(judging, target, snapshot_id, Verdict(refusal=Refusal("SNAPSHOT_TOO_LARGE", said)))
     if refusal := stale(target, event.command.source_revision, judging.standings[target]):
         return await _close(judging, target, snapshot_id, Verdict(refusal=refusal))
     chunks = await store.chunks(judging.tx, target, snapshot_id)

@@ -46,7 +46,7 @@ async def open_requests(
         [body_hash for _, _, body_hash in asked],
         now,
     )
-    return {(row["tenant_id"], row["event_id"]) for row in rows}
+    return {(row["tenant_id"], row["event_id"]) for row in rows if row["is_new"]}
 
 
 async def requests(connection: Connection, keys: Sequence[EventKey]) -> dict[EventKey, Update]:
@@ -69,17 +69,23 @@ async def listed_requests(
     return [_update(row) for row in await connection.fetch(query, tenant_id, dict_code, *before, limit)]
 
 
+async def create_dictionaries(connection: Connection, targets: Iterable[Dict], *, now: datetime) -> None:
+    """Let *targets* stand at version 0 that never stood anywhere."""
+    if wanted := sorted(set(targets)):
+        await connection.execute(SQL["create_dictionaries"], *_columns(wanted), now)
+
+
 async def lock_dictionaries(tx: Connection, targets: Iterable[Dict], *, now: datetime) -> dict[Dict, Standing]:
     """Where *targets* stand, nobody else's to change until the end of *tx*."""
     wanted = sorted(set(targets))
-    if not wanted:
-        return {}
-    columns = [target.tenant_id for target in wanted], [target.dict_code for target in wanted]
-    found = await tx.fetch(SQL["lock_dictionaries"], *columns)
-    if len(found) < len(wanted):
-        await tx.execute(SQL["create_dictionaries"], *columns, now)
-        found = await tx.fetch(SQL["lock_dictionaries"], *columns)
+    # Made first, then all locked in one order: who holds some and makes others would wait in a circle.
+    await create_dictionaries(tx, wanted, now=now)
+    found = await tx.fetch(SQL["lock_dictionaries"], *_columns(wanted)) if wanted else []
     return {Dict(tenant, code): Standing(version, revision) for tenant, code, version, revision in found}
+
+
+def _columns(targets: Sequence[Dict]) -> tuple[list[str], list[str]]:
+    return [target.tenant_id for target in targets], [target.dict_code for target in targets]
 
 
 async def note_processed(tx: Connection, events: Sequence[Event], *, now: datetime) -> set[EventKey]:
@@ -227,7 +233,7 @@ async def join_set(
 async def chunks(tx: Connection, target: Dict, snapshot_id: UUID) -> list[list[Entry]]:
     """All that was staged of a snapshot."""
     found: list[list[Entry]] = []
-    for row in await tx.fetch(SQL["chunks"], *target, snapshot_id):
+    async for row in tx.cursor(SQL["chunks"], *target, snapshot_id, prefetch=8):
         found.append(_ENTRIES.decode(row["items"]))
         await asyncio.sleep(0)  # a million items take seconds: let others have their turn
     return found
@@ -271,9 +277,9 @@ async def look_for(
     return [(Dict(row["tenant_id"], row["dict_code"]), row["event_id"]) for row in rows]
 
 
-async def lock_definitions(tx: Connection) -> dict[str, str]:
+async def definitions(tx: Connection) -> dict[str, str]:
     """How dictionaries were last read, by code."""
-    return {row["dict_code"]: row["load_hash"] for row in await tx.fetch(SQL["lock_definitions"])}
+    return {row["dict_code"]: row["load_hash"] for row in await tx.fetch(SQL["definitions"])}
 
 
 async def define(tx: Connection, code: str, load_hash: str, *, now: datetime) -> None:

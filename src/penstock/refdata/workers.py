@@ -26,6 +26,7 @@ from penstock.refdata.reading import Read, read
 from penstock.refdata.service import Refdata
 
 OUTBOX = Outbox("outbox_event")
+_LARGE = 100_000  # bytes of a message
 _POLL = 0.5  # seconds: the net under a notification that was not heard
 
 
@@ -33,7 +34,7 @@ def apply_handler(applier: Applier, metrics: RefdataMetrics) -> Handler[Delivery
     """R11: the handler of the commands' topic."""
 
     async def handle(deliveries: Sequence[Delivery], stopping: asyncio.Event) -> Sequence[Outcome | None]:
-        reads = [read(delivery) for delivery in deliveries]
+        reads = [await _read(delivery) for delivery in deliveries]
         verdicts: list[Verdict] = []
         stopped_by: list[Outcome | None] = [None]
         try:
@@ -42,8 +43,8 @@ def apply_handler(applier: Applier, metrics: RefdataMetrics) -> Handler[Delivery
                     if stopping.is_set():
                         break
                     verdicts.append(Verdict(refusal=one.refusal) if one.event is None else await anext(settled))
-        except TooSlow:
-            stopped_by = [Retry("its statement was given up"), None]
+        except TooSlow as error:
+            stopped_by = [Retry("its statement was given up", counts=error.counts), None]
         except Transient as error:
             stopped_by = [Retry(f"{error.code}: {error.message}", counts=False)]
         except Exception as error:  # noqa: BLE001 - the edge: what is wrong with us is not the command's fault
@@ -55,6 +56,12 @@ def apply_handler(applier: Applier, metrics: RefdataMetrics) -> Handler[Delivery
         return [*outcomes, *stopped_by[:rest], *[stopped_by[-1]] * (rest - len(stopped_by))]
 
     return handle
+
+
+async def _read(delivery: Delivery) -> Read:
+    if len(delivery.message.value) > _LARGE:
+        await asyncio.sleep(0)  # let others have their turn
+    return read(delivery)
 
 
 def _outcome(read: Read, verdict: Verdict) -> Outcome:
@@ -101,9 +108,10 @@ class Relay:
         while not stopping.is_set():
             rung = self._bell.next(SOMETHING)
             try:
-                if await self.step():
-                    continue
+                count = await self.step()
                 backoff.reset()
+                if count:
+                    continue
                 await happens(stopping if self._bell.is_closed else rung, _POLL)
             except Transient as error:
                 structlog.get_logger().warning("relay_failed", code=error.code, error=error.message)

@@ -52,17 +52,22 @@ WITH free AS MATERIALIZED (
 ), planned AS MATERIALIZED (
     SELECT * FROM ranked WHERE CASE WHEN suspect_is_next THEN turn = 1 ELSE NOT is_suspect END
 ), batch AS MATERIALIZED (
+    -- Of large messages fewer than asked for, or a batch of them would fill the worker's memory; one in any case.
     SELECT planned.partition, m.id, m.key, m.value, m.headers
     FROM planned
     CROSS JOIN LATERAL (
-        SELECT * FROM bus_message m
-        WHERE m.topic = planned.topic AND m.partition = planned.partition
-        ORDER BY m.id
-        LIMIT CASE
-            WHEN planned.is_suspect THEN 1
-            ELSE (SELECT greatest(1, $2::bigint / count(*)) FROM planned)
-        END
+        SELECT near.*, sum(octet_length(near.value)) OVER (ORDER BY near.id) - octet_length(near.value) AS bytes_before
+        FROM (
+            SELECT * FROM bus_message m
+            WHERE m.topic = planned.topic AND m.partition = planned.partition
+            ORDER BY m.id
+            LIMIT CASE
+                WHEN planned.is_suspect THEN 1
+                ELSE (SELECT greatest(1, $2::bigint / count(*)) FROM planned)
+            END
+        ) AS near
     ) AS m
+    WHERE m.bytes_before < 4000000
 ), held AS (
     UPDATE bus_partition p
     SET fence = p.fence + 1,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -53,6 +54,8 @@ class KafkaBus:
         self._clock = db.clock if db else SystemClock()
         self._makes_topics = makes_topics
         self._known: set[str] = set()
+        self._looks: dict[str, Future[None]] = {}
+        self._looking = ThreadPoolExecutor(1, "kafka topics")
         self._sender = Sender(self._config, timeout.total_seconds())
         self._topics = Topics(self._config, timeout.total_seconds())
 
@@ -110,6 +113,7 @@ class KafkaBus:
         await asyncio.to_thread(self._sender.check)
 
     async def close(self) -> None:
+        self._looking.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._sender.close)
 
     def _group(self, topic: str) -> str:
@@ -120,11 +124,19 @@ class KafkaBus:
             return
         topics = {letter.topic for letter in letters}
         try:
-            await asyncio.to_thread(self._ensure, topics)
+            await self._ensured(topics)
             await asyncio.wrap_future(await asyncio.to_thread(self._sender.send, letters))
         except Transient:
             self._known -= topics  # one of them may be gone
             raise
+
+    async def _ensured(self, topics: Iterable[str]) -> None:
+        """Have *topics* there; all who ask while brokers are silent wait for one answer, not each for its own."""
+        for topic in set(topics) - self._known:
+            look = self._looks.get(topic)
+            if look is None or look.done():
+                look = self._looks[topic] = self._looking.submit(self._ensure, [topic])
+            await asyncio.shield(asyncio.wrap_future(look))
 
     def _deliver(self, letters: Sequence[Letter]) -> None:
         self._sender.send(letters).result()
