@@ -1,4 +1,4 @@
-"""The roles that serve: everything in one place, or the pipeline API alone."""
+"""The programs that run until they are told to stop: everything in one place, or one role alone."""
 
 import asyncio
 import contextlib

@@ -75,11 +75,11 @@ class Rig:
         """Put a message on the commands' topic, whatever it is."""
         await self.bus.publish([Message(self.topic, key, value)])
 
-    async def apply(self, *, name: str = "apply", max_attempts: int = 5) -> int:
+    async def apply(self, *, name: str = "apply", max_attempts: int = 5, max_items: int = 5_000_000) -> int:
         """Apply what is on the bus, to its end; how many messages."""
         delivering = Delivering(max_attempts=max_attempts)
         async with self.bus.subscribe(self.topic, worker=name, delivering=delivering) as queue:
-            applier = Applier(self.db, self.refdata.catalogue, name, max_attempts=max_attempts)
+            applier = Applier(self.db, self.refdata.catalogue, name, max_attempts=max_attempts, max_items=max_items)
             worker = Worker(queue, apply_handler(applier, self.platform.metrics), self.platform.telemetry)
             total = 0
             while await self._backlog():

@@ -321,6 +321,7 @@ async def test_a_tombstone_of_kafka(rig: Rig, bus_kind: str, broker: Kafka) -> N
         producer.produce(topic(rig, 0), key=key, value=value, partition=0)
     assert producer.flush(10) == 0
     await adapted(rig)
-    assert await rig.items("LOOSE") == {"z": 0, "\ufffd": 2}
-    (letter,) = await rig.bus.dead_letters(topic(rig, 0))
-    assert letter.reason == "UNMAPPED: key: missing"
+    assert await rig.items("LOOSE") == {"z": 0}
+    reasons = [letter.reason for letter in await rig.bus.dead_letters(topic(rig, 0))]
+    # Bytes that are no text are shown replaced, and two such keys might be one: so none is taken.
+    assert reasons == ["UNMAPPED: key: missing", "UNMAPPED: key: it is not UTF-8"]
