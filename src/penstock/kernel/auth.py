@@ -28,9 +28,9 @@ class Principal:
     claims: Mapping[str, Any] = field(default_factory=dict)
     is_operator: bool = False
 
-    def must_act_for(self, tenant: str) -> None:
-        """R25: Forbidden unless the token's tenant is the path's."""
-        if not self.is_operator and self.tenant != tenant:
+    def must_act_for(self, tenant: str, *, acts_for: object = None) -> None:
+        """R25: Forbidden unless the token's tenant, or whom it *acts_for*, is the path's."""
+        if not self.is_operator and (self.tenant if acts_for is None else acts_for) != tenant:
             raise Forbidden(
                 "WRONG_TENANT", f"this token does not act for tenant {tenant!r}", hint="use a token of that tenant"
             )

@@ -96,13 +96,7 @@ class Database:
                 reset=_leave_as_it_is,
                 timeout=10,
                 command_timeout=statement_timeout.total_seconds() + 10,  # the net, should the server be frozen
-                server_settings={
-                    "application_name": "penstock",
-                    "timezone": "UTC",
-                    "statement_timeout": str(int(statement_timeout.total_seconds() * 1000)),
-                    **(_LOOK_UP if looks_up else {}),
-                    **(settings or {}),
-                },
+                server_settings=_session(statement_timeout, looks_up=looks_up) | dict(settings or {}),
             )
         try:
             yield cls(dsn, pool, clock or server_clock)
@@ -168,6 +162,16 @@ class Database:
 async def plan_freely(tx: Connection) -> None:
     """Let the planner choose for the rest of this transaction, in a database that looks up otherwise."""
     await tx.execute("SELECT set_config(setting, 'on', true) FROM unnest($1::text[]) AS setting", list(_LOOK_UP))
+
+
+def _session(statement_timeout: timedelta, *, looks_up: bool) -> dict[str, str]:
+    """How every session is set up."""
+    return {
+        "application_name": "penstock",
+        "timezone": "UTC",
+        "statement_timeout": str(int(statement_timeout.total_seconds() * 1000)),
+        **(_LOOK_UP if looks_up else {}),
+    }
 
 
 async def _leave_as_it_is(_connection: Any) -> None:

@@ -106,6 +106,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
 
 
 _COMMANDS = msgspec.json.Decoder(Command)
+EXACT = msgspec.json.Decoder(float_hook=lambda digits: Raw(digits.encode()))  # any document, and no digit of it lost
 
 
 def decode(body: bytes, limit: int = COMMAND_LIMIT) -> Command:

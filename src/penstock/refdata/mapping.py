@@ -10,11 +10,10 @@ from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.errors import Invalid
 from penstock.kernel.text import REPLACEMENT
 from penstock.refdata.config import ExternalTopicSection
-from penstock.refdata.contract import COMMAND_LIMIT, Command, Op, Source, decode
+from penstock.refdata.contract import COMMAND_LIMIT, EXACT, Command, Op, Source, decode
 from penstock.refdata.model import Dict, Event
 from penstock.refdata.reading import derived_id
 
-_DOCUMENTS = msgspec.json.Decoder(float_hook=lambda digits: Raw(digits.encode()))  # so that no digit is lost
 _ENCODER = msgspec.json.Encoder()
 _MISSING = object()
 Look = Callable[[Message, Any], Any]
@@ -96,7 +95,7 @@ def _document(message: Message) -> Any:
     if len(message.value) > COMMAND_LIMIT:
         raise Invalid("COMMAND_TOO_LARGE", f"a message has at most {COMMAND_LIMIT} bytes, not {len(message.value)}")
     try:
-        return _DOCUMENTS.decode(message.value)
+        return EXACT.decode(message.value)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise Invalid("MALFORMED", f"not JSON: {error}") from error
 

@@ -17,12 +17,11 @@ from penstock.kernel.paging import Page, page
 from penstock.refdata import store
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.contract import Command, Source, Status, encode
+from penstock.refdata.contract import EXACT, Command, Source, Status, encode
 from penstock.refdata.following import Following
 from penstock.refdata.model import Dict, Event, Update, Version
 from penstock.refdata.reading import command_message
 
-_EXACT = msgspec.json.Decoder(float_hook=lambda digits: msgspec.Raw(digits.encode()))  # no digit is lost
 _SORTED = msgspec.json.Encoder(order="sorted")
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 LAST_ID = UUID(int=2**128 - 1)
@@ -151,5 +150,5 @@ def content_hash(command: Command) -> bytes:
     """The same for the same content, however it is spelt and whoever sends it."""
     bare = encode(msgspec.structs.replace(command, event_id=None, tenant_id=None, source=None))
     with suppress(msgspec.DecodeError, RecursionError):  # nested too deep for it: then the bytes as they came
-        bare = _SORTED.encode(_EXACT.decode(bare))
+        bare = _SORTED.encode(EXACT.decode(bare))
     return hashlib.sha256(bare).digest()

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.kernel.db import Database
-from penstock.refdata import store
+from penstock.refdata import staging, store
 from penstock.refdata.judging import Judging
 from penstock.refdata.model import (
     Change,
@@ -47,22 +47,22 @@ async def refuse(judging: Judging, event: Event, refusal: Refusal) -> Verdict:
     """Let a chunk's whole snapshot fail with it; a set that ended meanwhile stays as it is."""
     snapshot_id = _snapshot_id(event)
     await _set_of(judging, event)
-    await store.join_set(judging.tx, event.target, snapshot_id, event.event_id, now=judging.now)
+    await staging.join_set(judging.tx, event.target, snapshot_id, event.event_id, now=judging.now)
     return await _close(judging, event.target, snapshot_id, Verdict(refusal=refusal))
 
 
 async def expire(db: Database, after: timedelta, actor: str) -> int:
     """Let snapshots fail that got no chunk for so long; how many."""
     async with db.connection() as connection:
-        late = await store.expired_sets(connection, db.clock.now() - after)
+        late = await staging.expired_sets(connection, db.clock.now() - after)
     for target, snapshot_id, total in late:
         async with db.transaction() as tx:
             now = db.clock.now()
             # Locked as an applier locks it, so that no chunk comes in between.
             judging = Judging(tx, actor, now, await store.lock_dictionaries(tx, [target], now=now))
-            if not await store.is_expired(tx, target, snapshot_id, now - after):
+            if not await staging.is_expired(tx, target, snapshot_id, now - after):
                 continue
-            came = await store.chunk_indexes(tx, target, snapshot_id)
+            came = await staging.chunk_indexes(tx, target, snapshot_id)
             said = f"chunks {missing_chunks(came, total)} of {total} did not come within {after}"
             await _close(judging, target, snapshot_id, Verdict(refusal=Refusal("SNAPSHOT_INCOMPLETE", said)))
             await judging.write()
@@ -72,14 +72,14 @@ async def expire(db: Database, after: timedelta, actor: str) -> int:
 async def _set_of(judging: Judging, event: Event) -> SnapshotSet:
     command = event.command
     total, revision = command.chunks_total or 1, command.source_revision
-    return await store.open_set(judging.tx, event.target, _snapshot_id(event), total, revision, now=judging.now)
+    return await staging.open_set(judging.tx, event.target, _snapshot_id(event), total, revision, now=judging.now)
 
 
 async def _misfit(judging: Judging, event: Event) -> Refusal | None:
     """Why a snapshot in one piece cannot be: its id is that of one that comes in several."""
     if event.command.snapshot_id is None:
         return None
-    known = await store.get_set(judging.tx, event.target, event.command.snapshot_id)
+    known = await staging.get_set(judging.tx, event.target, event.command.snapshot_id)
     return chunk_refusal(msgspec.structs.replace(event.command, chunks_total=1), known) if known else None
 
 
@@ -90,7 +90,7 @@ async def _without_staging(judging: Judging, event: Event, known: SnapshotSet) -
     if known.status is not SetStatus.COMMITTED:
         return None
     index, content = event.command.chunk_index or 1, _content(event)
-    came = await store.chunk_hash(judging.tx, event.target, _snapshot_id(event), index)
+    came = await staging.chunk_hash(judging.tx, event.target, _snapshot_id(event), index)
     return Verdict(known.committed_version) if came == _digest(content) else Verdict(refusal=_conflict(event))
 
 
@@ -98,9 +98,9 @@ async def _stage(judging: Judging, event: Event, replace: Replace, max_items: in
     tx, target, command, snapshot_id = judging.tx, event.target, event.command, _snapshot_id(event)
     index = command.chunk_index or 1
     content = _content(event)
-    if not await store.stage_chunk(tx, target, snapshot_id, index, len(command.items), content, _digest(content)):
+    if not await staging.stage_chunk(tx, target, snapshot_id, index, len(command.items), content, _digest(content)):
         return judging.end(target, [event.event_id], Verdict(refusal=_conflict(event)))
-    came, items = await store.join_set(tx, target, snapshot_id, event.event_id, now=judging.now)
+    came, items = await staging.join_set(tx, target, snapshot_id, event.event_id, now=judging.now)
     if items > max_items:
         said = f"the snapshot has {items} items or more, at most {max_items} are taken (refdata.snapshots.maxItems)"
         return await _close(judging, target, snapshot_id, Verdict(refusal=Refusal("SNAPSHOT_TOO_LARGE", said)))
@@ -114,7 +114,7 @@ async def _complete(judging: Judging, event: Event, items: int, replace: Replace
     target, snapshot_id = event.target, _snapshot_id(event)
     if refusal := stale(target, event.command.source_revision, judging.standings[target]):
         return await _close(judging, target, snapshot_id, Verdict(refusal=refusal))
-    chunks = await store.chunks(judging.tx, target, snapshot_id)
+    chunks = await staging.chunks(judging.tx, target, snapshot_id)
     if len({entry.key for chunk in chunks for entry in chunk}) < items:
         refusal = Refusal("DUPLICATE_KEY", "two chunks of the snapshot name the same key")
         return await _close(judging, target, snapshot_id, Verdict(refusal=refusal))
@@ -124,8 +124,8 @@ async def _complete(judging: Judging, event: Event, items: int, replace: Replace
 
 
 async def _close(judging: Judging, target: Dict, snapshot_id: UUID, verdict: Verdict) -> Verdict:
-    await store.close_set(judging.tx, target, snapshot_id, verdict, actor=judging.actor, now=judging.now)
-    return judging.end(target, await store.set_events(judging.tx, target, snapshot_id), verdict)
+    await staging.close_set(judging.tx, target, snapshot_id, verdict, actor=judging.actor, now=judging.now)
+    return judging.end(target, await staging.set_events(judging.tx, target, snapshot_id), verdict)
 
 
 def _conflict(event: Event) -> Refusal:
