@@ -246,13 +246,15 @@ class House:
         await until(self._is_settled, "it does not come to rest", within, self._unsettled)
 
     async def _is_settled(self) -> bool:
-        if await self.db.fetchval("SELECT count(*) FROM update_request WHERE status = 'PENDING'"):
+        # One look at all of them: what is noted between two looks would be missed by both.
+        rows = await self.db.fetch("SELECT event_id, dict_code, status FROM update_request")
+        if any(row["status"] == "PENDING" for row in rows):
             return False
-        known = {row[0] for row in await self.db.fetch("SELECT event_id FROM update_request")}
+        known = {row["event_id"] for row in rows}
         waited_for = {one.event_id for one in self.sent} | {key for key, ends in self.given_up.items() if ends}
         if not waited_for <= known:
             return False
-        came = await self.db.fetchval("SELECT count(*) FROM update_request WHERE dict_code = 'FOREIGN'")
+        came = sum(row["dict_code"] == "FOREIGN" for row in rows)
         waiting = await self.db.fetchval("SELECT count(*) FROM outbox_event WHERE NOT published")
         return came >= len(self.foreign) and not waiting and await self._committed() <= self.heard
 
