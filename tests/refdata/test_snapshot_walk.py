@@ -196,6 +196,8 @@ class Model:
             return known.end
         known.chunks[sent.place], known.touched = sent.items, now
         known.events.append((sent.target.tenant_id, sent.event_id))
+        if sum(map(len, known.chunks.values())) > MOST_ITEMS:  # told with the chunk that is one too many
+            return self.close(known, failed("SNAPSHOT_TOO_LARGE"))
         if len(known.chunks) < known.total:
             return "PENDING", None, None
         return self.close(known, self.complete(sent.target, known))
@@ -203,8 +205,6 @@ class Model:
     def complete(self, target: Dict, known: ModelSet) -> Told:
         dictionary = self.dicts[target]
         items = tuple(item for index in sorted(known.chunks) for item in known.chunks[index])
-        if len(items) > MOST_ITEMS:
-            return failed("SNAPSHOT_TOO_LARGE")
         if dictionary.is_newer_than(known.revision):
             return failed("STALE_REVISION")
         if len(dict(items)) < len(items):
