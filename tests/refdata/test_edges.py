@@ -1,11 +1,16 @@
 """Edges between the parts of the way in: ids, versions of what nobody writes, large batches."""
 
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 
+from penstock.kernel.bus import Message
+from penstock.kernel.db import Connection
 from penstock.kernel.errors import Conflict, Corrupt
-from penstock.refdata import definitions
+from penstock.refdata import definitions, following
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.contract import Status, decode
@@ -92,3 +97,25 @@ async def test_a_snapshot_with_too_many_items_ends_at_once(rig: Rig) -> None:
     late = await rig.refdata.submit("acme", decode(chunk("LOOSE", whole, 2, 3, upsert("c", 1))))
     await rig.apply()
     assert (await rig.update(late.event_id)).error_code == "SNAPSHOT_TOO_LARGE"
+
+
+async def test_no_commit_is_too_quick_to_be_heard(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6: who waits hears of a commit that came before its publisher had the answer, whoever else is waiting."""
+    monkeypatch.setattr(following, "_LOOK_AGAIN", 60)  # the net must not catch it
+    publish, waiting = rig.bus.publish, asyncio.Event()
+
+    async def and_apply(messages: Sequence[Message], *, tx: Connection | None = None) -> None:
+        await publish(messages, tx=tx)
+        if tx is not None:  # the bus calls itself
+            return
+        if waiting.is_set():
+            await rig.apply()
+        waiting.set()
+
+    monkeypatch.setattr(rig.bus, "publish", and_apply)
+    other = decode(command("COUNTRY", upsert("NO", {"name": "Norway"})))
+    slow = asyncio.create_task(rig.refdata.submit("globex", other, timedelta(seconds=30)))
+    await waiting.wait()
+    update = await rig.refdata.submit("acme", decode(command("LOOSE", upsert("a", 1))), timedelta(seconds=10))
+    assert update.status is Status.COMMITTED
+    assert (await slow).status is Status.COMMITTED

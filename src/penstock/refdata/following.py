@@ -1,8 +1,8 @@
 """R6: waits for updates to end: one question to the database for all who wait, whenever something was applied."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
@@ -36,19 +36,16 @@ class Following:
         finally:
             await ended(task)
 
-    async def end_of(self, update: Update, within: float) -> Update:
-        """*update* as it ended, or as it was when that takes too long."""
-        key, future = (update.tenant_id, update.event_id), asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, []).append(future)
+    @contextmanager
+    def following(self, update: Update) -> "Iterator[asyncio.Future[Update]]":
+        """The end of *update*. Asked for before its command is published: so no commit is too quick to be heard."""
+        key, end = (update.tenant_id, update.event_id), asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(end)
         self._somebody.set()
         try:
-            async with asyncio.timeout(within):
-                found: Update = await future
-                return found
-        except TimeoutError:
-            return update
+            yield end
         finally:
-            self._forget(key, future)
+            self._forget(key, end)
 
     async def _follow(self) -> None:
         while True:

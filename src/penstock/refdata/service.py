@@ -1,5 +1,6 @@
 """What can be asked of refdata: take a command, say how it stands, tell the history; each owns its transaction."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -68,11 +69,18 @@ class Refdata:
                 raise
             return _same(known, event, body_hash)  # it was taken in when it could be
         update = await self._noted(event, body_hash)
-        if update.status is Status.PENDING:
-            # Also when it was known: perhaps it never reached the bus. Twice there it still counts once.
-            await self._bus.publish([command_message(self._topic, event)])
-            if wait:
-                update = await self._following.end_of(update, wait.total_seconds())
+        if update.status is not Status.PENDING:
+            return update
+        # Published also when it was known: perhaps it never reached the bus. Twice there it still counts once.
+        message = command_message(self._topic, event)
+        if wait is None:
+            await self._bus.publish([message])
+            return update
+        with self._following.following(update) as end:
+            await self._bus.publish([message])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait.total_seconds()):
+                    return await end
         return update
 
     async def submit_all(self, events: Sequence[Event]) -> None:
