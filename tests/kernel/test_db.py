@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 import pytest
@@ -104,6 +106,55 @@ async def test_a_cut_connection_is_transient_and_the_next_one_works(db: Database
         await db.execute("SELECT pg_sleep(30)")
     await cutting
     assert await db.fetchval("SELECT 1") == 1
+
+
+async def test_a_server_that_said_goodbye_is_transient(database_url: str) -> None:
+    """R11: the moment between the last word of a server that stops and its hanging up is a failure of the moment."""
+    async with slow_to_hang_up(database_url) as (url, hanging_up), Database.open(url, size=1) as db:
+        pid = await db.fetchval("SELECT pg_backend_pid()")
+        outside = await asyncpg.connect(database_url)
+        await outside.execute("SELECT pg_terminate_backend($1)", pid)
+        await outside.close()
+        await hanging_up.wait()
+        with pytest.raises(Transient, match="does not answer") as caught:
+            await db.fetchval("SELECT 1")
+        assert isinstance(caught.value.__cause__, asyncpg.InternalClientError)
+
+
+@contextlib.asynccontextmanager
+async def slow_to_hang_up(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """The same server through a line that passes on what it says, but not that it hung up; and when it did so."""
+    hung_up, lines = asyncio.Event(), asyncio.TaskGroup()
+    folder = parse_qs(urlsplit(url).query)["host"][0]
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(65536):
+                target.write(data)
+
+    async def close(writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async def ask(reader: asyncio.StreamReader, far: asyncio.StreamWriter) -> None:
+        await pump(reader, far)
+        await close(far)
+
+    async def line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.5432")
+        asking = lines.create_task(ask(reader, far_writer))
+        await pump(far_reader, writer)
+        hung_up.set()
+        await asking
+        await close(writer)
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.create_task(line(reader, writer))
+
+    async with lines, await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"postgresql://postgres@127.0.0.1:{port}{urlsplit(url).path}?sslmode=disable", hung_up
 
 
 async def test_a_deadlock_is_transient(db: Database) -> None:

@@ -28,6 +28,7 @@ Isolation = Literal["read_committed", "repeatable_read", "serializable"]
 _DOWN = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server took its leave of an idle session, and we write before it hangs up
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
@@ -183,7 +184,7 @@ def translated(*, connecting: bool = False) -> Iterator[None]:
     """Turn what asyncpg raises for a server that is down or busy into Transient; let the rest pass."""
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, *_UNREACHABLE) as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, *_UNREACHABLE) as error:
         if isinstance(error, _UNREACHABLE) and not connecting:
             raise
         known = _known(error)
