@@ -42,7 +42,7 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for chore in upkeep.chores():
             await stack.enter_async_context(repeating(*chore))
-        handler = apply_handler(applier, platform.metrics)
+        handler = apply_handler(applier, platform.metrics, platform.telemetry)
         # Several: while one waits for PostgreSQL, another reads and judges.
         working = _working(platform, section.kafka.commands_topic, name, handler, section.apply.workers)
         await stack.enter_async_context(working)
@@ -64,7 +64,7 @@ async def adapting(platform: RefdataPlatform) -> AsyncIterator[None]:
 async def relaying(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R15: tell the pods of every commit, until the end."""
     stopping = asyncio.Event()
-    relay = Relay(platform.db, platform.signals, platform.refdata.bell)
+    relay = Relay(platform.db, platform.signals, platform.refdata.bell, platform.telemetry)
     task = asyncio.create_task(relay.run(stopping), name="relay")
     try:
         yield

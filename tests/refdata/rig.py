@@ -80,7 +80,9 @@ class Rig:
         delivering = Delivering(max_attempts=max_attempts)
         async with self.bus.subscribe(self.topic, worker=name, delivering=delivering) as queue:
             applier = Applier(self.db, self.refdata.catalogue, name, max_attempts=max_attempts, max_items=max_items)
-            worker = Worker(queue, apply_handler(applier, self.platform.metrics), self.platform.telemetry)
+            telemetry = self.platform.telemetry
+            handler = apply_handler(applier, self.platform.metrics, telemetry)
+            worker = Worker(queue, handler, telemetry)
             total = 0
             while await self._backlog():
                 total += await worker.drain()
@@ -94,7 +96,7 @@ class Rig:
 
     async def relay(self) -> int:
         """Announce what waits; how many."""
-        return await Relay(self.db, self.platform.signals, self.refdata.bell).step()
+        return await Relay(self.db, self.platform.signals, self.refdata.bell, self.platform.telemetry).step()
 
     async def update(self, event_id: UUID, tenant: str = "acme") -> Update:
         return await self.refdata.update(tenant, event_id)

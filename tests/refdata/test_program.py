@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.refdata.rig import DOCUMENT, create_schemas, delete, upsert
+from tests.services.collector import Collector
 from tests.services.kafka import Kafka
 from tests.services.postgres import fresh_database
 from tests.services.program import CommandApi, Up, Work, penstock
@@ -79,11 +80,12 @@ def env(
     return found
 
 
-def submitted(api: str, code: str, *items: dict[str, Any], **more: Any) -> dict[str, Any]:
+def submitted(api: str, code: str, *items: dict[str, Any], trace: str | None = None, **more: Any) -> dict[str, Any]:
     """A command that is committed while we wait, however long; how it ended."""
     body = {"dictCode": code, "eventType": "DELTA", "items": items, **more}
     params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
-    answer = httpx.post(f"{api}/v1/tenants/tenant-a/updates", params=params, json=body)
+    headers = {"traceparent": f"00-{trace}-{'1' * 16}-01"} if trace else {}
+    answer = httpx.post(f"{api}/v1/tenants/tenant-a/updates", params=params, json=body, headers=headers)
     told: dict[str, Any] = answer.json()
     while answer.status_code == 202 or told.get("status") == "PENDING":
         answer = httpx.get(f"{api}/v1/tenants/tenant-a/updates/{told['eventId']}")
@@ -135,6 +137,21 @@ async def test_the_founding_document_as_it_stands(
         assert await connection.fetchval("SELECT digits FROM mdm_currency WHERE ccy = 'NOK'") == 2
     finally:
         await connection.close()
+
+
+def test_a_trace_goes_through_every_process(env: dict[str, str], tmp_path: Path) -> None:
+    """R26: what a caller follows is seen in each process it passes, under one id, and in their logs."""
+    trace = os.urandom(16).hex()
+    with ExitStack() as stack:
+        collector = stack.enter_context(Collector())
+        env = {**env, **collector.env, "PENSTOCK__TELEMETRY__LOG_LEVEL": "DEBUG"}
+        api = stack.enter_context(CommandApi(tmp_path, env=env)).api
+        apply, _ = (stack.enter_context(Work(tmp_path, role, env=env)) for role in ("apply", "relay"))
+        event_id = submitted(api, "COUNTRY", upsert("NO", {"name": "Norway"}), trace=trace)["eventId"]
+        spans = collector.of(trace, "refdata.apply", "refdata.announce")
+        assert {span.about["eventId"] for span in spans if span.name.startswith("refdata")} == {event_id}
+        logged = [json.loads(line) for line in apply.log_file.read_text().splitlines() if line.startswith("{")]
+        assert [line["event"] for line in logged if line.get("trace_id") == trace] == ["event_committed"]
 
 
 async def test_everything_in_one_place(env: dict[str, str], cluster: RedisCluster, tmp_path: Path) -> None:

@@ -10,16 +10,20 @@ from time import perf_counter
 from typing import Any, Literal
 
 import structlog
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_ON
-from opentelemetry.trace import Tracer, get_current_span
+from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON
+from opentelemetry.trace import SpanContext, Status, StatusCode, Tracer, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from penstock import __version__
 from penstock.kernel.outcome import Outcome
 
 LogFormat = Literal["auto", "json", "console"]
+TRACEPARENT = "traceparent"  # the header of W3C's Trace Context
+_CONTEXTS = TraceContextTextMapPropagator()
 _HIDDEN = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
 _SECRET = re.compile(_HIDDEN, re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^\s'\"]+@")
@@ -62,12 +66,23 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self.work = WorkMetrics(self.registry)
         resource = Resource.create({"service.name": service, "service.version": __version__})
-        # Without anybody to send them to spans are not recorded; their ids still tie the lines of a log together.
-        sampler = DEFAULT_ON if spans else ALWAYS_OFF
+        # Without anybody to send them to no trace begins here; those of others are handed on.
+        sampler = DEFAULT_ON if spans else DEFAULT_OFF
         self.provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
         for processor in spans:
             self.provider.add_span_processor(processor)
         self.tracer: Tracer = self.provider.get_tracer("penstock", __version__)
+
+    def trace(self, name: str, parent: str | None, began: int, error: str | None = None, **about: Any) -> None:
+        """Add what was done from *began* (in ns) until now to the trace of *parent*; without one nobody follows it."""
+        if parent is None:
+            return
+        context = _CONTEXTS.extract({TRACEPARENT: parent}, context=Context())
+        known = {key: value for key, value in about.items() if value is not None}
+        span = self.tracer.start_span(name, context, start_time=began, attributes=known)
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end()
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -76,6 +91,25 @@ class Telemetry:
     def close(self) -> None:
         """Send what is still held back."""
         self.provider.shutdown()
+
+
+def current_trace() -> str | None:
+    """What runs now, as it is handed on to other processes; None when nobody follows it."""
+    return _followed(get_current_span().get_span_context())
+
+
+def followed(traceparent: str | None) -> str | None:
+    """The trace that is named, in the one form it has; None when it is none, or nobody follows it."""
+    if traceparent is None:
+        return None
+    parent = _CONTEXTS.extract({TRACEPARENT: traceparent}, context=Context())
+    return _followed(get_current_span(parent).get_span_context())
+
+
+def _followed(context: SpanContext) -> str | None:
+    if not context.is_valid or not context.trace_flags.sampled:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None:  # noqa: A002 - the setting's own name

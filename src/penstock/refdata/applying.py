@@ -241,6 +241,7 @@ def _log(event: Event, verdict: Verdict) -> None:
         "eventId": str(event.event_id),
         "source": event.source,
         "version": verdict.version,
+        **({"trace_id": event.trace.split("-")[1]} if event.trace else {}),
     }
     if verdict.is_repeated:
         log.debug("event_repeated", **about)

@@ -36,6 +36,7 @@ class Judging:
                 command.source_revision,
                 items,
                 changed_keys(command),
+                event.trace,
             )
         )
         occurred_at = command.occurred_at or self.now

@@ -12,7 +12,7 @@ from penstock.kernel.text import REPLACEMENT
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.contract import COMMAND_LIMIT, EXACT, Command, Op, Source, decode
 from penstock.refdata.model import Dict, Event
-from penstock.refdata.reading import derived_id
+from penstock.refdata.reading import derived_id, trace_of
 
 _ENCODER = msgspec.json.Encoder()
 _MISSING = object()
@@ -61,7 +61,7 @@ class Mapped:
             encoded = _ENCODER.encode(body)
         except RecursionError as error:
             raise Invalid("MALFORMED", "the message is nested too deeply") from error
-        return _event(decode(encoded))
+        return _event(decode(encoded), trace_of(message))
 
     def _item_list(self, message: Message, document: Any) -> list[dict[str, Any]]:
         if self._items is None:
@@ -83,10 +83,10 @@ class Mapped:
         return {"key": key, "op": Op.UPSERT, "payload": payload}
 
 
-def _event(command: Command) -> Event:
+def _event(command: Command, trace: str | None) -> Event:
     if command.tenant_id is None or command.event_id is None:
         raise Invalid("UNMAPPED", "tenantId or eventId is missing")
-    return Event(Dict(command.tenant_id, command.dict_code), command.event_id, Source.KAFKA, command)
+    return Event(Dict(command.tenant_id, command.dict_code), command.event_id, Source.KAFKA, command, trace)
 
 
 def _document(message: Message) -> Any:

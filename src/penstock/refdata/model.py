@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.kernel.machine import Machine, Move
+from penstock.kernel.telemetry import TRACEPARENT
 from penstock.kernel.text import storable
 from penstock.refdata.contract import Command, Entry, EventType, Status
 
@@ -92,6 +93,7 @@ class Event(NamedTuple):
     event_id: UUID
     source: str
     command: Command
+    trace: str | None = None
 
 
 class Change(NamedTuple):
@@ -126,6 +128,7 @@ class Commit(NamedTuple):
     source_revision: int | None
     items: int
     keys: Sequence[str] | None
+    trace: str | None = None
 
 
 class Update(NamedTuple):
@@ -197,7 +200,7 @@ def snapshot_json(entries: Sequence[Entry]) -> str:
 
 
 def invalidation(commit: Commit, committed_at: datetime) -> str:
-    """R15, §8.2: what the pods are told, with the changed keys when they are few."""
+    """R15, §8.2: what the pods are told, with the changed keys when they are few, and the trace they belong to."""
     told: dict[str, Any] = {
         "eventId": commit.event_id,
         "tenantId": commit.target.tenant_id,
@@ -205,7 +208,9 @@ def invalidation(commit: Commit, committed_at: datetime) -> str:
         "version": commit.version,
         "committedAt": committed_at,
     }
-    return msgspec.json.encode(told if commit.keys is None else {**told, "keys": commit.keys}).decode()
+    told |= {} if commit.keys is None else {"keys": commit.keys}
+    told |= {} if commit.trace is None else {TRACEPARENT: commit.trace}
+    return msgspec.json.encode(told).decode()
 
 
 def changed_keys(command: Command) -> list[str] | None:

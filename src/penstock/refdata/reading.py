@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.telemetry import TRACEPARENT, followed
 from penstock.refdata.contract import FILLED_LIMIT, Command, EventType, Name, Source, decode, encode, message_key
 from penstock.refdata.model import Dict, Event, Refusal, readable_error
 
@@ -52,7 +53,8 @@ def read(delivery: Delivery) -> Read:
     if command.tenant_id is None:
         return Read(None, Refusal("MALFORMED", "tenantId is missing"))
     target = Dict(command.tenant_id, command.dict_code)
-    event = Event(target, command.event_id or derived_id(delivery), command.source or Source.KAFKA, command)
+    event_id, source = command.event_id or derived_id(delivery), command.source or Source.KAFKA
+    event = Event(target, event_id, source, command, trace_of(message))
     if message.key != message_key(*target):
         said = f"the message's key is {message.key!r}, its command's {message_key(*target)!r}"
         return Read(event, Refusal("KEY_MISMATCH", readable_error(said)), delivery.attempt)
@@ -66,7 +68,13 @@ def derived_id(delivery: Delivery) -> UUID:
 
 def command_message(topic: str, event: Event) -> Message:
     """The message that carries a command."""
-    return Message(topic, message_key(*event.target), encode(event.command))
+    headers = {TRACEPARENT: event.trace} if event.trace else {}
+    return Message(topic, message_key(*event.target), encode(event.command), headers)
+
+
+def trace_of(message: Message) -> str | None:
+    """R26: the trace a message belongs to, when somebody follows it."""
+    return followed(message.headers.get(TRACEPARENT))
 
 
 def give_up_message(topic: str, target: Dict, event_id: UUID) -> Message:
@@ -83,4 +91,5 @@ def _named(delivery: Delivery) -> Event | None:
         return None
     target = Dict(known.tenant_id, known.dict_code)
     nothing = Command(dict_code=known.dict_code, event_type=EventType.DELTA, items=[])
-    return Event(target, known.event_id or derived_id(delivery), Source.KAFKA, nothing)
+    event_id = known.event_id or derived_id(delivery)
+    return Event(target, event_id, Source.KAFKA, nothing, trace_of(delivery.message))

@@ -15,6 +15,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.kernel.ids import new_id
 from penstock.kernel.paging import Page, page
+from penstock.kernel.telemetry import current_trace
 from penstock.refdata import store
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
@@ -129,7 +130,7 @@ class Refdata:
         filled = msgspec.structs.replace(
             command, tenant_id=tenant_id, event_id=event_id, source=Source.REST, occurred_at=command.occurred_at or now
         )
-        return Event(target, event_id, Source.REST, filled)
+        return Event(target, event_id, Source.REST, filled, current_trace())
 
     async def _noted(self, event: Event, body_hash: bytes) -> Update:
         """The update as it stands, opened when it is new; Conflict when its id was used for something else."""

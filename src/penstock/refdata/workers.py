@@ -3,8 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from time import time_ns
+from typing import Any
 
 import asyncpg
+import msgspec
 import structlog
 
 from penstock.kernel.backoff import Backoff
@@ -15,6 +18,7 @@ from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.outbox import Outbox
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.signals import Signals
+from penstock.kernel.telemetry import TRACEPARENT, Telemetry
 from penstock.kernel.waiting import happens
 from penstock.kernel.worker import Handler
 from penstock.refdata.applying import Applier, TooSlow
@@ -30,10 +34,11 @@ _LARGE = 100_000  # bytes of a message
 _POLL = 0.5  # seconds: the net under a notification that was not heard
 
 
-def apply_handler(applier: Applier, metrics: RefdataMetrics) -> Handler[Delivery]:
+def apply_handler(applier: Applier, metrics: RefdataMetrics, telemetry: Telemetry) -> Handler[Delivery]:
     """R11: the handler of the commands' topic."""
 
     async def handle(deliveries: Sequence[Delivery], stopping: asyncio.Event) -> Sequence[Outcome | None]:
+        began = time_ns()
         reads = [await _read(delivery) for delivery in deliveries]
         verdicts: list[Verdict] = []
         stopped_by: list[Outcome | None] = [None]
@@ -51,6 +56,8 @@ def apply_handler(applier: Applier, metrics: RefdataMetrics) -> Handler[Delivery
             structlog.get_logger().exception("apply_crashed")
             stopped_by = [Retry(f"{type(error).__name__}: {error}", counts=False)]
         metrics.count(verdicts)
+        for one, verdict in zip(reads, verdicts, strict=False):
+            _trace(telemetry, one, verdict, began)
         outcomes = [_outcome(one, verdict) for one, verdict in zip(reads, verdicts, strict=False)]
         rest = len(reads) - len(outcomes)
         return [*outcomes, *stopped_by[:rest], *[stopped_by[-1]] * (rest - len(stopped_by))]
@@ -62,6 +69,24 @@ async def _read(delivery: Delivery) -> Read:
     if len(delivery.message.value) > _LARGE:
         await asyncio.sleep(0)  # let others have their turn
     return read(delivery)
+
+
+def _trace(telemetry: Telemetry, read: Read, verdict: Verdict, began: int) -> None:
+    """R26: the stage of a traced command that ends here."""
+    if read.event is None or read.event.trace is None or verdict.is_repeated:
+        return
+    event, refusal = read.event, verdict.refusal
+    telemetry.trace(
+        "refdata.apply",
+        event.trace,
+        began,
+        error=None if refusal is None else f"{refusal.code}: {refusal.message}",
+        tenantId=event.target.tenant_id,
+        dictCode=event.target.dict_code,
+        eventId=str(event.event_id),
+        version=verdict.version,
+        source=event.source,
+    )
 
 
 def _outcome(read: Read, verdict: Verdict) -> Outcome:
@@ -97,8 +122,9 @@ def adapter_handler(refdata: Refdata, mapped: Mapped) -> Handler[Delivery]:
 class Relay:
     """R15: tells the pods what was committed, in the order of versions, at least once."""
 
-    def __init__(self, db: Database, signals: Signals, bell: Bell) -> None:
+    def __init__(self, db: Database, signals: Signals, bell: Bell, telemetry: Telemetry) -> None:
         self._db = db
+        self._telemetry = telemetry
         self._signals = signals
         self._bell = bell
 
@@ -125,4 +151,13 @@ class Relay:
         return await OUTBOX.relay(self._db, self._announce)
 
     async def _announce(self, rows: Sequence[asyncpg.Record]) -> None:
+        began = time_ns()
         await self._signals.announce([row["payload"] for row in rows])
+        for row in rows:
+            if TRACEPARENT in row["payload"]:
+                self._trace(msgspec.json.decode(row["payload"]), began)
+
+    def _trace(self, told: dict[str, Any], began: int) -> None:
+        """R26: the stage of a traced command that ends here."""
+        about = {name: told[name] for name in ("tenantId", "dictCode", "eventId", "version")}
+        self._telemetry.trace("refdata.announce", told.get(TRACEPARENT), began, **about)

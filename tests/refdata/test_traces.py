@@ -1,0 +1,144 @@
+"""R26: one trace from the request to the word that goes to the pods, whoever does the next step."""
+
+import json
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import httpx
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from penstock.app import open_refdata
+from penstock.kernel.actuator import Pulse
+from penstock.kernel.auth import NoAuthenticator
+from penstock.kernel.bus import Delivery, Message
+from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.telemetry import Telemetry
+from penstock.refdata.config import ExternalTopicSection
+from penstock.refdata.mapping import Mapped
+from penstock.serving import Web, make_command_api
+from penstock.settings import Settings
+from tests.refdata.rig import Json, Rig, chunk, command, on_bus, upsert
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+class Traced(Rig):
+    """A rig whose spans are kept."""
+
+    kept: InMemorySpanExporter
+
+    def spans(self, name: str = "refdata") -> list[ReadableSpan]:
+        return [span for span in self.kept.get_finished_spans() if span.name.startswith(name)]
+
+    async def told(self) -> list[Json]:
+        """What the pods are to be told, as it stands in the outbox."""
+        return [json.loads(row["payload"]) for row in await self.db.fetch("SELECT payload FROM outbox_event")]
+
+
+@pytest.fixture
+async def traced(settings: Settings) -> AsyncIterator[Traced]:
+    kept = InMemorySpanExporter()
+    async with open_refdata(settings, Telemetry(spans=[SimpleSpanProcessor(kept)])) as platform:
+        rig = Traced(platform)
+        rig.kept = kept
+        yield rig
+
+
+def traces(spans: list[ReadableSpan]) -> list[str]:
+    return [format(span.context.trace_id, "032x") for span in spans if span.context]
+
+
+async def post(rig: Rig, headers: dict[str, str]) -> httpx.Response:
+    telemetry = rig.platform.telemetry
+    web = Web(rig.platform.settings, telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    app = make_command_api(web, Pulse({}, needs=()), rig.refdata)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        body = command("LOOSE", upsert("a", 1))
+        return await client.post("/v1/tenants/acme/updates", content=body, headers=headers)
+
+
+async def test_every_stage_is_in_the_callers_trace(traced: Traced) -> None:
+    """R26: a caller's trace goes over the bus and through the outbox; each stage says what it was about."""
+    event_id = (await post(traced, {"traceparent": CALLER})).json()["eventId"]
+    await traced.apply()
+    assert await traced.relay() == 1
+    stages = traced.spans()
+    assert [span.name for span in stages] == ["refdata.apply", "refdata.announce"]
+    assert traces(stages) == [TRACE, TRACE]
+    about = {"tenantId": "acme", "dictCode": "LOOSE", "eventId": event_id, "version": 1}
+    assert [dict(span.attributes or {}) for span in stages] == [{**about, "source": "REST"}, about]
+    (told,) = await traced.told()
+    assert told["traceparent"].split("-")[1] == TRACE
+    ours = {span.context.span_id for span in traced.kept.get_finished_spans() if span.context and span not in stages}
+    assert {span.parent.span_id for span in stages if span.parent} <= ours
+
+
+async def test_a_refusal_is_an_error_in_the_trace(traced: Traced) -> None:
+    """R26: what failed is seen as failed, with its reason, and nothing is announced."""
+    value, key = on_bus(command("NOPE", upsert("a", 1)))
+    await traced.bus.publish([Message(traced.topic, key, value, {"traceparent": CALLER})])
+    await traced.apply()
+    (span,) = traced.spans()
+    assert not span.status.is_ok
+    assert str(span.status.description).startswith("UNKNOWN_DICTIONARY")
+    assert traces([span]) == [TRACE]
+    assert await traced.told() == []
+
+
+async def test_a_snapshot_belongs_to_the_trace_of_the_chunk_that_completed_it(traced: Traced) -> None:
+    """R26: each chunk is a stage of its own trace; the version belongs to the last one's."""
+    other, snapshot_id = TRACE[::-1], uuid4()
+    for index, trace in enumerate((TRACE, other), 1):
+        value, key = on_bus(chunk("LOOSE", snapshot_id, index, 2, upsert(str(index), 1)))
+        headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+        await traced.bus.publish([Message(traced.topic, key, value, headers)])
+    await traced.apply()
+    assert traces(traced.spans()) == [TRACE, other]
+    (told,) = await traced.told()
+    assert told["traceparent"].split("-")[1] == other
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "rubbish", f"00-{TRACE}-b7ad6b7169203331-00", f"00-{'0' * 32}-b7ad6b7169203331-01", "ü"],
+)
+async def test_what_nobody_follows_is_not_traced(traced: Traced, header: str | None) -> None:
+    """R26: without a trace, with an unsampled one or with rubbish in its place, the command is applied all the same."""
+    value, key = on_bus(command("LOOSE", upsert("a", 1)))
+    headers = {} if header is None else {"traceparent": header}
+    await traced.bus.publish([Message(traced.topic, key, value, headers)])
+    await traced.apply()
+    assert await traced.relay() == 1
+    assert traced.spans() == []
+    (told,) = await traced.told()
+    assert "traceparent" not in told
+    assert told["version"] == 1
+
+
+async def test_a_trace_is_handed_on_in_its_shortest_form(traced: Traced) -> None:
+    """R26: what a later form of the header adds is not: a signal is short, and one too long would never get out."""
+    value, key = on_bus(command("LOOSE", upsert("a", 1)))
+    headers = {"traceparent": f"cc{CALLER[2:]}-{'x' * 400}"}
+    await traced.bus.publish([Message(traced.topic, key, value, headers)])
+    await traced.apply()
+    assert [told["traceparent"] for told in await traced.told()] == [CALLER]
+    assert await traced.relay() == 1
+
+
+async def test_a_process_that_sends_no_traces_hands_them_on(rig: Rig) -> None:
+    """R26: the trace survives a stage whose process has no collector."""
+    await post(rig, {"traceparent": CALLER})
+    await rig.apply()
+    payload = await rig.db.fetchval("SELECT payload FROM outbox_event")
+    assert json.loads(payload)["traceparent"].split("-")[1] == TRACE
+
+
+def test_a_foreign_message_keeps_its_trace() -> None:
+    """R26, R10: what comes over another topic belongs to the trace of whoever sent it."""
+    topic = ExternalTopicSection(topic="x", tenantId="=acme", dictCode="=LOOSE", key="/id", payload="/")
+    delivery = Delivery(Message("x", "k", b'{"id": "a"}', {"traceparent": CALLER}), 1, 0, 1, 1)
+    assert Mapped(topic).event(delivery).trace == CALLER
