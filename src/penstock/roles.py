@@ -14,7 +14,7 @@ from penstock.kernel.periodic import repeating
 from penstock.kernel.worker import Handler, Worker
 from penstock.refdata import definitions
 from penstock.refdata.applying import Applier
-from penstock.refdata.chores import Upkeep
+from penstock.refdata.chores import Upkeep, lag_chore
 from penstock.refdata.following import SOMETHING
 from penstock.refdata.mapping import Mapped
 from penstock.refdata.workers import Relay, adapter_handler, apply_handler
@@ -86,6 +86,7 @@ async def _working(
         for _ in range(count):
             queue = await stack.enter_async_context(platform.bus.subscribe(topic, worker=name, delivering=delivering))
             workers.append(Worker(queue, handler, platform.telemetry, batch=apply.batch))
+        await stack.enter_async_context(repeating(*lag_chore(platform.bus, topic, platform.metrics)))
         tasks = [asyncio.create_task(worker.run(), name=f"work {topic}") for worker in workers]
         try:
             yield

@@ -242,6 +242,15 @@ async def adapted(rig: Rig) -> None:
     await rig.apply()
 
 
+async def test_the_lag_of_every_topic_is_told(rig: Rig) -> None:
+    """R26: whoever works on a topic tells how far behind it is."""
+    topics = [section.topic for section in rig.platform.settings.refdata.kafka.external_topics]
+    lags = [f'kafka_consumer_lag{{topic="{topic}"}}' for topic in topics]
+    async with asyncio.timeout(60), adapting(rig.platform):
+        while not all(lag in rig.platform.telemetry.exposition().decode() for lag in lags):
+            await rig.bus.backlog(topics[0])
+
+
 async def test_messages_of_others_are_applied(rig: Rig) -> None:
     """R10: three topics, three mappings, one dictionary; in order, and with no digit lost."""
     event_id = uuid4()

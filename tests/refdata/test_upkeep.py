@@ -15,7 +15,7 @@ from penstock.kernel import journal
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.machine import Machine
-from penstock.refdata.chores import Upkeep
+from penstock.refdata.chores import Upkeep, lag_chore
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import SNAPSHOT, UPDATE
 from tests.refdata.rig import Rig, chunk, create_schemas, delete, on_bus, opened, settings_on, upsert
@@ -317,10 +317,13 @@ async def test_metrics_are_told_to_prometheus(house: House) -> None:
     await rig.send("LOOSE", upsert("a", 2))
     house.clock.advance(HOUR)
     await house.upkeep.show()
+    for topic in (rig.topic, "somebody.elses"):
+        _, show_lag, _ = lag_chore(rig.bus, topic, rig.platform.metrics)
+        await show_lag()
     told = _exposed(rig)
     events = {labels["result"]: value for labels, value in told["penstock_refdata_events_total"]}
     assert events == {"committed": 1, "failed": 2, "staged": 1, "repeated": 1}
-    assert told["kafka_consumer_lag"] == [({"topic": rig.topic}, 1)]
+    assert told["kafka_consumer_lag"] == [({"topic": rig.topic}, 1), ({"topic": "somebody.elses"}, 0)]
     assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 3600)]
     assert told["penstock_refdata_outbox_waiting"] == [({}, 1)]
 

@@ -19,6 +19,15 @@ _LOOKED_FOR_AT_ONCE = 100  # a second: those who merely wait behind a backlog mu
 _LOOK_AGAIN = timedelta(minutes=10)
 
 
+def lag_chore(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, Chore, timedelta]:
+    """R26: show how far behind the workers on *topic* are."""
+
+    async def show_lag() -> None:
+        metrics.show_lag(topic, await bus.backlog(topic))
+
+    return f"lag of {topic}", show_lag, 5 * SECOND
+
+
 class Upkeep:
     """The chores of one database; any number of processes may do them at once."""
 
@@ -88,9 +97,8 @@ class Upkeep:
 
     async def show(self) -> None:
         """Set the gauges."""
-        topic = self._section.kafka.commands_topic
         async with self._db.connection() as connection:
             since = await store.pending_since(connection)
         age = (self._db.clock.now() - since).total_seconds() if since else 0.0
         waiting = await OUTBOX.waiting(self._db)
-        self._metrics.show(topic, backlog=await self._bus.backlog(topic), pending=age, outbox=waiting)
+        self._metrics.show(pending=age, outbox=waiting)

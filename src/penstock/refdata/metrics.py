@@ -47,7 +47,9 @@ class RefdataMetrics:
     def count_drift(self, dict_code: str) -> None:
         self._drift.labels(dict_code).inc()
 
-    def show(self, topic: str, *, backlog: int, pending: float, outbox: int) -> None:
+    def show_lag(self, topic: str, backlog: int) -> None:
         self._lag.labels(topic).set(backlog)
+
+    def show(self, *, pending: float, outbox: int) -> None:
         self._pending.set(max(pending, 0.0))
         self._outbox.set(outbox)
