@@ -4,7 +4,8 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= auto
+# Tests wait for processes and servers more than they compute.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
 
 .PHONY: help setup up demo test soak check format bench kafka kafka-stop lock clean
 
