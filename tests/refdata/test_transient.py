@@ -1,10 +1,12 @@
 """Trouble that passes: an event it meets is applied once in the end, and never FAILED for it."""
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from random import randrange
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -41,6 +43,7 @@ from tests.refdata.rig import (
     upsert,
 )
 from tests.services.kafka import Kafka
+from tests.services.soak import examples
 
 SECOND = timedelta(seconds=1)
 STUMBLES = """
@@ -246,30 +249,46 @@ async def test_many_statements_that_take_long_together_are_not_stuck(database_ur
         await applied_once(rig, *ids)
 
 
+@pytest.mark.soak
 async def test_postgresql_restarts_in_the_middle(tmp_path: Path) -> None:
-    """R11: kill -9 of PostgreSQL while events are applied: none fails, none is lost, none counts twice."""
+    """R11: PostgreSQL is killed or told to stop while events are applied: none fails, none is lost or counts twice."""
+    rounds = examples(3, soak=100)
     async with embedded_postgres(tmp_path / "pg") as url:
         settings = await flaky_settings(url, None)
         async with opened(settings) as rig, applying(rig.platform):
-            ids = [await rig.send("FLAKY", upsert(f"a{n}", {"times": 0})) for n in range(50)]
-            (server,) = servers(tmp_path / "pg")
-            server.kill()
-            for n in range(5):
-                event_id = uuid4()
-                ids.append(await _insist(rig, event_id, upsert(f"b{n}", {"times": 0})))
-            for event_id in ids:
-                await ended(rig, event_id)
-            await applied_once(rig, *ids)
+            ids: list[UUID] = []
+            for number in range(rounds):
+                striking = asyncio.create_task(_strike(tmp_path / "pg", rig, number))
+                ids += [await _insist(rig, upsert(f"{number}.{n}", {"times": 0})) for n in range(10)]
+                ids.append(await _insist(rig, *_WHOLE, code="LOOSE", event_type="SNAPSHOT"))
+                await striking
+            ends = [await ended(rig, event_id) for event_id in ids]
+            assert {end.status for end in ends} == {Status.COMMITTED}
+            assert await rig.version("LOOSE") == rounds
+            await applied_once(rig, *(end.event_id for end in ends if end.dict_code == "FLAKY"))
 
 
-async def _insist(rig: Rig, event_id: UUID, item: Json) -> UUID:
+_WHOLE = [upsert(str(n), n) for n in range(5_000)]
+
+
+async def _strike(folder: Path, rig: Rig, number: int) -> None:
+    """Stop the server, each time in another way, once some of the round is under way."""
+    how = (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT)[number % 3]
+    for _ in range(randrange(20)):
+        await happens(rig.refdata.bell.next(""), 0.02)
+    for server in servers(folder):
+        server.send_signal(how)
+
+
+async def _insist(rig: Rig, *items: Json, code: str = "FLAKY", **more: Any) -> UUID:
     """Send under one id until it is taken, as a client does who gets 503."""
+    event_id = uuid4()
     async with asyncio.timeout(60):
         while True:
             try:
-                return await rig.send("FLAKY", item, eventId=str(event_id))
+                return await rig.send(code, *items, eventId=str(event_id), **more)
             except Transient:
-                await asyncio.wait([asyncio.create_task(rig.refdata.bell.next("").wait())], timeout=0.1)
+                await happens(rig.refdata.bell.next(""), 0.1)
 
 
 def upkeep(rig: Rig) -> Upkeep:
