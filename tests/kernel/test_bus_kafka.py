@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.bus.kafka import KafkaBus
 from penstock.kernel.bus.kafka.place import FULL_COUNT, Mark, Place, plan
+from penstock.kernel.bus.kafka.topics import Topics
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig, Invalid, Transient
 from penstock.kernel.outcome import Done, Failed
@@ -52,6 +53,15 @@ async def handle_all(bus: KafkaBus, topic: str, count: int) -> list[str]:
             await subscription.settle([(delivery, Done()) for delivery in taken])
             await subscription.wait(0 if taken else 1)
     return handled
+
+
+def test_a_topic_just_made_has_a_backlog(broker: Kafka) -> None:
+    """R26: as long as its partitions have no leader the answer waits, and is no failure."""
+    broker.needs_real("makes no topics when it is asked to")
+    topics = Topics({"bootstrap.servers": broker.bootstrap}, timeout=WITHIN)
+    for topic in [new_topic() for _ in range(15)]:
+        assert topics.make(topic, 8)
+        assert topics.backlog(topic, "nobody") == 0
 
 
 async def test_what_others_wrote_is_shown_and_kept_byte_for_byte(broker: Kafka) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,7 +14,6 @@ from ruamel.yaml import YAML
 
 from penstock.app import RefdataPlatform, open_refdata
 from penstock.kernel.bus import Delivering, Message
-from penstock.kernel.errors import Transient
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker
 from penstock.refdata.applying import Applier
@@ -84,15 +83,10 @@ class Rig:
             handler = apply_handler(applier, self.platform.metrics, telemetry)
             worker = Worker(queue, handler, telemetry)
             total = 0
-            while await self._backlog():
+            while await self.bus.backlog(self.topic):
                 total += await worker.drain()
                 await queue.wait(0.05)
             return total
-
-    async def _backlog(self) -> int:
-        while True:
-            with suppress(Transient):  # Kafka may still be looking for a leader of a topic just made
-                return await self.bus.backlog(self.topic)
 
     async def relay(self) -> int:
         """Announce what waits; how many."""

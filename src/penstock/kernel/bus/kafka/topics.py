@@ -14,6 +14,9 @@ from penstock.kernel.bus.kafka.errors import down, problem, translated
 
 _MAY_NOT = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED, KafkaError.POLICY_VIOLATION}
 _NOT_THERE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001 - spelt so
+# A partition has just been made, or its leader has gone: in a moment there is one again.
+_ELECTING = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+_LOOK_AGAIN = 0.05
 
 
 class Topics:
@@ -38,15 +41,25 @@ class Topics:
     def backlog(self, topic: str, group: str) -> int:
         """How many messages of *topic* lie behind what *group* committed; what nobody made is empty."""
         with self._reader(group) as reader:
-            places = self._partitions(reader, topic)
-            committed = reader.committed(places, timeout=self._timeout) if places else []
-            return sum(self._behind(reader, place) for place in committed)
+            patience = time.monotonic() + self._timeout
+            while True:
+                try:
+                    return self._backlog(reader, topic)
+                except KafkaException as error:
+                    if error.args[0].code() not in _ELECTING or time.monotonic() > patience:
+                        raise
+                time.sleep(_LOOK_AGAIN)
 
     def oldest(self, topic: str, limit: int) -> list[Record]:
         """The first *limit* messages of each partition of *topic*."""
         with self._reader("penstock.reader") as reader:
             places = self._partitions(reader, topic)
             return [record for place in places for record in self._read(reader, place, limit)]
+
+    def _backlog(self, reader: Consumer, topic: str) -> int:
+        places = self._partitions(reader, topic)
+        committed = reader.committed(places, timeout=self._timeout) if places else []
+        return sum(self._behind(reader, place) for place in committed)
 
     def _behind(self, reader: Consumer, place: TopicPartition) -> int:
         low, high = reader.get_watermark_offsets(place, timeout=self._timeout)
