@@ -38,12 +38,13 @@ async def ask(url: str, query: str) -> object:
 
 def servers(folder: Path) -> list[psutil.Process]:
     """The PostgreSQL servers that run on *folder*."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter(["cmdline", "ppid"]):
         words = process.info["cmdline"] or []
         if words and words[0].endswith("postgres") and str(folder / "data") in words:
-            found.append(process)
-    return found
+            found[process.pid] = process
+    # A child just born still goes by its server's name.
+    return [process for process in found.values() if process.info["ppid"] not in found]
 
 
 async def test_data_stays_from_one_start_to_the_next(tmp_path: Path) -> None:
