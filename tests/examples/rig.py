@@ -5,7 +5,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,6 @@ import pymysql
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 45  # seconds; only a broken promise takes so long
-_LOOK_AGAIN = 0.005
 
 
 class Daemon:
@@ -130,10 +129,3 @@ class Shards:
 
     def _connection(self) -> "pymysql.Connection[pymysql.cursors.Cursor]":
         return pymysql.connect(unix_socket=str(self._socket), user="root", read_timeout=PATIENCE)
-
-
-async def becomes(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until *condition* is so."""
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():  # noqa: ASYNC110 - what is waited for happens in other processes
-            await asyncio.sleep(_LOOK_AGAIN)

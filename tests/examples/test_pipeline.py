@@ -13,11 +13,12 @@ import pytest
 
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import Stage
-from tests.examples.rig import Daemon, Daemons, Shards, becomes
+from tests.examples.rig import Daemon, Daemons, Shards
 from tests.examples.wire import Wire
 from tests.services.mariadb import mariadb_binary, running_mariadb
 from tests.services.program import PipelineApid
 from tests.services.require import require
+from tests.services.until import becomes
 
 SHARDS = 2
 KILLS = (1, 3, 2)  # in each round the sender dies when it has begun so many
@@ -136,7 +137,7 @@ async def kill_at_work(daemons: Daemons, shards: Shards, source: Source) -> None
         async def has_begun(sender: Daemon = sender, begun: int = begun) -> bool:
             return len(sender.said("sending")) >= begun
 
-        await becomes(has_begun)
+        await becomes(has_begun, "nobody begins")
         sender.kill()
 
 
@@ -144,9 +145,9 @@ async def kill_in_transaction(daemons: Daemons, shards: Shards) -> None:
     """Let a sender die between the ledger's row and the events: neither stays."""
     with shards.held_up(0):
         sender = start_sender(daemons, shards)
-        await becomes(shards.is_held_up)
+        await becomes(shards.is_held_up, "nobody waits for the lock")
         sender.kill()
-    await becomes(shards.is_left_alone)
+    await becomes(shards.is_left_alone, "somebody is still connected")
     assert not shards.has_sent(LATE, 0)
 
 
@@ -158,9 +159,9 @@ async def kill_before_report(daemons: Daemons, shards: Shards, client: PipelineC
 
     with shards.held_up(0):
         sender = start_sender(daemons, shards, url=wire.url)
-        await becomes(shards.is_held_up)
+        await becomes(shards.is_held_up, "nobody waits for the lock")
         wire.cut()
-    await becomes(is_sent)
+    await becomes(is_sent, "it is not sent")
     sender.kill()
     row = (await client.file(LATE))["shards"][0]
     assert row["mysql_sender_status"] != "done"
@@ -174,7 +175,7 @@ async def send_all(daemons: Daemons, shards: Shards, source: Source, client: Pip
     async def is_all_sent() -> bool:
         return bool((await client.summary())["by_stage"]["mysql_sender"]["done"] == all_good)
 
-    await becomes(is_all_sent)
+    await becomes(is_all_sent, "not all of it is sent")
     return sender
 
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,13 +29,12 @@ from tests.refdata.crashing import order, run
 from tests.refdata.rig import DOCUMENT, OTHER, Json, chunk, command, create_schemas, dictionaries, upsert
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer
+from tests.services.until import WITHIN, becomes
 
 ROLES = ("command-api", "apply", "relay", "kafka-adapter")
 TENANTS = ("acme", "globex")
-WITHIN = 40.0
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["tests.refdata.crashing"])
-_LOOK_AGAIN = 0.05
 # One row per application: whatever is applied twice is here twice.
 _APPLIED = "CREATE TABLE applied (tenant_id text, code text, key text, version bigint)"
 
@@ -197,7 +196,7 @@ class House:
 
         async def walk(lane: Sequence[Sent]) -> None:
             for one in lane:
-                await until(partial(self.ask, one), "no answer")
+                await becomes(partial(self.ask, one), "no answer")
 
         async with asyncio.TaskGroup() as group:
             for lane in lanes.values():
@@ -239,11 +238,11 @@ class House:
         async def has_ended() -> bool:
             return not await self.db.fetchval("SELECT count(*) FROM update_request WHERE status = 'PENDING'")
 
-        await until(has_ended, "something stays PENDING")
+        await becomes(has_ended, "something stays PENDING")
 
     async def settled(self, within: float = WITHIN) -> None:
         """Back when nothing is under way any more, and everything was heard."""
-        await until(self._is_settled, "it does not come to rest", within, self._unsettled)
+        await becomes(self._is_settled, "it does not come to rest", within, self._unsettled)
 
     async def _is_settled(self) -> bool:
         # One look at all of them: what is noted between two looks would be missed by both.
@@ -392,22 +391,3 @@ def same(what: str, found: Iterable[Any], expected: Iterable[Any]) -> None:
     """Both hold the same things as often, in whatever order."""
     have, want = Counter(list(found)), Counter(list(expected))
     assert have == want, f"{what}: too many {dict(have - want)}, missing {dict(want - have)}"
-
-
-async def _nothing() -> str:
-    return ""
-
-
-async def until(
-    holds: Callable[[], Awaitable[bool]],
-    what: str,
-    within: float = WITHIN,
-    explain: Callable[[], Awaitable[str]] = _nothing,
-) -> None:
-    """Back as soon as something holds; there is no event that tells."""
-    try:
-        async with asyncio.timeout(within):
-            while not await holds():  # noqa: ASYNC110 - it is another process that makes it so
-                await asyncio.sleep(_LOOK_AGAIN)
-    except TimeoutError:
-        raise AssertionError(f"{what}: {await explain()}") from None

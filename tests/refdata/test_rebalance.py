@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.refdata.house import House, housed, load, until
+from tests.refdata.house import House, housed, load
 from tests.services.kafka import Kafka
+from tests.services.until import becomes
 
 FROZEN = {"apply.1": "taken", "apply.2": "noted", "apply.3": "written", "apply.4": "applied"}
 AWAKE = "apply.5"
@@ -38,7 +39,7 @@ async def freeze(house: House, orders: dict[str, str]) -> None:
             await house.publish_foreign(8)
         return False
 
-    await until(are_frozen, "they do not freeze")
+    await becomes(are_frozen, "they do not freeze")
 
 
 async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(house: House) -> None:

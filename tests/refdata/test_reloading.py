@@ -5,8 +5,7 @@ import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ from penstock.reloading import _Reloader
 from penstock.settings import load_settings
 from tests.refdata.rig import DOCUMENT, Json, Rig, create_schemas, dictionaries, upsert
 from tests.services.program import Up
+from tests.services.until import until
 
 WITHIN = 30.0
-LOOK_AGAIN = 0.05
 COUNTRY, CURRENCY = dictionaries(DOCUMENT)
 NOK = upsert("NOK", {"name": "Krone", "digits": 2})
 TENANTS = ("acme", "globex")
@@ -81,13 +80,6 @@ class House:
         """The last of so many lines, once they are there."""
         until(lambda: len(self.logged(event)) >= times, f"{times} × {event}")
         return self.logged(event)[times - 1]
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WITHIN
-    while not is_so():
-        assert time.monotonic() < deadline, f"waited {WITHIN} s for {what}"
-        time.sleep(LOOK_AGAIN)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import asyncio
 import signal
-import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from random import randrange
@@ -189,7 +189,10 @@ async def test_a_process_that_froze_in_a_transaction(small: Rig, monkeypatch: py
     async def freeze(self: ItemTableProvider, tx: Any, changes: Sequence[Any]) -> None:
         calls.append(1)
         if len(calls) == 1:
-            time.sleep(1.7)  # noqa: ASYNC251 - all of the process stands still, longer than its lease
+            # All of the process stands still, until the server has had enough of it.
+            pid = tx.get_server_pid()
+            with ThreadPoolExecutor() as outside:
+                outside.submit(asyncio.run, _gone(small.db.dsn, pid)).result()
         await original(self, tx, changes)
 
     monkeypatch.setattr(ItemTableProvider, "apply_delta", freeze)
@@ -198,6 +201,15 @@ async def test_a_process_that_froze_in_a_transaction(small: Rig, monkeypatch: py
     update = await small.update(event_id)
     assert (update.status, update.error_message) == (Status.COMMITTED, None)
     assert len(calls) == 2
+
+
+async def _gone(url: str, pid: int) -> None:
+    """Back when the server has ended a session."""
+    connection = await asyncpg.connect(url)
+    async with asyncio.timeout(30):
+        while await connection.fetchval("SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)", pid):
+            pass
+    await connection.close()
 
 
 async def test_a_connection_cut_from_outside(rig: Rig, outside: "asyncpg.Connection[asyncpg.Record]") -> None:

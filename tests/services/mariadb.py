@@ -4,10 +4,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.services.until import until
 
 
 def mariadb_binary() -> str | None:
@@ -33,7 +34,7 @@ def running_mariadb() -> Iterator[Path]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        _wait(socket, process)
+        until(lambda: _answers(socket, process), "MariaDB does not answer", within=60)
         yield socket
     finally:
         process.terminate()
@@ -47,13 +48,11 @@ def query(socket: Path, statement: str) -> str:
     return subprocess.run([*command, "-e", statement], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _wait(socket: Path, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            query(socket, "SELECT 1")
-        except subprocess.CalledProcessError:
-            time.sleep(0.05)
-        else:
-            return
-    raise RuntimeError("MariaDB did not start")
+def _answers(socket: Path, process: "subprocess.Popen[bytes]") -> bool:
+    if process.poll() is not None:
+        raise RuntimeError("MariaDB did not start")
+    try:
+        query(socket, "SELECT 1")
+    except subprocess.CalledProcessError:
+        return False
+    return True

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,10 +19,10 @@ import redis
 from redis.crc import key_slot
 
 from tests.services.require import is_required
+from tests.services.until import until
 
 MASTERS = 3
 SLOTS = 16_384
-_WITHIN = 30.0
 _PORTS_TRIED = 5
 _PR_SET_PDEATHSIG = 1
 _BUS = 10_000  # a node's bus listens this far above its port
@@ -252,15 +251,13 @@ def _assign(node: _Node, first: int, last: int) -> None:
         node.ask("CLUSTER ADDSLOTS", *range(first, last + 1))
 
 
-def _wait(until: Callable[[], bool], reason: str) -> None:
-    deadline = time.monotonic() + _WITHIN
-    while True:
+def _wait(holds: Callable[[], bool], what: str) -> None:
+    def answers_so() -> bool:
         with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
-            if until():
-                return
-        if time.monotonic() > deadline:
-            raise TimeoutError(reason)
-        time.sleep(0.02)
+            return holds()
+        return False
+
+    until(answers_so, what)
 
 
 def _free_port() -> int:
