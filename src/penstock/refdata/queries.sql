@@ -300,10 +300,10 @@ WHERE ctid = ANY (ARRAY(SELECT ctid FROM dictionary_item WHERE deleted AND updat
   AND deleted AND updated_at < $1;  -- it may have come back meanwhile
 
 -- name: prune_requests
--- Forget some updates that ended long ago.
+-- Forget some updates that ended long ago; by their end, so that none is forgotten before its event is.
 DELETE FROM update_request
 WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM update_request WHERE created_at < $1 AND status <> {update.PENDING} LIMIT $2
+    SELECT ctid FROM update_request WHERE updated_at < $1 AND status <> {update.PENDING} LIMIT $2
 ));
 
 -- name: prune_sets

@@ -50,7 +50,7 @@ CREATE TABLE update_request (
 );
 CREATE INDEX update_request_pending ON update_request (created_at) WHERE status = 'PENDING';
 CREATE INDEX update_request_failed ON update_request (tenant_id, updated_at, event_id) WHERE status = 'FAILED';
-CREATE INDEX update_request_age ON update_request USING brin (created_at) WITH (autosummarize = on);
+CREATE INDEX update_request_age ON update_request USING brin (updated_at) WITH (autosummarize = on);
 
 -- What the pods are to be told, and the history of every dictionary.
 CREATE TABLE outbox_event (
