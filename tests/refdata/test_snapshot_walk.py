@@ -21,7 +21,19 @@ from penstock.refdata.applying import Applier
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict, Verdict
 from penstock.refdata.reading import read
-from tests.refdata.rig import Json, chunk, command, create_schemas, delete, on_bus, settings_on, upsert
+from tests.refdata.rig import (
+    DOCUMENT,
+    OTHER,
+    Json,
+    chunk,
+    command,
+    create_schemas,
+    delete,
+    dictionaries,
+    on_bus,
+    settings_on,
+    upsert,
+)
 from tests.services.soak import examples
 
 R = TypeVar("R")
@@ -34,12 +46,16 @@ TARGETS = [
     Dict("globex", "CURRENCY"),
     Dict("acme", "PRODUCT"),
     Dict("globex", "PRODUCT"),
+    Dict("acme", "SPARE"),
 ]
 KEYS = {
     "LOOSE": ["a", "b:c", "ключ", "d"],
+    "SPARE": ["a", "b:c", "ключ", "d"],
     "CURRENCY": ["EUR", "NOK", "JPY", "USD"],
     "PRODUCT": ["1", "20", "300", "4000"],
 }
+OURS = ("LOOSE", "SPARE")  # in one table, with the same keys
+SNAPSHOT_IDS = [UUID(int=10**6 + number) for number in range(4)]  # few: those of one dictionary mean nothing to another
 BAD = 9  # a value the tables of CURRENCY and PRODUCT refuse
 TABLES = """
     TRUNCATE dictionary_meta, dictionary_item, processed_event, update_request, outbox_event, snapshot_set,
@@ -231,7 +247,7 @@ def failed(code: str) -> Told:
 
 def is_refused(target: Dict, items: Items) -> bool:
     """Whether the dictionary's own table refuses one of *items*."""
-    return target.dict_code != "LOOSE" and any(value is not None and value > 4 for _, value in items)
+    return target.dict_code not in OURS and any(value is not None and value > 4 for _, value in items)
 
 
 def payload_of(code: str, value: int) -> Any:
@@ -270,7 +286,8 @@ class Walk(RuleBasedStateMachine):
         self.opened = Database.open(self.url, clock=self.clock, size=2, looks_up=True, decodes_json=False)
         self.db = self.run(self.opened.__aenter__())
         self.run(self.db.execute(TABLES))
-        self.catalogue = Catalogue(settings_on(self.url).refdata)
+        known = [*dictionaries(DOCUMENT), *dictionaries(OTHER), {"code": "SPARE"}]
+        self.catalogue = Catalogue(settings_on(self.url, dictionaries=known).refdata)
         self.applier = Applier(self.db, self.catalogue, "walker", max_items=MOST_ITEMS)
         self.model = Model()
         self.plans: list[Plan] = []
@@ -290,11 +307,19 @@ class Walk(RuleBasedStateMachine):
 
     @rule(
         whose=TARGET,
-        parts=st.lists(st.lists(st.tuples(st.integers(0, 3), VALUE), max_size=3), min_size=2, max_size=4),
+        parts=st.lists(st.lists(st.tuples(st.integers(0, 3), VALUE), max_size=3), min_size=1, max_size=4),
+        snapshot_id=st.sampled_from(SNAPSHOT_IDS),
         is_tidy=st.sampled_from([True, True, True, False]),
         revision=REVISION,
     )
-    def plan(self, whose: Dict, parts: list[list[tuple[int, int]]], is_tidy: bool, revision: int | None) -> None:
+    def plan(
+        self,
+        whose: Dict,
+        parts: list[list[tuple[int, int]]],
+        snapshot_id: UUID,
+        is_tidy: bool,
+        revision: int | None,
+    ) -> None:
         """Mean to send a snapshot: a tidy one names each key once, the others perhaps in two chunks."""
         keys, seen = KEYS[whose.dict_code], set[int]()
         made: list[Items] = []
@@ -302,7 +327,7 @@ class Walk(RuleBasedStateMachine):
             once = {place: value for place, value in part if not (is_tidy and place in seen)}
             seen |= once.keys()
             made.append(tuple((keys[place], value) for place, value in once.items()))
-        self.plans = [*self.plans[-3:], Plan(whose, self.new_id(), tuple(made), revision)]
+        self.plans = [*self.plans[-3:], Plan(whose, snapshot_id, tuple(made), revision)]
 
     @rule(acts=st.lists(ACT, min_size=1, max_size=6))
     def deliver(self, acts: list[Act]) -> None:
@@ -421,7 +446,8 @@ class Walk(RuleBasedStateMachine):
         """R13: each set stands where the model has it; the content of an ended one is let go, nothing stays staged."""
         query = """
             SELECT s.*, (SELECT count(*) FROM snapshot_chunk c
-                         WHERE c.snapshot_id = s.snapshot_id AND c.items IS NOT NULL) AS kept
+                         WHERE (c.tenant_id, c.dict_code, c.snapshot_id) = (s.tenant_id, s.dict_code, s.snapshot_id)
+                           AND c.items IS NOT NULL) AS kept
             FROM snapshot_set s"""
         rows = self.run(self.db.fetch(query))
         found = {(Dict(row["tenant_id"], row["dict_code"]), row["snapshot_id"]): row for row in rows}

@@ -162,6 +162,17 @@ async def test_updates_are_remembered_for_their_time(house: House) -> None:
     assert (await house.rig.update(pending)).status is Status.PENDING
 
 
+async def test_an_update_is_remembered_as_long_as_its_event(house: House) -> None:
+    """R8, R14: one that waited long and ended just now is still answered, and sent again it counts once."""
+    event_id = await house.rig.send("LOOSE", upsert("a", 1))
+    house.clock.advance(25 * DAY)
+    await house.rig.apply()
+    await house.upkeep.prune()
+    await house.rig.send("LOOSE", upsert("a", 1), eventId=str(event_id))
+    await house.rig.apply()
+    assert (await house.rig.update(event_id)).committed_version == await house.rig.version("LOOSE") == 1
+
+
 async def test_snapshot_sets_are_remembered_for_their_time(house: House) -> None:
     """R13, R14: an ended set goes with its chunks and events; an open one stays however old it is."""
     ended, begun = uuid4(), uuid4()
@@ -361,10 +372,25 @@ def _exposed(rig: Rig) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-async def test_a_snapshot_names_one_number_of_chunks(house: House) -> None:
-    """R13: what differs from the set in chunksTotal is FAILED, also when it says it is the only one."""
+@pytest.mark.parametrize("totals", [(2, 1), (1, 2)])
+async def test_a_snapshot_names_one_number_of_chunks(house: House, totals: tuple[int, int]) -> None:
+    """R13: what differs from the set in chunksTotal is FAILED, also when it, or the first, says it is the only one."""
     snapshot_id = uuid4()
-    await house.send_chunk(snapshot_id, 1, 2, upsert("a", 1))
-    alone = await house.send_chunk(snapshot_id, 1, 1, upsert("b", 1))
+    await house.send_chunk(snapshot_id, 1, totals[0], upsert("a", 1))
+    other = await house.send_chunk(snapshot_id, 1, totals[1], upsert("b", 1))
     await house.rig.apply()
-    assert (await house.rig.update(alone)).status is Status.FAILED
+    assert (await house.rig.update(other)).error_code == "CHUNKS_TOTAL_DIFFERS"
+
+
+@pytest.mark.parametrize("numbers", [{}, {"chunkIndex": 1, "chunksTotal": 1}])
+async def test_a_snapshot_in_one_piece_counts_once(house: House, numbers: dict[str, int]) -> None:
+    """R13: sent again under its snapshotId it undoes nothing that came since; with another content it is refused."""
+    rig, told = house.rig, dict[str, Any]({"event_type": "SNAPSHOT", "snapshotId": str(uuid4()), **numbers})
+    await rig.send("LOOSE", upsert("a", 1), **told)
+    await rig.send("LOOSE", upsert("a", 2))
+    again = await rig.send("LOOSE", upsert("a", 1), **told)
+    other = await rig.send("LOOSE", upsert("a", 3), **told)
+    await rig.apply()
+    assert (await rig.update(again)).committed_version == 1
+    assert (await rig.update(other)).error_code == "CHUNK_CONFLICT"
+    assert (await rig.items("LOOSE"), await rig.version("LOOSE")) == ({"a": 2}, 2)

@@ -101,8 +101,13 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
 
     @property
     def is_chunk(self) -> bool:
-        """Whether it is a part of a snapshot that comes in several."""
-        return self.chunks_total is not None and self.chunks_total > 1
+        """Whether it is a part of a snapshot that has an id, or all of it: what came of that one before counts."""
+        return self.snapshot_id is not None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which chunk it is, and of how many."""
+        return self.chunk_index or 1, self.chunks_total or 1
 
 
 _COMMANDS = msgspec.json.Decoder(Command)
@@ -165,11 +170,13 @@ def _check_chunk(command: Command) -> None:
     # §8.1 shows a DELTA with chunkIndex and chunksTotal 1, and no snapshotId.
     if command.event_type is EventType.DELTA and (chunk[0] is not None or chunk[1:] not in ((None, None), (1, 1))):
         raise Invalid("BAD_CHUNK", "a DELTA comes in one piece", hint="leave out snapshotId and the chunk numbers")
-    if command.is_chunk and None in chunk:
+    index, total = command.place
+    if total > 1 and None in chunk:
         raise Invalid("BAD_CHUNK", "a chunk names its snapshotId, chunkIndex and chunksTotal", hint="give all three")
-    if (command.chunk_index or 1) > (command.chunks_total or 1):
-        said = f"chunk {command.chunk_index} of {command.chunks_total or 1}"
-        raise Invalid("BAD_CHUNK", f"there is no {said}", hint="chunkIndex counts from 1 to chunksTotal")
+    if index > total:
+        raise Invalid(
+            "BAD_CHUNK", f"there is no chunk {index} of {total}", hint="chunkIndex counts from 1 to chunksTotal"
+        )
 
 
 def _bad_item(place: int, field: str, message: str) -> Invalid:

@@ -185,8 +185,9 @@ def next_standing(standing: Standing, revision: int | None) -> Standing:
 
 def chunk_refusal(command: Command, known: SnapshotSet) -> Refusal | None:
     """R13: why a chunk does not belong to the set of its snapshotId."""
-    if command.chunks_total != known.chunks_total:
-        said = f"this chunk says it is one of {command.chunks_total}, those before it one of {known.chunks_total}"
+    _, total = command.place
+    if total != known.chunks_total:
+        said = f"this chunk says it is one of {total}, those before it one of {known.chunks_total}"
         return Refusal("CHUNKS_TOTAL_DIFFERS", said)
     if command.source_revision != known.source_revision:
         said = f"this chunk has sourceRevision {command.source_revision}, those before it {known.source_revision}"

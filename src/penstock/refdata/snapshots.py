@@ -1,4 +1,4 @@
-"""R13: snapshots, in one piece or in chunks that come in any order, twice, or never."""
+"""R13: snapshots, in one piece, or under an id in chunks that come in any order, twice, or never."""
 
 import hashlib
 from collections.abc import Awaitable, Callable
@@ -30,8 +30,7 @@ Replace = Callable[[Change, Chunks], Awaitable[None]]
 async def judge(judging: Judging, event: Event, replace: Replace, *, max_items: int) -> Verdict:
     """Apply a snapshot that is whole, keep a chunk of one that is not yet."""
     if not event.command.is_chunk:
-        standing = judging.standings[event.target]
-        refusal = await _misfit(judging, event) or stale(event.target, event.command.source_revision, standing)
+        refusal = stale(event.target, event.command.source_revision, judging.standings[event.target])
         if refusal is not None:
             return judging.end(event.target, [event.event_id], Verdict(refusal=refusal))
         change = judging.commit(event, items=len(event.command.items))
@@ -70,17 +69,8 @@ async def expire(db: Database, after: timedelta, actor: str) -> int:
 
 
 async def _set_of(judging: Judging, event: Event) -> SnapshotSet:
-    command = event.command
-    total, revision = command.chunks_total or 1, command.source_revision
+    (_, total), revision = event.command.place, event.command.source_revision
     return await staging.open_set(judging.tx, event.target, _snapshot_id(event), total, revision, now=judging.now)
-
-
-async def _misfit(judging: Judging, event: Event) -> Refusal | None:
-    """Why a snapshot in one piece cannot be: its id is that of one that comes in several."""
-    if event.command.snapshot_id is None:
-        return None
-    known = await staging.get_set(judging.tx, event.target, event.command.snapshot_id)
-    return chunk_refusal(msgspec.structs.replace(event.command, chunks_total=1), known) if known else None
 
 
 async def _without_staging(judging: Judging, event: Event, known: SnapshotSet) -> Verdict | None:
@@ -89,22 +79,21 @@ async def _without_staging(judging: Judging, event: Event, known: SnapshotSet) -
         return Verdict(refusal=refusal)
     if known.status is not SetStatus.COMMITTED:
         return None
-    index, content = event.command.chunk_index or 1, _content(event)
+    (index, _), content = event.command.place, _content(event)
     came = await staging.chunk_hash(judging.tx, event.target, _snapshot_id(event), index)
     return Verdict(known.committed_version) if came == _digest(content) else Verdict(refusal=_conflict(event))
 
 
 async def _stage(judging: Judging, event: Event, replace: Replace, max_items: int) -> Verdict:
     tx, target, command, snapshot_id = judging.tx, event.target, event.command, _snapshot_id(event)
-    index = command.chunk_index or 1
-    content = _content(event)
+    (index, total), content = command.place, _content(event)
     if not await staging.stage_chunk(tx, target, snapshot_id, index, len(command.items), content, _digest(content)):
         return judging.end(target, [event.event_id], Verdict(refusal=_conflict(event)))
     came, items = await staging.join_set(tx, target, snapshot_id, event.event_id, now=judging.now)
     if items > max_items:
         said = f"the snapshot has {items} items or more, at most {max_items} are taken (refdata.snapshots.maxItems)"
         return await _close(judging, target, snapshot_id, Verdict(refusal=Refusal("SNAPSHOT_TOO_LARGE", said)))
-    if came < (command.chunks_total or 1):
+    if came < total:
         return judging.end(target, [event.event_id], Verdict())
     return await _complete(judging, event, items, replace)
 
