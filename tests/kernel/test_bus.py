@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -79,7 +79,11 @@ async def take_all(subscription: Subscription, count: int) -> list[Delivery]:
 
 
 async def settle(subscription: Subscription, taken: Sequence[Delivery], outcome: Outcome | None = Done()) -> int:  # noqa: B008
-    return await subscription.settle([(delivery, outcome) for delivery in taken])
+    """Settle, as patiently as the work loop does it: a broker may be slow to answer."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            with suppress(Transient):
+                return await subscription.settle([(delivery, outcome) for delivery in taken])
 
 
 def values(deliveries: Sequence[Delivery]) -> list[str]:
