@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from penstock.kernel.errors import PenstockError
 
 MEDIA_TYPE = "application/problem+json"
-_EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
 
 
 # Starlette's own words for these are but the status again.
@@ -95,6 +95,15 @@ def _plain(status: int, code: str, said: str, scope: Mapping[str, Any], **more: 
 def _respond(
     status: int, title: str, body: Mapping[str, Any], scope: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
+    content = _content(status, title, body, scope.get("request_id"))
+    return JSONResponse(content, status, {**EXTRA_HEADERS.get(status, {}), **(headers or {})}, media_type=MEDIA_TYPE)
+
+
+def as_problem(error: PenstockError, request_id: str | None) -> dict[str, Any]:
+    """*error* as the body of a response."""
+    return _content(error.status, error.title, error.as_dict(), request_id)
+
+
+def _content(status: int, title: str, body: Mapping[str, Any], request_id: str | None) -> dict[str, Any]:
     kind = f"urn:penstock:problem:{body['code'].lower().replace('_', '-')}"
-    content = {"type": kind, "title": title, "status": status, **body, "request_id": scope.get("request_id")}
-    return JSONResponse(content, status, {**_EXTRA_HEADERS.get(status, {}), **(headers or {})}, media_type=MEDIA_TYPE)
+    return {"type": kind, "title": title, "status": status, **body, "request_id": request_id}

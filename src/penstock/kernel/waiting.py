@@ -2,6 +2,10 @@
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def happens(event: asyncio.Event, within: float) -> bool:
@@ -19,3 +23,26 @@ async def ended(task: "asyncio.Task[None]") -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.result()
+
+
+async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """What *work* returns; TimeoutError when it takes longer, and then it is left to end by itself.
+
+    Unlike `asyncio.timeout` this does not wait for its end: a query that is cancelled waits for the server to agree,
+    and a server that is frozen does not.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait([task], timeout=seconds)
+    except asyncio.CancelledError:
+        _abandon(task)
+        raise
+    if not done:
+        _abandon(task)
+        raise TimeoutError
+    return task.result()
+
+
+def _abandon(task: "asyncio.Task[Any]") -> None:
+    task.cancel()
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else will look at it

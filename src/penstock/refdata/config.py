@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote, urlsplit
 
@@ -186,6 +187,27 @@ class SnapshotSection(CamelSection):
     max_items: int = Field(5_000_000, ge=1, description="Items of a snapshot in all its chunks.")
 
 
+class QuerySection(CamelSection):
+    """R17–R24: the pods that serve from memory."""
+
+    processes: int = Field(1, ge=1, le=64, description="That serve; they share one copy of the data.")
+    memory_dir: Path | None = Field(None, description="Where that copy is; without it /dev/shm, else the data_dir.")
+    memory_limit_mb: int = Field(16_384, ge=16, description="The copy grows to this and no further.")
+    debounce_ms: int = Field(20, ge=0, le=1000, description="A dictionary is loaded at most once in so long.")
+    jitter_ms: int = Field(50, ge=0, le=1000, description="Before a full reload, so that pods do not come together.")
+    loads: int = Field(4, ge=1, le=64, description="Dictionaries a pod loads at once.")
+    reconcile_every: Annotated[Duration, Field(ge=timedelta(milliseconds=100), le=timedelta(minutes=1))] = Field(
+        timedelta(seconds=3), description="The versions of all dictionaries are compared with the primary's so often."
+    )
+    barrier_wait_ms: int = Field(100, ge=0, le=1000, description="X-Min-Version waits so long for a reload.")
+    barrier_waiters: int = Field(1_000, ge=1, description="That wait so in one pod; more are told to come again.")
+    fallbacks: int = Field(8, ge=1, le=100, description="Reads from the primary at once.")
+    fallback_timeout_ms: int = Field(2_000, ge=50, le=60_000, description="For an answer of the primary.")
+    audit_every: Annotated[Duration, Field(ge=timedelta(seconds=1))] | None = Field(
+        timedelta(hours=1), description="R32: a pod compares its items with the primary's so often; null: never."
+    )
+
+
 class SqlTemplateSection(CamelSection):
     """R3, R4: how changes are written."""
 
@@ -269,6 +291,7 @@ class RefdataSection(CamelSection):
     apply: ApplySection = ApplySection()
     snapshots: SnapshotSection = SnapshotSection()
     retention: RetentionSection = RetentionSection()
+    query: QuerySection = QuerySection()
     give_up_after: Annotated[Duration, Field(ge=timedelta(seconds=1))] = Field(
         timedelta(minutes=1), description="R8: an update that is PENDING so long is looked for on the bus."
     )

@@ -62,6 +62,23 @@ class Standing(NamedTuple):
     revision: int | None = None
 
 
+class Mark(NamedTuple):
+    """R24: a version and when it was committed, in µs: after a restore the same number may be another commit."""
+
+    version: int
+    stamp: int
+
+
+class Step(NamedTuple):
+    """One commit of a dictionary, as a pod that follows sees it; the keys where they are told."""
+
+    mark: Mark
+    event_id: UUID
+    source: str
+    keys: list[str] | None
+    trace: str | None
+
+
 class Refusal(NamedTuple):
     """Why a command is not applied; sending it again will not help."""
 

@@ -1,35 +1,31 @@
 """R2: where a dictionary's items live: in tables of the user's, reached by SQL templates, or in our own."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import asyncpg
 from msgspec import UNSET
 
-from penstock.kernel.db import Connection, Database, is_transient, plan_freely
-from penstock.kernel.errors import Corrupt, Invalid, Transient
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import Invalid
 from penstock.refdata import store, template
 from penstock.refdata.config import DictionarySection, SqlTemplateSection
 from penstock.refdata.contract import Entry, Item, Op
+from penstock.refdata.loading import Loaded, Loading, Snapshot, prepared
 from penstock.refdata.model import Change, Dict, runs, snapshot_json
 from penstock.refdata.template import Template
 
 Chunks = Sequence[Sequence[Entry]]
 
 
-class Loaded(NamedTuple):
-    """A whole dictionary under the version it really has: key to payload, as JSON text."""
-
-    version: int
-    items: Mapping[str, str]
-
-
 class DictionaryProvider(Protocol):
     """R2: how one dictionary is read and written, whatever tables it lives in."""
 
     load_hash: str  # changes with the way it is read
+
+    def snapshot(self, db: Database, target: Dict) -> AbstractAsyncContextManager[Snapshot]:
+        """The dictionary as it is at one moment, to be read under the version it has then."""
 
     async def load_all(self, db: Database, target: Dict) -> Loaded:
         """All items and their version, read in one snapshot; Corrupt when a key is null or comes twice."""
@@ -47,49 +43,7 @@ class DictionaryProvider(Protocol):
         """Make the items just those of *chunks*."""
 
 
-class _Loading:
-    """What both providers read with."""
-
-    def __init__(self, load_sql: str) -> None:
-        load = template.parse(load_sql, ["tenantId"])
-        self.load_hash = hashlib.sha256(load_sql.encode()).hexdigest()
-        self._load = f"SELECT k::text AS k, v::text AS v FROM (\n{load.sql}\n) AS loaded"
-
-    async def check(self, connection: Connection) -> None:
-        await _prepared(connection, "loadSql", self._load)
-
-    async def load_all(self, db: Database, target: Dict) -> Loaded:
-        async with db.connection() as connection:
-            # Also one that nobody writes has a version: it grows when the way to read it changes.
-            await store.create_dictionaries(connection, [target], now=db.clock.now())
-        async with db.transaction("repeatable_read") as tx:
-            await plan_freely(tx)
-            version = await store.committed_version(tx, target)
-            if await store.load_hash(tx, target.dict_code) not in (None, self.load_hash):
-                # What we would read is not what others call by this version.
-                hint = "the configuration changed elsewhere: it is reloaded when the file here changes too"
-                raise Transient("LOAD_SQL_CHANGED", f"{target.dict_code} is read another way now", hint=hint)
-            try:
-                rows = await tx.fetch(self._load, target.tenant_id)
-            except asyncpg.SyntaxOrAccessError as error:
-                raise _unreadable(target, error) from error
-        items = {row["k"]: row["v"] for row in rows}
-        if None in items or len(items) < len(rows):
-            raise Corrupt(
-                "LOAD_KEYS",
-                f"loadSql of {target.dict_code} yields {'a null key' if None in items else 'a key more than once'}",
-                hint="let it return one row per key",
-            )
-        if None in items.values():
-            raise Corrupt("LOAD_VALUES", f"loadSql of {target.dict_code} yields a null v", hint="let it return JSON")
-        return Loaded(version, items)
-
-    async def get_committed_version(self, db: Database, target: Dict) -> int:
-        async with db.connection() as connection:
-            return await store.committed_version(connection, target)
-
-
-class PostgresSqlProvider(_Loading):
+class PostgresSqlProvider(Loading):
     """A dictionary in the user's own tables; without *apply* others write it, and it is read-only here."""
 
     def __init__(self, load_sql: str, apply: SqlTemplateSection | None) -> None:
@@ -99,7 +53,7 @@ class PostgresSqlProvider(_Loading):
     async def check(self, connection: Connection) -> None:
         await super().check(connection)
         for name, statement in self._apply.named() if self._apply else ():
-            await _prepared(connection, name, statement.sql)
+            await prepared(connection, name, statement.sql)
 
     async def apply_delta(self, tx: Connection, changes: Sequence[Change]) -> None:
         templates = self._templates(changes[0].target)
@@ -144,7 +98,7 @@ class _Templates:
         return [*known.items(), *((name, found) for name, found in rest.items() if found is not None)]
 
 
-class ItemTableProvider(_Loading):
+class ItemTableProvider(Loading):
     """A dictionary in `dictionary_item`, for those without tables of their own."""
 
     def __init__(self, code: str) -> None:
@@ -179,20 +133,6 @@ def provider_of(section: DictionarySection) -> DictionaryProvider:
 def read_only(code: str) -> Invalid:
     hint = "it has no `apply` in the configuration: change its tables where they are written"
     return Invalid("DICTIONARY_READ_ONLY", f"{code} takes no updates", hint=hint)
-
-
-def _unreadable(target: Dict, error: Exception) -> Invalid:
-    hint = "loadSql must be a SELECT that yields k and v"
-    return Invalid("LOAD_SQL", f"loadSql of {target.dict_code} cannot be run: {error}", hint=hint)
-
-
-async def _prepared(connection: Connection, name: str, statement: str) -> None:
-    try:
-        await connection.prepare(statement)
-    except asyncpg.PostgresError as error:
-        if is_transient(error):
-            raise
-        raise Invalid("BAD_SQL", f"{name}: {error}", hint="mend the statement, or the tables it names") from error
 
 
 def _staged(stage: Template, values: Mapping[str, Any], chunk: Sequence[Entry]) -> list[Mapping[str, Any]]:

@@ -111,6 +111,24 @@ SELECT pg_notify($1, '');
 -- The version a dictionary stands at.
 SELECT coalesce((SELECT version FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2), 0);
 
+-- name: standing
+-- How a dictionary stands, and how it is read now.
+SELECT m.version, m.updated_at, (SELECT load_hash FROM dictionary_definition WHERE dict_code = $2) AS load_hash
+FROM dictionary_meta m
+WHERE m.tenant_id = $1 AND m.dict_code = $2;
+
+-- name: standings
+-- How all dictionaries of some codes stand.
+SELECT tenant_id, dict_code, version, updated_at FROM dictionary_meta WHERE dict_code = ANY ($1::text[]);
+
+-- name: changes_since
+-- A version of a dictionary and those after it, each with the keys it changed where they are told.
+SELECT version, event_id, source, created_at, payload -> 'keys' AS keys, payload ->> 'traceparent' AS trace
+FROM outbox_event
+WHERE tenant_id = $1 AND dict_code = $2 AND version >= $3::bigint
+ORDER BY version
+LIMIT $4;
+
 -- name: history
 -- The versions of a dictionary, the latest first.
 SELECT version, event_id, event_type, source, source_revision, items, payload -> 'keys' AS keys, created_at
@@ -272,10 +290,6 @@ SELECT dict_code, load_hash FROM dictionary_definition;
 -- Note how a dictionary is read now.
 INSERT INTO dictionary_definition (dict_code, load_hash, updated_at) VALUES ($1, $2, $3)
 ON CONFLICT (dict_code) DO UPDATE SET load_hash = excluded.load_hash, updated_at = excluded.updated_at;
-
--- name: load_hash
--- How a dictionary is read now.
-SELECT load_hash FROM dictionary_definition WHERE dict_code = $1;
 
 -- name: lock_codes
 -- Where all dictionaries of some codes stand, for nobody else to change until we are done; in the order of appliers.

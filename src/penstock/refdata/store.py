@@ -1,7 +1,7 @@
 """A typed function per statement."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import asyncpg
@@ -16,8 +16,10 @@ from penstock.refdata.model import (
     Commit,
     Dict,
     Event,
+    Mark,
     Refusal,
     Standing,
+    Step,
     Update,
     Verdict,
     Version,
@@ -28,6 +30,7 @@ SQL = sql.load("penstock.refdata", {"update": UPDATE, "snapshot": SNAPSHOT})
 CHANNEL = "penstock_refdata"
 PRUNED_AT_ONCE = 10_000
 EventKey = tuple[str, UUID]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def open_requests(
@@ -156,6 +159,33 @@ async def committed_version(connection: Connection, target: Dict) -> int:
     return int(await connection.fetchval(SQL["committed_version"], *target))
 
 
+async def standing(connection: Connection, target: Dict) -> tuple[Mark, str | None] | None:
+    """How *target* stands and how it is read now; None when it never stood anywhere."""
+    row = await connection.fetchrow(SQL["standing"], *target)
+    return None if row is None else (Mark(row["version"], _stamp(row["updated_at"])), row["load_hash"])
+
+
+async def standings(connection: Connection, codes: Sequence[str]) -> dict[Dict, Mark]:
+    """How all dictionaries of *codes* stand."""
+    rows = await connection.fetch(SQL["standings"], codes)
+    return {Dict(tenant, code): Mark(version, _stamp(at)) for tenant, code, version, at in rows}
+
+
+async def changes_since(connection: Connection, target: Dict, version: int, *, limit: int) -> list[Step]:
+    """*version* and those after it, as far as they are remembered."""
+    rows = await connection.fetch(SQL["changes_since"], *target, version, limit)
+    return [
+        Step(
+            Mark(row["version"], _stamp(row["created_at"])),
+            row["event_id"],
+            row["source"],
+            None if row["keys"] is None else msgspec.json.decode(row["keys"], type=list[str]),
+            row["trace"],
+        )
+        for row in rows
+    ]
+
+
 async def history(connection: Connection, target: Dict, *, before: int, limit: int) -> list[Version]:
     """The versions of a dictionary below *before*, the latest first."""
     rows = await connection.fetch(SQL["history"], *target, before, limit)
@@ -208,12 +238,6 @@ async def lock_codes(tx: Connection, codes: Sequence[str]) -> dict[Dict, Standin
     return {Dict(tenant, code): Standing(version, revision) for tenant, code, version, revision in rows}
 
 
-async def load_hash(connection: Connection, code: str) -> str | None:
-    """How a dictionary is read now, if anybody said so."""
-    found: str | None = await connection.fetchval(SQL["load_hash"], code)
-    return found
-
-
 async def targets_of(connection: Connection, code: str) -> list[Dict]:
     """The dictionaries of a code that have a version."""
     return [Dict(row["tenant_id"], code) for row in await connection.fetch(SQL["targets_of"], code)]
@@ -232,6 +256,10 @@ async def pending_since(connection: Connection) -> datetime | None:
 
 def _update(row: asyncpg.Record) -> Update:
     return Update(**{**dict(row), "status": Status(row["status"])})
+
+
+def _stamp(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def _version(row: asyncpg.Record) -> Version:

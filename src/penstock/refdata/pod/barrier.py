@@ -1,0 +1,152 @@
+"""R21: whoever names a version never sees less: memory, else a short wait, else the primary, else a refusal."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any, TypeVar
+
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Conflict, PenstockError, Transient
+from penstock.kernel.waiting import within
+from penstock.refdata import store
+from penstock.refdata.config import QuerySection
+from penstock.refdata.model import Dict
+from penstock.refdata.pod.holding import Holding
+from penstock.refdata.pod.link import Answer, Items, Reach, Ready
+from penstock.refdata.pod.loader import Loader
+from penstock.refdata.pod.metrics import PodMetrics
+
+T = TypeVar("T")
+_ASK_AGAIN = 0.02  # seconds between two questions for one version, however many want to know it
+
+
+class Barrier:
+    """Those who wait for versions that this pod does not hold yet."""
+
+    def __init__(self, loader: Loader, section: QuerySection, metrics: PodMetrics) -> None:
+        self._loader = loader
+        self._metrics = metrics
+        self._wait = section.barrier_wait_ms / 1000
+        self._patience = section.fallback_timeout_ms / 1000
+        self._most_waiting = section.barrier_waiters
+        self._fallbacks = asyncio.Semaphore(section.fallbacks)
+        self._committed: dict[Dict, _Committed] = {}
+        self._waiting = 0
+
+    async def reach(self, asked: Reach) -> Answer:
+        """Let *asked* be answered from memory, or answer it from the primary; Conflict, Transient when neither can be.
+
+        What a primary said before the question came is no answer to it: the version may have been committed since.
+        """
+        holding, began = self._loader.find(Dict(asked.tenant_id, asked.dict_code)), monotonic()
+        async with self._among_the_waiting():
+            if await self._comes(holding, asked.version, began):
+                return Ready()
+            committed = await self._version(holding.target, since=began)
+            if committed < asked.version:
+                raise _not_committed(asked, committed)
+            holding.want(committed, at_once=True)
+            if asked.what == "all":
+                return await self._loaded(holding, asked.version)
+            if asked.what == "version":
+                return Items(committed, {})
+            return await self._from_primary(holding, asked)
+
+    async def _comes(self, holding: Holding, version: int, began: float) -> bool:
+        """Whether memory gets there in the short time there is; nobody then waits for debounce or jitter."""
+        holding.hurry()
+        try:
+            return await within(self._wait, self._catch_up(holding, version, began))
+        except (TimeoutError, Transient):
+            return holding.version >= version
+
+    async def _catch_up(self, holding: Holding, version: int, began: float) -> bool:
+        # The signal may have been lost: look, as many as we are, with one question.
+        committed = await self._version(holding.target, since=began)
+        if committed > holding.version:
+            holding.want(committed, at_once=True)
+        if committed < version:
+            return False
+        await holding.reaches(version)
+        return True
+
+    async def _version(self, target: Dict, *, since: float) -> int:
+        """The primary's version, asked after *since*; an answer that others got by then is as good."""
+        committed = self._committed.setdefault(target, _Committed(self._loader.db, target))
+        return await self._in_time(committed.after(since))
+
+    async def _from_primary(self, holding: Holding, asked: Reach) -> Answer:
+        found = await self._in_time(self._read(holding.target, asked))
+        self._metrics.fallbacks.labels(asked.dict_code).inc()
+        return found
+
+    async def _read(self, target: Dict, asked: Reach) -> Answer:
+        provider = self._loader.catalogue.get(target).provider
+        async with self._fallbacks, provider.snapshot(self._loader.db, target) as snapshot:
+            if snapshot.mark.version < asked.version:
+                raise _not_committed(asked, snapshot.mark.version)
+            found = dict(await snapshot.only(asked.keys))
+        return Items(snapshot.mark.version, {key: found[key] for key in asked.keys if key in found})
+
+    async def _loaded(self, holding: Holding, version: int) -> Answer:
+        """All of a dictionary from the primary is a load: let it be the one that everybody gets."""
+        await self._in_time(holding.reaches(version))
+        return Ready()
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await within(self._patience, work)
+        except TimeoutError as error:
+            raise Transient("PRIMARY_SLOW", "the primary does not answer in time", hint="try again") from error
+
+    @asynccontextmanager
+    async def _among_the_waiting(self) -> AsyncIterator[None]:
+        if self._waiting >= self._most_waiting:
+            said = f"{self._most_waiting} readers wait for versions already"
+            raise Transient("TOO_MANY_WAITERS", said, hint="try again in a moment")
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+
+class _Committed:
+    """What the primary last said of one dictionary, or why it did not: one question at a time, for all who ask."""
+
+    def __init__(self, db: Database, target: Dict) -> None:
+        self._db, self._target = db, target
+        self._asked_at = -_ASK_AGAIN
+        self._answer: int | PenstockError = 0
+        self._asking: asyncio.Task[None] | None = None
+
+    async def after(self, since: float) -> int:
+        """The answer to a question that was put after *since*."""
+        while self._asked_at <= since:
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask(), name="ask for a version")
+            await asyncio.shield(self._asking)  # who waits no longer does not take it from the others
+        if isinstance(self._answer, PenstockError):
+            raise Transient(self._answer.code, self._answer.message, hint=self._answer.hint)
+        return self._answer
+
+    async def _ask(self) -> None:
+        await asyncio.sleep(max(self._asked_at + _ASK_AGAIN - monotonic(), 0))
+        asked_at = monotonic()
+        try:
+            async with self._db.connection() as connection:
+                self._answer = await store.committed_version(connection, self._target)
+        except PenstockError as error:
+            self._answer = error
+        finally:
+            self._asked_at, self._asking = asked_at, None
+
+
+def _not_committed(asked: Reach, committed: int) -> Conflict:
+    return Conflict(
+        "VERSION_NOT_COMMITTED",
+        f"{asked.dict_code} is at version {committed}, not yet at {asked.version}",
+        hint="ask for a version that a write was answered with",
+        version=committed,
+    )

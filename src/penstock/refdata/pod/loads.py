@@ -1,0 +1,164 @@
+"""R20: how one dictionary is loaded into a pod's memory: what changed where that is known, else all of it."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from time import monotonic, perf_counter, time_ns
+from typing import Any, NamedTuple
+
+import structlog
+
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Corrupt, PenstockError, Transient
+from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.waiting import within
+from penstock.refdata.catalogue import Catalogue, Dictionary
+from penstock.refdata.loading import Snapshot, twice
+from penstock.refdata.model import Dict, Mark, Step
+from penstock.refdata.pod.holding import Holding, is_lasting
+from penstock.refdata.pod.memory import Memory
+from penstock.refdata.pod.metrics import PodMetrics
+
+_KEYS_FOLLOWED = 20_000  # more, and everything is loaded anew
+_CHANGES_WITHIN = 10.0
+_Changes = tuple[Mark, Sequence[Step], Sequence[str], dict[str, str]]
+
+
+class _Loaded(NamedTuple):
+    """What is held from now on, the commits that led to it where they are known, and whether they were others."""
+
+    mark: Mark
+    steps: Sequence[Step]
+    has_other_past: bool = False
+
+
+class Loads:
+    """Loads dictionaries of one primary into one memory."""
+
+    def __init__(
+        self, db: Database, catalogue: Catalogue, memory: Memory, metrics: PodMetrics, telemetry: Telemetry
+    ) -> None:
+        self._db = db
+        self._catalogue = catalogue
+        self._memory = memory
+        self._metrics = metrics
+        self._telemetry = telemetry
+
+    async def __call__(self, holding: Holding, *, anew: bool) -> Mark:
+        began, began_ns = perf_counter(), time_ns()
+        try:
+            loaded, kind = await self._load_either(holding, anew=anew)
+        except Exception as error:
+            known = _known(error)
+            self._failed(holding, known)
+            raise known from error
+        self._metrics.duration.labels(holding.target.dict_code, kind).observe(perf_counter() - began)
+        self._tell(holding.target, loaded, kind, began_ns)
+        if loaded.has_other_past:
+            self._tell_reset(holding, loaded.mark)
+        return loaded.mark
+
+    async def _load_either(self, holding: Holding, *, anew: bool) -> "tuple[_Loaded, str]":
+        dictionary, held = self._catalogue.get(holding.target), holding.mark
+        if held is not None and not anew and dictionary.section.reload_on_event == "DELTA":
+            loaded = await self._load_changes(holding.target, held, dictionary)
+            if loaded is not None:
+                return loaded, "delta"
+        await holding.jitter()
+        return await self._load_all(holding.target, held, dictionary), "full"
+
+    async def _load_changes(self, target: Dict, held: Mark, dictionary: Dictionary) -> "_Loaded | None":
+        """R20: load what changed since; None when that is not known, or not all there is to it."""
+        changes = await within(_CHANGES_WITHIN, _changes(self._db, target, held, dictionary))
+        if changes is None:
+            return None
+        mark, steps, keys, found = changes
+        gone = [key for key in keys if key not in found]
+        if not self._is_all(target, keys, found, gone):
+            return None
+        self._memory.change(target, version=mark.version, stamp=mark.stamp, puts=found, deletes=gone)
+        return _Loaded(mark, steps)
+
+    def _is_all(self, target: Dict, keys: Sequence[str], found: dict[str, str], gone: Sequence[str]) -> bool:
+        """Whether the keys told are the keys there are.
+
+        A table may spell them another way (upper case, a number), and then neither finds them under ours nor, when
+        they are deleted, tells which of its own is gone. Whoever deletes what never was there looks the same.
+        """
+        return found.keys() <= set(keys) and all(self._memory.has(target, key) for key in gone)
+
+    async def _load_all(self, target: Dict, held: Mark | None, dictionary: Dictionary) -> "_Loaded":
+        generation = self._memory.begin()
+        try:
+            async with dictionary.provider.snapshot(self._db, target) as snapshot:
+                steps = await snapshot.steps_since(held) if held else None
+                has_other_past = held is not None and not await snapshot.shares(held)
+                count = await self._fill(generation, snapshot)
+            mark = snapshot.mark
+            self._memory.publish(target, generation, version=mark.version, stamp=mark.stamp, items=count)
+        except BaseException:
+            self._memory.discard(generation)
+            raise
+        return _Loaded(mark, steps or (), has_other_past)
+
+    async def _fill(self, generation: int, snapshot: Snapshot) -> int:
+        count = added = 0
+        async with aclosing(snapshot.all()) as batches:
+            async for rows in batches:
+                count += len(rows)
+                added += self._memory.fill(generation, rows)
+        if added < count:
+            raise twice(snapshot.target)
+        return count
+
+    def _failed(self, holding: Holding, error: PenstockError) -> None:
+        target = holding.target
+        self._metrics.errors.labels(target.dict_code, error.code).inc()
+        self._memory.mark_stale(target, monotonic())
+        log = structlog.get_logger().bind(tenantId=target.tenant_id, dictCode=target.dict_code, version=holding.version)
+        told = log.error if is_lasting(error) else log.warning
+        told("dictionary_not_loaded", code=error.code, error=error.message, hint=error.hint)
+
+    def _tell(self, target: Dict, loaded: "_Loaded", kind: str, began: int) -> None:
+        """R26: say what is read from now on, and add it to the traces that led to it."""
+        about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
+        log = structlog.get_logger()
+        for step in loaded.steps:
+            one = {**about, "eventId": str(step.event_id), "version": step.mark.version, "source": step.source}
+            log.debug("dictionary_changed", **one)
+            self._telemetry.trace("refdata.swap", step.trace, began, **one)
+        if not loaded.steps:
+            log.info("dictionary_loaded", **about, version=loaded.mark.version)
+
+    def _tell_reset(self, holding: Holding, mark: Mark) -> None:
+        """R24: loudly: versions that readers were told are no more."""
+        target = holding.target
+        self._metrics.resets.labels(target.dict_code).inc()
+        structlog.get_logger().error(
+            "primary_has_another_past",
+            tenantId=target.tenant_id,
+            dictCode=target.dict_code,
+            version=mark.version,
+            held=holding.version,
+            hint="was it restored from a backup? Versions above this one are lost, unless they are sent again",
+        )
+
+
+async def _changes(db: Database, target: Dict, held: Mark, dictionary: Dictionary) -> _Changes | None:
+    """What changed since *held*: the commits, the keys, and the items that these have now."""
+    async with dictionary.provider.snapshot(db, target) as snapshot:
+        steps = await snapshot.steps_since(held)
+        if steps is None or any(step.keys is None for step in steps):
+            return None
+        keys = sorted({key for step in steps for key in step.keys or ()})
+        if len(keys) > _KEYS_FOLLOWED:
+            return None
+        return snapshot.mark, steps, keys, dict(await snapshot.only(keys)) if keys else {}
+
+
+def _known(error: Exception) -> PenstockError:
+    """Whatever their SQL does, the other dictionaries go on."""
+    if isinstance(error, PenstockError):
+        return error
+    if isinstance(error, TimeoutError):
+        return Transient("DATABASE_SLOW", "the primary does not tell what changed in time")
+    return Corrupt("LOAD_FAILED", f"{type(error).__name__}: {error}", hint="mend loadSql or its tables")

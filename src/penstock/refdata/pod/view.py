@@ -1,0 +1,145 @@
+"""R17, R18: what a serving process sees of its pod's memory: one state of it at a time."""
+
+import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+
+from penstock.refdata.model import Dict
+from penstock.refdata.pod import layout
+from penstock.refdata.pod.layout import ITEMS_FILE, READERS, Shelf
+
+Found = tuple[bytes, bytes]  # the place of an item and what lies there
+_SPARE = 8
+
+
+class PageAt(NamedTuple):
+    """Where a page begins: in which version of which generation, after which place."""
+
+    generation: int
+    version: int
+    after: bytes = b""
+
+
+class Changed(NamedTuple):
+    """A change of a dictionary that is still remembered, and the keys it touched."""
+
+    since: int
+    version: int
+    keys: list[bytes]
+
+
+class View:
+    """The memory as it was at one moment; `renew` moves on to now."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._env = lmdb.open(
+            str(folder / ITEMS_FILE),
+            map_size=limit,
+            subdir=False,
+            readonly=True,
+            readahead=False,
+            max_readers=READERS,
+            max_spare_txns=_SPARE,
+        )
+        self.txn = self._env.begin()
+
+    def renew(self) -> None:
+        self.txn.abort()
+        self.txn = self._env.begin()
+
+    def shelf(self, target: Dict) -> Shelf | None:
+        found = self.txn.get(layout.shelf_key(target))
+        return None if found is None else layout.decode_shelf(found)
+
+    def get(self, shelf: Shelf, key: bytes) -> bytes | None:
+        """The end of the response for *key*."""
+        place = layout.place_of(key)
+        found = self.txn.get(layout.items_prefix(shelf.generation) + place)
+        return None if found is None else layout.response_of(place, found)
+
+    def page(self, target: Dict, at: PageAt, limit: int, size: int) -> list[Found] | None:
+        """Some items in order, as they were in that version, about *size* bytes and one at least; None when gone."""
+        olds = self._replaced_since(target, at)
+        if olds is None:
+            return None
+        was = sorted((place, value) for place, value in olds.items() if value is not None and place > at.after)
+        now = (found for found in self._items(self.txn, at.generation, at.after) if found[0] not in olds)
+        return list(_bounded(islice(heapq.merge(now, was), limit), size))
+
+    def changes(self, shelf: Shelf, since: int) -> list[Changed] | None:
+        """What changed after version *since*, step by step; None when that is not remembered."""
+        steps: list[Changed] = []
+        for version, change in self._log(shelf.generation, since):
+            keys = [self._key(shelf.generation, place, old) for place, old in change.values]
+            steps.append(Changed(change.since, version, keys))
+        reaches = steps[0].since <= since if steps else shelf.version <= since
+        return steps if reaches else None
+
+    @contextmanager
+    def all(self, target: Dict) -> "Iterator[tuple[Shelf, Iterator[Found]] | None]":
+        """Every item of the version there is now, however long that takes and whatever changes meanwhile."""
+        with self._env.begin() as txn:
+            found = txn.get(layout.shelf_key(target))
+            if found is None:
+                yield None
+                return
+            shelf = layout.decode_shelf(found)
+            yield shelf, self._items(txn, shelf.generation, b"")
+
+    def close(self) -> None:
+        self.txn.abort()
+        self._env.close()
+
+    def _key(self, generation: int, place: bytes, old: bytes | None) -> bytes:
+        value = old if old is not None else self.txn.get(layout.items_prefix(generation) + place)
+        return layout.key_of(place, value) if value is not None else place[1:]
+
+    def _items(self, txn: "lmdb.Transaction[bytes]", generation: int, after: bytes) -> Iterator[Found]:
+        prefix = layout.items_prefix(generation)
+        with txn.cursor() as cursor:
+            found = cursor.set_range(prefix + after)
+            if found and cursor.key() == prefix + after:
+                found = cursor.next()
+            while found:
+                key, value = cursor.item()
+                if not key.startswith(prefix):
+                    return
+                yield key[len(prefix) :], value
+                found = cursor.next()
+
+    def _log(self, generation: int, since: int) -> "Iterator[tuple[int, layout.Replaced]]":
+        """The changes of a generation after version *since*, the oldest first."""
+        prefix = layout.changes_prefix(generation)
+        with self.txn.cursor() as cursor:
+            found = cursor.set_range(layout.change_key(generation, since + 1))
+            while found and cursor.key().startswith(prefix):
+                yield layout.number_at_end(cursor.key()), layout.decode_replaced(cursor.value())
+                found = cursor.next()
+
+    def _replaced_since(self, target: Dict, at: PageAt) -> dict[bytes, bytes | None] | None:
+        """What lay where something else lies now; None when the version is gone, or was never the target's."""
+        held = self.txn.get(layout.generation_key(at.generation))
+        if held is None:
+            return None
+        whose = layout.decode_generation(held)
+        steps = list(self._log(at.generation, at.version))
+        begins = steps[0][1].since if steps else whose.version
+        if (whose.tenant_id, whose.dict_code) != target or begins != at.version:
+            return None
+        olds: dict[bytes, bytes | None] = {}
+        for _, change in reversed(steps):  # the oldest has the last word: it replaced what was there then
+            olds.update(change.values)
+        return olds
+
+
+def _bounded(items: Iterator[Found], size: int) -> Iterator[Found]:
+    for found in items:
+        yield found
+        size -= len(found[0]) + len(found[1])
+        if size <= 0:
+            return
