@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import structlog
 import uvicorn
@@ -31,6 +31,21 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             hint = "stop what uses it, or choose another with --port or --query-port; 0 takes a free one"
             raise Conflict("PORT_IN_USE", f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
         yield listening
+
+
+@contextmanager
+def listening_together(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Sockets on one port, among which the kernel deals out connections; what others use is taken all the same."""
+    with ExitStack() as stack:
+        with listening(host, port) as alone:
+            address = alone.getsockname()
+        sockets = [stack.enter_context(socket.socket(alone.family, alone.type, alone.proto)) for _ in range(count)]
+        for sock in sockets:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind(address)
+            sock.listen(1024)
+        yield sockets
 
 
 @asynccontextmanager

@@ -6,7 +6,9 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
+import structlog
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
@@ -15,18 +17,20 @@ from penstock.app import Platform, RefdataPlatform, open_platform, open_refdata,
 from penstock.kernel import actuator, datadir
 from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.auth import Authenticator
-from penstock.kernel.errors import BadConfig
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.http import Caller, create_app
 from penstock.kernel.ids import worker_name
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.telemetry import Telemetry
+from penstock.pods import open_pod
 from penstock.ports import make_authenticator, make_telemetry
 from penstock.refdata import api as refdata_api
 from penstock.refdata.service import Refdata
 from penstock.reloading import reloading
 from penstock.roles import ROLES
-from penstock.servers import address_of, listening, serving, until_stopped
+from penstock.servers import address_of, listening, listening_together, serving, until_stopped
 from penstock.settings import Settings
 from penstock.tracking import api as tracking_api
 from penstock.tracking.service import Tracking
@@ -66,21 +70,26 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         authenticator = make_authenticator(settings)
         stack.enter_context(datadir.owned(settings.data_dir, worker_name("up")))
         api = stack.enter_context(listening(server.host, server.port))
-        query = stack.enter_context(listening(server.host, server.query_port))
+        processes = settings.refdata.query.processes
+        query = stack.enter_context(listening_together(server.host, server.query_port, processes))
+        query_address = address_of(query[0])
         platform = await stack.enter_async_context(open_platform(settings, telemetry))
         tracking = await stack.enter_async_context(open_tracking(settings, telemetry, platform.db))
         refdata = await stack.enter_async_context(open_refdata(settings, telemetry, platform))
         await stack.enter_async_context(reloading(refdata))
+        pod = await stack.enter_async_context(open_pod(settings, telemetry, query))
         for role in ROLES.values():
             await stack.enter_async_context(role(refdata))
-        # The API cannot do without its databases; the query server answers from memory, come what may.
+        is_loaded = await stack.enter_async_context(pod.following(refdata))
         checks = {**_checks(platform), "tracking": tracking.check, **_refdata_checks(refdata)}
-        pulses = [Pulse(checks, needs=["database", "tracking", "refdata"]), Pulse(checks, needs=[])]
+        # The API cannot do without its databases; the pod answers from memory, come what may.
+        pulse = Pulse({**checks, "dictionaries": pod.check}, needs=["database", "tracking", "refdata"])
         web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator)
-        apps = [(make_api(web, pulses[0], tracking, refdata.refdata), api), (make_query(web, pulses[1]), query)]
-        await stack.enter_async_context(serving(apps, server))
-        addresses = Addresses(address_of(api), address_of(query))
-        await until_stopped(pulses, stop, lambda: on_ready(addresses))
+        app = make_api(web, pulse, tracking, refdata.refdata)
+        await stack.enter_async_context(serving([(app, api)], server))
+        await is_loaded.wait()
+        addresses = Addresses(address_of(api), query_address)
+        await until_stopped([pulse, pod.pulse], stop, lambda: on_ready(addresses))
         tracking.stop()
         refdata.refdata.stop()
 
@@ -113,6 +122,36 @@ async def command_api(settings: Settings, stop: asyncio.Event, on_ready: Callabl
         await stack.enter_async_context(serving([(app, listening)], settings.server))
         await until_stopped([pulse], stop, lambda: on_ready(address_of(listening)))
         refdata.refdata.stop()
+
+
+async def query_api(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+    """R17: a pod alone, until *stop*. Without PostgreSQL it serves all the same, that it has nothing yet."""
+    server, count = settings.server, settings.refdata.query.processes
+    async with AsyncExitStack() as stack:
+        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
+        make_authenticator(settings)  # what is wrong with it is said here, not by every process
+        if settings.database.url == EMBEDDED and settings.refdata.postgres is None:
+            stack.enter_context(datadir.owned(settings.data_dir, worker_name("query-api")))
+        sockets = stack.enter_context(listening_together(server.host, server.query_port, count))
+        address = address_of(sockets[0])
+        pod = await stack.enter_async_context(open_pod(settings, telemetry, sockets))
+        structlog.get_logger().info("serving", address=address, processes=count)
+        refdata = await _open_at_last(stack, settings, telemetry)
+        await stack.enter_async_context(reloading(refdata))
+        is_loaded = await stack.enter_async_context(pod.following(refdata))
+        await is_loaded.wait()
+        await until_stopped([pod.pulse], stop, lambda: on_ready(address))
+
+
+async def _open_at_last(stack: AsyncExitStack, settings: Settings, telemetry: Telemetry) -> RefdataPlatform:
+    """R23: refdata, as soon as its PostgreSQL is there."""
+    backoff = Backoff(most=timedelta(seconds=5))
+    while True:
+        try:
+            return await stack.enter_async_context(open_refdata(settings, telemetry))
+        except Transient as error:
+            structlog.get_logger().warning("primary_not_reached", code=error.code, error=error.message)
+            await asyncio.sleep(backoff.next().total_seconds())
 
 
 async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
@@ -180,11 +219,6 @@ def make_command_api(web: Web, pulse: Pulse, refdata: Refdata) -> FastAPI:
     app.state.refdata = refdata
     app.include_router(refdata_api.routes)
     return app
-
-
-def make_query(web: Web, pulse: Pulse) -> FastAPI:
-    """The query server: how it is, until dictionaries give it something to serve."""
-    return _make_app("Penstock query", web, pulse)
 
 
 def _make_app(title: str, web: Web, pulse: Pulse) -> FastAPI:

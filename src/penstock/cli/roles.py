@@ -45,6 +45,25 @@ def command_api(
     serve(settings, serving.command_api, _tell_address("api", json))
 
 
+@serve_app.command("query-api")
+def query_api(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    host: HostOption = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port it serves on; 0 takes a free one.", show_default="8081")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Processes that serve.", show_default="1")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Serve dictionaries from memory, until Ctrl-C or SIGTERM."""
+    from penstock import serving
+
+    overrides = {"data_dir": data_dir, "server.host": host, "server.query_port": port}
+    settings = _settings(config, {**overrides, "refdata.query.processes": processes})
+    serve(settings, serving.query_api, _tell_address("query", json))
+
+
 def _work(role: WorkRole, about: str) -> Callable[..., None]:
     def work(
         config: ConfigOption = None,

@@ -13,8 +13,8 @@ from penstock.kernel import problems
 from penstock.kernel.errors import Forbidden, PenstockError, TooLarge
 from penstock.kernel.telemetry import Telemetry
 
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,64}\Z")
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 
@@ -78,7 +78,7 @@ class Gate:
     def __init__(self, app: ASGIApp, body_limit: int, local_name: str | None) -> None:
         self._app = app
         self._limit = body_limit
-        self._local_names = None if local_name is None else _LOCAL_NAMES | {local_name}
+        self._local_names = None if local_name is None else LOCAL_NAMES | {local_name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -94,7 +94,7 @@ class Gate:
         length = headers.get(b"content-length", "0")
         if length.isdigit() and int(length) > self._limit:
             return self._too_large()
-        return None if self._local_names is None else _foreign_page(headers, self._local_names)
+        return None if self._local_names is None else foreign_page(headers, self._local_names)
 
     async def _pass_counted(self, scope: Scope, receive: Receive, send: Send) -> PenstockError | None:
         """Let the request through, but count its body; whatever the application makes of a cut one is not sent."""
@@ -125,7 +125,7 @@ class Gate:
         return TooLarge("BODY_TOO_LARGE", f"a body has at most {self._limit} bytes here", hint="send it in parts")
 
 
-def _foreign_page(headers: Mapping[bytes, str], local_names: Collection[str]) -> Forbidden | None:
+def foreign_page(headers: Mapping[bytes, str], local_names: Collection[str]) -> Forbidden | None:
     """A page from elsewhere can reach loopback through the browser of whoever reads it."""
     host = re.sub(r":\d+$", "", headers.get(b"host", "localhost"))
     if host not in local_names:
@@ -140,4 +140,9 @@ def _foreign_page(headers: Mapping[bytes, str], local_names: Collection[str]) ->
 def _request_id(scope: Scope) -> str:
     """The caller's id when it is a sane one, so that logs of several services can be joined; else a new one."""
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-    return given if _REQUEST_ID.match(given) else uuid4().hex
+    return given if is_request_id(given) else uuid4().hex
+
+
+def is_request_id(given: str) -> bool:
+    """Whether a caller's id can be written down as it is."""
+    return _REQUEST_ID.match(given) is not None

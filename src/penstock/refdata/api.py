@@ -7,11 +7,10 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
 from penstock.kernel import paging
-from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
 from penstock.refdata import contract, views, wire
-from penstock.refdata.config import TenantSection
+from penstock.refdata.access import acts_for
 from penstock.refdata.contract import NAME, PREFIX, Status
 from penstock.refdata.model import Dict
 from penstock.refdata.service import LAST_ID, LATEST, Refdata
@@ -34,7 +33,7 @@ async def _tenant(
     named: Annotated[str | None, Header(alias="X-Tenant-Id", description="For trusted clients only.")] = None,
 ) -> str:
     """R25: the path's tenant, if the caller may act for it."""
-    caller.must_act_for(tenant_id, acts_for=_acts_for(caller, named, refdata.section.security.tenant))
+    caller.must_act_for(tenant_id, acts_for=acts_for(caller, named, refdata.section.security.tenant))
     return tenant_id
 
 
@@ -114,10 +113,3 @@ def _id(name: str) -> UUID:
         return UUID(name)
     except ValueError as error:
         raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged") from error
-
-
-def _acts_for(caller: Principal, named: str | None, section: TenantSection) -> object:
-    """R25: whom a token acts for: the tenant of its claim; a trusted client may name another."""
-    if section.allow_header_override_for_trusted_clients and named and caller.subject in section.trusted_clients:
-        return named
-    return caller.claims.get(section.claim, "")

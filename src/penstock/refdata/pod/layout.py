@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.refdata.model import Dict
+from penstock.refdata.model import Dict, Mark
 
 ITEMS_FILE = "items"
 STATE_FILE = "state"
 READERS = 1_024  # processes and streams that may read at once
 _NUMBER = Struct(">Q")
-_LONGEST = 480  # bytes of a key that are kept as they are; LMDB takes 511 in all
-_SHORT, _LONG = b"\0", b"\1"
+LONGEST = 480  # bytes of a key that are kept as they are; LMDB takes 511 in all
+SHORT, _LONG = b"\0", b"\1"
 _ETAG = b'ETag: "'
 _HEAD_END = b"\r\n\r\n"
 
@@ -35,7 +35,12 @@ class Shelf(msgspec.Struct, frozen=True, array_like=True):
     stamp: int
     items: int
     loaded_at: float  # wall clock, for people
+    before: int = 0  # the generation it was read from until the last full load
     stale_since: float = 0.0  # monotonic; set while it cannot be loaded anew
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.version, self.stamp)
 
 
 class Generation(msgspec.Struct, frozen=True, array_like=True):
@@ -43,13 +48,13 @@ class Generation(msgspec.Struct, frozen=True, array_like=True):
 
     tenant_id: str
     dict_code: str
-    version: int
+    mark: Mark
 
 
 class Replaced(msgspec.Struct, frozen=True, array_like=True):
     """What a change did: from which version, when, and what was there before; None where nothing was."""
 
-    since: int
+    since: Mark
     at: float
     values: list[tuple[bytes, bytes | None]]
 
@@ -100,8 +105,8 @@ def number_at_end(key: bytes) -> int:
 
 def place_of(key: bytes) -> bytes:
     """Where the item of *key* lies in its generation; one key has one place."""
-    if len(key) <= _LONGEST:
-        return _SHORT + key
+    if len(key) <= LONGEST:
+        return SHORT + key
     return _LONG + sha256(key).digest()
 
 
@@ -121,14 +126,14 @@ def ready_made(body: bytes) -> bytes:
 
 def response_of(place: bytes, value: bytes) -> bytes:
     """The end of a response, as *value* keeps it."""
-    if place[:1] == _SHORT:
+    if place[:1] == SHORT:
         return value
     return value[_NUMBER.size + _NUMBER.unpack_from(value)[0] :]
 
 
 def key_of(place: bytes, value: bytes) -> bytes:
     """The key of an item."""
-    if place[:1] == _SHORT:
+    if place[:1] == SHORT:
         return place[1:]
     return value[_NUMBER.size : _NUMBER.size + _NUMBER.unpack_from(value)[0]]
 

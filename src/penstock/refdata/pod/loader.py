@@ -61,6 +61,7 @@ class Loader:
         self._pace = Pace(section.debounce_ms / 1000, section.jitter_ms / 1000, slots)
         self._must_look = asyncio.Event()
         self._has_looked = asyncio.Event()
+        self.is_loaded = asyncio.Event()  # every dictionary there is, at least once
 
     def holdings(self) -> Sequence[Holding]:
         return list(self._holdings.values())
@@ -141,6 +142,7 @@ class Loader:
         for holding in self.holdings():
             await holding.settles()
         self.memory.state.loaded()
+        self.is_loaded.set()
 
     def _compare(self, holding: Holding, before: Mark | None, mark: Mark | None) -> None:
         """R24: what was held *before* the look cannot be later than what it found, but for another past."""

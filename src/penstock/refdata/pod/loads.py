@@ -75,7 +75,7 @@ class Loads:
         gone = [key for key in keys if key not in found]
         if not self._is_all(target, keys, found, gone):
             return None
-        self._memory.change(target, version=mark.version, stamp=mark.stamp, puts=found, deletes=gone)
+        self._memory.change(target, mark, puts=found, deletes=gone)
         return _Loaded(mark, steps)
 
     def _is_all(self, target: Dict, keys: Sequence[str], found: dict[str, str], gone: Sequence[str]) -> bool:
@@ -94,7 +94,7 @@ class Loads:
                 has_other_past = held is not None and not await snapshot.shares(held)
                 count = await self._fill(generation, snapshot)
             mark = snapshot.mark
-            self._memory.publish(target, generation, version=mark.version, stamp=mark.stamp, items=count)
+            self._memory.publish(target, generation, mark, count)
         except BaseException:
             self._memory.discard(generation)
             raise

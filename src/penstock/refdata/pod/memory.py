@@ -9,7 +9,7 @@ import lmdb
 import msgspec
 
 from penstock.kernel.errors import Transient
-from penstock.refdata.model import Dict
+from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod import layout
 from penstock.refdata.pod.layout import ITEMS_FILE, READERS, Generation, Replaced, Shelf
 from penstock.refdata.pod.state import State
@@ -63,19 +63,17 @@ class Memory:
         with self._writing() as txn, txn.cursor() as cursor:
             return cursor.putmulti(((prefix + row.place, row.value) for row in rows), overwrite=False)[1]
 
-    def publish(self, target: Dict, generation: int, *, version: int, stamp: int, items: int) -> None:
+    def publish(self, target: Dict, generation: int, mark: Mark, items: int) -> None:
         """Let readers see a generation in the place of the one before, which is freed when nobody pages through it."""
         before = self._shelves.get(target)
-        shelf = Shelf(generation, version, stamp, items, time())
+        shelf = Shelf(generation, *mark, items, time(), before.generation if before else 0)
         with self._writing() as txn:
             self._put(txn, target, shelf)
         self._shelved(target, shelf)
         if before is not None:
             self._retire(target, before.generation)
 
-    def change(
-        self, target: Dict, *, version: int, stamp: int, puts: Mapping[str, str], deletes: Sequence[str]
-    ) -> list[str]:
+    def change(self, target: Dict, mark: Mark, puts: Mapping[str, str], deletes: Sequence[str]) -> list[str]:
         """Let readers see a few items changed, all at once; which of them really are."""
         before = self._shelves[target]
         prefix, replaced, changed, grown = layout.items_prefix(before.generation), [], [], 0
@@ -89,10 +87,10 @@ class Memory:
                 grown += (value is not None) - (old is not None)
                 replaced.append((place, old))
                 changed.append(key)
-            shelf = Shelf(before.generation, version, stamp, before.items + grown, time())
-            if version != before.version:
-                change = Replaced(before.version, monotonic(), replaced)
-                txn.put(layout.change_key(before.generation, version), layout.encode(change))
+            shelf = Shelf(before.generation, *mark, before.items + grown, time(), before.before)
+            if mark != before.mark:
+                change = Replaced(before.mark, monotonic(), replaced)
+                txn.put(layout.change_key(before.generation, mark.version), layout.encode(change))
                 self._prune(txn, before.generation)
             self._put(txn, target, shelf)
         self._shelved(target, shelf)
@@ -150,7 +148,7 @@ class Memory:
         self.state.close()
 
     def _put(self, txn: "lmdb.Transaction[bytes]", target: Dict, shelf: Shelf) -> None:
-        whose = Generation(*target, shelf.version)
+        whose = Generation(*target, shelf.mark)
         txn.put(layout.generation_key(shelf.generation), layout.encode(whose))
         txn.put(layout.shelf_key(target), layout.encode(shelf))
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
+from penstock.kernel.middleware import is_request_id
 from penstock.refdata.contract import KEY_LIMIT, NAME
 from penstock.refdata.model import Dict
 
@@ -22,6 +23,30 @@ class BadRequest(PenstockError):
     status, exit_code, title = 400, 2, "Bad request"
 
 
+class Gone(PenstockError):
+    """It was there, and is no more."""
+
+    status, exit_code, title = 410, 5, "Gone"
+
+
+class MethodNotAllowed(PenstockError):
+    """This is not done here."""
+
+    status, exit_code, title = 405, 2, "Method not allowed"
+
+
+class HeadTooLarge(PenstockError):
+    """The head of a request is over the limit."""
+
+    status, exit_code, title = 431, 2, "Request header fields too large"
+
+
+class TooSlow(PenstockError):
+    """The request did not come in time."""
+
+    status, exit_code, title = 408, 2, "Request timeout"
+
+
 @dataclass(slots=True)
 class Request:
     """What was asked. Header names are lower case; those that nobody here reads are left out."""
@@ -35,6 +60,12 @@ class Request:
     @property
     def is_head(self) -> bool:
         return self.method == b"HEAD"
+
+    @property
+    def id(self) -> str | None:
+        """The caller's own id for it, when it is a sane one."""
+        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        return given if is_request_id(given) else None
 
 
 class Address(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import lmdb
 
-from penstock.refdata.model import Dict
+from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod import layout
 from penstock.refdata.pod.layout import ITEMS_FILE, READERS, Shelf
 
@@ -18,10 +18,9 @@ _SPARE = 8
 
 
 class PageAt(NamedTuple):
-    """Where a page begins: in which version of which generation, after which place."""
+    """Where a page begins: in which version, after which place."""
 
-    generation: int
-    version: int
+    mark: Mark
     after: bytes = b""
 
 
@@ -64,11 +63,15 @@ class View:
 
     def page(self, target: Dict, at: PageAt, limit: int, size: int) -> list[Found] | None:
         """Some items in order, as they were in that version, about *size* bytes and one at least; None when gone."""
-        olds = self._replaced_since(target, at)
-        if olds is None:
+        shelf = self.shelf(target)
+        for generation in (shelf.generation, shelf.before) if shelf else ():
+            olds = self._replaced_since(target, generation, at.mark)
+            if olds is not None:
+                break
+        else:
             return None
         was = sorted((place, value) for place, value in olds.items() if value is not None and place > at.after)
-        now = (found for found in self._items(self.txn, at.generation, at.after) if found[0] not in olds)
+        now = (found for found in self._items(self.txn, generation, at.after) if found[0] not in olds)
         return list(_bounded(islice(heapq.merge(now, was), limit), size))
 
     def changes(self, shelf: Shelf, since: int) -> list[Changed] | None:
@@ -76,7 +79,7 @@ class View:
         steps: list[Changed] = []
         for version, change in self._log(shelf.generation, since):
             keys = [self._key(shelf.generation, place, old) for place, old in change.values]
-            steps.append(Changed(change.since, version, keys))
+            steps.append(Changed(change.since.version, version, keys))
         reaches = steps[0].since <= since if steps else shelf.version <= since
         return steps if reaches else None
 
@@ -121,15 +124,15 @@ class View:
                 yield layout.number_at_end(cursor.key()), layout.decode_replaced(cursor.value())
                 found = cursor.next()
 
-    def _replaced_since(self, target: Dict, at: PageAt) -> dict[bytes, bytes | None] | None:
-        """What lay where something else lies now; None when the version is gone, or was never the target's."""
-        held = self.txn.get(layout.generation_key(at.generation))
+    def _replaced_since(self, target: Dict, generation: int, mark: Mark) -> dict[bytes, bytes | None] | None:
+        """What lay where something else lies now; None when that version is gone, or never was in this generation."""
+        held = self.txn.get(layout.generation_key(generation))
         if held is None:
             return None
         whose = layout.decode_generation(held)
-        steps = list(self._log(at.generation, at.version))
-        begins = steps[0][1].since if steps else whose.version
-        if (whose.tenant_id, whose.dict_code) != target or begins != at.version:
+        steps = list(self._log(generation, mark.version))
+        begins = steps[0][1].since if steps else whose.mark
+        if (whose.tenant_id, whose.dict_code) != target or begins != mark:
             return None
         olds: dict[bytes, bytes | None] = {}
         for _, change in reversed(steps):  # the oldest has the last word: it replaced what was there then

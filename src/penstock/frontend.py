@@ -1,0 +1,70 @@
+"""A serving process of a query pod. Started by its loader, which tells it everything over its standard input."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvloop
+
+from penstock.kernel.middleware import LOCAL_NAMES
+from penstock.kernel.telemetry import configure_logging
+from penstock.kernel.waiting import ended
+from penstock.ports import make_authenticator
+from penstock.refdata.pod.front import Front
+from penstock.refdata.pod.link import Link, Show
+from penstock.refdata.pod.server import Server
+from penstock.refdata.pod.state import State
+from penstock.refdata.pod.view import View
+from penstock.settings import Settings
+
+LIVENESS = "/actuator/health/liveness"
+_LOOKS_MISSED = 3  # after which the primary counts as out of sight
+
+
+def main() -> None:
+    """Serve until SIGTERM, or until the loader is gone."""
+    told = orjson.loads(sys.stdin.buffer.read())
+    settings = Settings.model_validate(told["settings"])
+    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(_serve(settings, told))
+
+
+async def _serve(settings: Settings, told: dict[str, Any]) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal: the loader was told too, and tells us
+    folder, query = Path(told["folder"]), settings.refdata.query
+    front = Front(
+        View(folder, query.memory_limit_mb * 1024 * 1024),
+        State(folder),
+        settings.refdata.security.tenant,
+        None if settings.auth.jwt else LOCAL_NAMES | {settings.server.host},
+        patience_for(settings),
+    )
+    link = await Link.over(socket.socket(fileno=told["link"]))
+    patience = (query.barrier_wait_ms + 2 * query.fallback_timeout_ms) / 1000 + 5
+    server = Server(front, link, make_authenticator(settings), told["process"], patience)
+    drain = settings.server.drain_timeout.total_seconds()
+    answers = asyncio.create_task(link.run(), name="link")
+    answers.add_done_callback(lambda _ended: stopping.set())  # without a loader nothing is fresh any more
+    await link.ask(Show(LIVENESS), patience)
+    with socket.socket(fileno=told["listening"]) as listening:
+        await server.serve(listening, stopping, drain)
+    await ended(answers)
+    front.close()
+
+
+def patience_for(settings: Settings) -> float:
+    """How long the primary may be unseen before answers say so."""
+    return settings.refdata.query.reconcile_every.total_seconds() * _LOOKS_MISSED + 1
+
+
+if __name__ == "__main__":
+    main()

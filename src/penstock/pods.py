@@ -1,0 +1,188 @@
+"""A query pod: one process that loads, and others that serve what it loaded."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import orjson
+import structlog
+from fastapi.openapi.docs import get_swagger_ui_html
+
+from penstock.app import RefdataPlatform
+from penstock.frontend import LIVENESS, patience_for
+from penstock.kernel.actuator import EXPOSITION, Health, Pulse
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.errors import NotFound, Transient
+from penstock.kernel.ids import worker_name
+from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.waiting import ended, happens
+from penstock.refdata.pod.barrier import Barrier
+from penstock.refdata.pod.desk import Desk
+from penstock.refdata.pod.folder import pod_folder
+from penstock.refdata.pod.holding import Holding
+from penstock.refdata.pod.link import Answer, Document, Question, answering
+from penstock.refdata.pod.loader import Loader
+from penstock.refdata.pod.memory import Memory
+from penstock.refdata.pod.metrics import PodMetrics
+from penstock.settings import Settings
+
+_JSON = "application/json"
+_ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon-32x32.png": "image/png"}
+
+
+class Pod:
+    """The memory, and whom its serving processes ask. They serve before it is loaded: that they do not have it yet."""
+
+    def __init__(self, settings: Settings, telemetry: Telemetry, folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        section = settings.refdata.query
+        self.memory = Memory(folder, limit=section.memory_limit_mb * 1024 * 1024)
+        self.pulse = Pulse({"dictionaries": self.check}, needs=["dictionaries"])
+        self.desk = Desk(self._page)
+        self._telemetry = telemetry
+        self._metrics = PodMetrics(telemetry.registry)
+        self._loader: Loader | None = None
+        self._metrics.show(self.memory, self._holdings, section.processes, patience_for(settings))
+
+    async def check(self) -> None:
+        """Transient NOT_LOADED until every dictionary is in memory; whatever happens later, they stay there."""
+        if not self.memory.state.is_loaded:
+            raise Transient("NOT_LOADED", "not every dictionary is loaded yet", hint="is PostgreSQL there?")
+
+    @asynccontextmanager
+    async def following(self, platform: RefdataPlatform) -> AsyncIterator[asyncio.Event]:
+        """Keep the memory as the primary is, until the end; what is yielded is set when all of it is loaded."""
+        section = self.settings.refdata.query
+        loader = self._loader = Loader(
+            platform.db, platform.refdata.catalogue, self.memory, section, self._metrics, self._telemetry
+        )
+        self.desk.open(loader, Barrier(loader, section, self._metrics))
+        async with loader.running(platform.signals, worker_name("query")):
+            yield loader.is_loaded
+
+    def _holdings(self) -> Sequence[Holding]:
+        return self._loader.holdings() if self._loader else ()
+
+    async def _page(self, path: str) -> Document:
+        """R17, R27: how the pod is, and what can be asked of it."""
+        if path == LIVENESS:
+            return _health(Health(status="UP"))
+        if path == "/actuator/health":
+            return _health(await self.pulse.health())
+        if path == "/actuator/health/readiness":
+            return _health(await self.pulse.readiness())
+        if path == "/actuator/prometheus":
+            return Document(200, EXPOSITION, self._telemetry.exposition())
+        if path == "/openapi.json":
+            return Document(200, _JSON, files("penstock.refdata.pod").joinpath("openapi.json").read_bytes())
+        if path == "/docs":
+            return Document(200, "text/html; charset=utf-8", _docs())
+        name = path.removeprefix("/swagger/")
+        if path.startswith("/swagger/") and name in _ASSETS:
+            return Document(200, _ASSETS[name], files("fastapi_swagger").joinpath("resources", name).read_bytes())
+        raise NotFound("NOT_FOUND", f"nothing is at {path[:200]}", hint="/docs shows what there is")
+
+
+@asynccontextmanager
+async def open_pod(settings: Settings, telemetry: Telemetry, sockets: Sequence[socket.socket]) -> AsyncIterator[Pod]:
+    """A pod that serves on *sockets*, one for each of its processes."""
+    with pod_folder(settings.refdata.query.memory_dir, settings.data_dir, worker_name("query")) as folder:
+        pod = Pod(settings, telemetry, folder)
+        processes = [_Process(pod, number, sock) for number, sock in enumerate(sockets)]
+        try:
+            for process in processes:
+                process.start()
+            for process in processes:
+                await process.is_up.wait()
+            yield pod
+        finally:
+            for sock in sockets:  # nobody may queue where nobody takes any more
+                sock.close()
+            await asyncio.gather(*(process.stop() for process in processes))
+            pod.memory.close()
+
+
+class _Process:
+    """One serving process, started again whenever it dies."""
+
+    def __init__(self, pod: Pod, number: int, listening: socket.socket) -> None:
+        self.is_up = asyncio.Event()
+        self._pod = pod
+        self._number = number
+        self._listening = listening
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_running(), name=f"serving process {self._number}")
+
+    async def stop(self) -> None:
+        """Let it finish what is under way; one that does not is killed."""
+        self._stopping.set()
+        if self._task is not None:
+            await self._task
+
+    async def _keep_running(self) -> None:
+        backoff, log = Backoff(), structlog.get_logger().bind(process=self._number)
+        while not self._stopping.is_set():
+            code = await self._run()
+            if not self._stopping.is_set():
+                log.error("serving_process_died", exit_code=code)
+                await happens(self._stopping, backoff.next().total_seconds())
+
+    async def _run(self) -> int:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        descriptors = self._listening.fileno(), theirs.fileno()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock.frontend", stdin=asyncio.subprocess.PIPE, pass_fds=descriptors
+        )
+        theirs.close()
+        answers = asyncio.create_task(answering(ours, self._answer), name="link")
+        stop = asyncio.create_task(self._stop(process), name="stop")
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died at once: its exit code tells
+                await process.communicate(self._told(*descriptors))
+            return await process.wait()
+        finally:
+            await ended(answers)
+            await ended(stop)
+
+    def _told(self, listening: int, link: int) -> bytes:
+        settings = self._pod.settings.model_dump(mode="json", by_alias=True)
+        told = {"settings": settings, "folder": str(self._pod.folder), "process": self._number}
+        return orjson.dumps({**told, "listening": listening, "link": link})
+
+    async def _answer(self, question: Question) -> Answer:
+        self.is_up.set()
+        return await self._pod.desk.answer(question)
+
+    async def _stop(self, process: asyncio.subprocess.Process) -> None:
+        await self._stopping.wait()
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(self._pod.settings.server.drain_timeout.total_seconds() + 5)
+            process.kill()
+
+
+def _health(health: Health) -> Document:
+    body = health.model_dump_json(exclude_none=True).encode()
+    return Document(200 if health.status == "UP" else 503, _JSON, body)
+
+
+def _docs() -> bytes:
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="Penstock query",
+        swagger_js_url="/swagger/swagger-ui-bundle.js",
+        swagger_css_url="/swagger/swagger-ui.css",
+        swagger_favicon_url="/swagger/favicon-32x32.png",
+    )
+    return bytes(page.body)

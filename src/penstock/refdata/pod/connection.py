@@ -1,0 +1,365 @@
+"""One client of a pod: HTTP/1.1 over httptools, answered from memory at once, or when that takes longer, in order."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from time import monotonic
+from typing import ClassVar, NamedTuple, Protocol
+
+import httptools
+import structlog
+
+from penstock.kernel.errors import PenstockError, TooLarge, Transient
+from penstock.refdata.pod import answers, layout
+from penstock.refdata.pod.front import Front
+from penstock.refdata.pod.reads import Answered
+from penstock.refdata.pod.request import BadRequest, HeadTooLarge, Request, TooSlow
+
+HEAD_LIMIT = 32_768
+BODY_LIMIT = 65_536  # nobody reads it; more is not waited for
+HEAD_SECONDS = 10.0
+IDLE_SECONDS = 75.0
+STUCK_SECONDS = 30.0
+_WAITING_LIMIT = 128  # requests that came before those ahead of them were answered
+_IGNORED, _AUTHORIZATION, _MIN_VERSION, _HOST, _OTHER = range(5)
+_SLOTS = {b"authorization": _AUTHORIZATION, b"x-min-version": _MIN_VERSION, b"host": _HOST} | dict.fromkeys(
+    (
+        b"accept",
+        b"connection",
+        b"content-length",
+        b"if-none-match",
+        b"last-event-id",
+        b"sec-fetch-site",
+        b"x-request-id",
+        b"x-tenant-id",
+    ),
+    _OTHER,
+)
+_LEARNED = 1_000
+
+
+class Streaming(NamedTuple):
+    """An answer that is sent piece by piece; its rest is what comes before the first."""
+
+    rest: bytes
+    pieces: AsyncGenerator[bytes, None]
+
+
+class House(Protocol):
+    """What the connections of a process share."""
+
+    front: Front
+    ok: bytes  # how every good answer begins now
+    hits: int
+    is_draining: bool
+
+    def joined(self, connection: "Connection") -> bool:
+        """Whether there is room for one more."""
+
+    def left(self, connection: "Connection") -> None: ...
+
+    def count(self, status: int) -> None: ...
+
+    async def settle(self, request: Request) -> Answered | Streaming:
+        """Do what an answer needs, and give it; PenstockError when there is none."""
+
+
+class Connection(asyncio.Protocol):
+    """Reads requests, writes answers in their order, and bounds what a client can make it hold."""
+
+    _slots: ClassVar[dict[bytes, int]] = {}  # learned once for all: what each spelling of a header's name is to us
+    # The request that is being read.
+    _url: bytes
+    _authorization: bytes | None
+    _least: bytes | None
+    _host: bytes | None
+    _others: dict[bytes, bytes] | None
+    _is_bad: bool
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._front = house.front
+        self._waiting: deque[Request] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._refusal: PenstockError | None = None  # the last thing it will be told
+        self._is_closing = self._has_ended = False
+        self._since = monotonic()  # since when it is as it is
+        self._head_size = self._body_size = 0
+        self._begin()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment] # a stream's
+        self._parser = httptools.HttpRequestParser(self)
+        if not self._house.joined(self):
+            self._refuse(Transient("TOO_MANY_CONNECTIONS", "this pod has no room for one more", hint="try again"))
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        self._is_closing = True
+        self._may_write.set()
+        if self._task is not None:
+            self._task.cancel()
+        self._house.left(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refusal is not None or self._is_closing:
+            return  # it is read to its end, so that the refusal is not lost on the way
+        if not self._head_size:
+            self._since = monotonic()
+        self._head_size += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(BadRequest("NO_UPGRADE", "only HTTP/1.1 is spoken here"))
+        except httptools.HttpParserError as error:
+            inner = error.__context__
+            refusal = inner if isinstance(inner, PenstockError) else BadRequest("BAD_REQUEST", f"not HTTP: {error}")
+            self._refuse(refusal)
+        if self._head_size - self._body_size > HEAD_LIMIT:
+            self._refuse(_head_too_large())
+
+    def eof_received(self) -> bool:
+        """Whoever asked and then hung up its side still gets its answers."""
+        self._has_ended = True
+        return self._task is not None or bool(self._waiting)
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+        self._transport.pause_reading()
+        self._since = monotonic()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+        self._transport.resume_reading()
+
+    def on_url(self, url: bytes) -> None:
+        self._url = self._url + url if self._url else url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        slot = self._slots.get(name)
+        if slot is None:
+            slot = self._learn(name)
+        if slot == _IGNORED:
+            return
+        if slot == _AUTHORIZATION:
+            self._is_bad |= self._authorization is not None
+            self._authorization = value
+        elif slot == _MIN_VERSION:
+            self._is_bad |= self._least is not None
+            self._least = value
+        elif slot == _HOST:
+            self._is_bad |= self._host is not None
+            self._host = value
+        else:
+            self._note(name.lower(), value)
+
+    def on_body(self, body: bytes) -> None:
+        self._body_size += len(body)
+        if self._body_size > BODY_LIMIT:
+            raise _body_too_large()
+
+    def on_message_complete(self) -> None:
+        """The straight way: one item, by a token that is known, of a version that is held."""
+        front, house = self._front, self._house
+        if (
+            self._others is None
+            and self._task is None
+            and not self._is_bad
+            and (host := self._host) is not None
+            and (front.hosts is None or host in front.hosts)
+            and self._parser.get_method() == b"GET"
+        ):
+            if front.cells[0] != front.sequence:
+                front.renew()
+            path, _, key = self._url.rpartition(b"/")
+            entry = front.entries.get(path)
+            grant = front.grants.get(self._authorization)
+            least = self._least
+            if (
+                entry is not None
+                and grant is not None
+                and (grant.tenant == entry.tenant or grant.is_operator)
+                and grant.until >= front.now
+                and (least is None or (len(least) < 19 and least.isdigit() and int(least) <= entry.version))
+                and b"%" not in key
+                and b"?" not in key
+                and len(key) <= layout.LONGEST
+                and (value := front.view.txn.get(entry.prefix + key)) is not None
+            ):
+                self._transport.write(house.ok + entry.head + value)
+                house.hits += 1
+                self._head_size = 0
+                self._begin()
+                if house.is_draining or not self._parser.should_keep_alive():
+                    self._close()
+                return
+        self._take()
+
+    def sweep(self, now: float) -> None:
+        """Let go of whoever is too slow, or says nothing any more."""
+        for_long = now - self._since
+        if self._is_closing or self._refusal is not None or not self._may_write.is_set():
+            if for_long > STUCK_SECONDS:
+                self._transport.abort()
+        elif self._task is None and self._head_size and for_long > HEAD_SECONDS:
+            self._refuse(TooSlow("TOO_SLOW", f"a request is sent within {HEAD_SECONDS:g} s"))
+        elif self._task is None and (for_long > IDLE_SECONDS or (self._house.is_draining and for_long > 1)):
+            self._close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _begin(self) -> None:
+        self._url = b""
+        self._authorization = self._least = self._host = self._others = None
+        self._is_bad = False
+
+    def _learn(self, name: bytes) -> int:
+        slot = _SLOTS.get(name.lower(), _IGNORED)
+        if len(self._slots) < _LEARNED:
+            self._slots[name] = slot
+        return slot
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        if self._others is None:
+            self._others = {}
+        if name == b"content-length" and (len(value) > 9 or int(value) > BODY_LIMIT):
+            raise _body_too_large()
+        self._others[name] = value
+
+    def _take(self) -> None:
+        """A request that is not straight: it is answered when those before it are."""
+        if self._is_bad:
+            self._refuse(BadRequest("HEADER_TWICE", "Host, Authorization and X-Min-Version come once"))
+            return
+        headers = self._others or {}
+        known = ((b"authorization", self._authorization), (b"x-min-version", self._least), (b"host", self._host))
+        headers |= {name: value for name, value in known if value is not None}
+        is_old = self._parser.get_http_version() == "1.0"
+        keeps = self._parser.should_keep_alive()
+        self._waiting.append(Request(self._parser.get_method(), self._url, headers, is_old, keeps))
+        self._head_size = self._body_size = 0
+        self._begin()
+        if len(self._waiting) > _WAITING_LIMIT:
+            self._transport.pause_reading()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._task is None and not self._is_closing:
+            if not self._waiting:
+                if self._refusal is not None:
+                    self._tell_refusal()
+                elif self._has_ended:
+                    self._close()
+                return
+            request = self._waiting.popleft()
+            if len(self._waiting) == _WAITING_LIMIT:
+                self._transport.resume_reading()
+            self._serve(request)
+
+    def _serve(self, request: Request) -> None:
+        try:
+            found = self._front.answer(request)
+        except PenstockError as error:
+            self._send(_problem(error, request), request)
+        else:
+            if isinstance(found, Answered):
+                self._send(found, request)
+            else:
+                self._task = asyncio.create_task(self._settle(request), name="request")
+
+    async def _settle(self, request: Request) -> None:
+        try:
+            answer = await self._house.settle(request)
+            if isinstance(answer, Streaming):
+                await self._stream(answer, request)
+            else:
+                self._send(answer, request)
+        except PenstockError as error:
+            self._send(_problem(error, request), request)
+        except Exception:  # noqa: BLE001 - the edge: the caller gets an id, the log gets the rest
+            structlog.get_logger().exception("request_crashed", request_id=request.id)
+            said = "something went wrong here; the log has it under the request id"
+            self._send(_problem(PenstockError("INTERNAL", said), request), request)
+        finally:
+            self._task, self._since = None, monotonic()
+        self._go_on()
+
+    def _send(self, answer: Answered, request: Request) -> None:
+        keeps = request.keeps_alive and not self._house.is_draining
+        rest = layout.head_of(answer.rest) if request.is_head else answer.rest
+        self._transport.write(self._opening(answer.status, request, keeps) + rest)
+        self._house.count(answer.status)
+        if not keeps:
+            self._close()
+
+    async def _stream(self, answer: Streaming, request: Request) -> None:
+        """In chunks; to a client of old until the connection is closed."""
+        framing = b"" if request.is_old else b"Transfer-Encoding: chunked\r\n"
+        keeps = request.keeps_alive and not request.is_old
+        opening = self._opening(200, request, keeps)
+        self._transport.write(opening + answer.rest + framing + b"\r\n")
+        self._house.count(200)
+        try:
+            if not request.is_head and not await self._send_pieces(answer.pieces, is_old=request.is_old):
+                return
+        except Exception as error:  # noqa: BLE001 - half an answer is out: only a broken connection can tell the client
+            structlog.get_logger().warning("stream_broken", error=str(error))
+            self._transport.abort()
+            return
+        finally:
+            await answer.pieces.aclose()
+        if not keeps or self._house.is_draining:
+            self._close()
+
+    async def _send_pieces(self, pieces: AsyncGenerator[bytes, None], *, is_old: bool) -> bool:
+        """Whether all of them were sent: who hangs up gets no more."""
+        async for piece in pieces:
+            await self._may_write.wait()
+            if self._is_closing:
+                return False
+            self._transport.write(piece if is_old else b"%x\r\n%b\r\n" % (len(piece), piece))
+        if not is_old:
+            self._transport.write(b"0\r\n\r\n")
+        return True
+
+    def _opening(self, status: int, request: Request, keeps: bool) -> bytes:
+        opening = answers.line(status) + self._front.date
+        if not keeps:
+            return opening + b"Connection: close\r\n"
+        return opening + b"Connection: keep-alive\r\n" if request.is_old else opening
+
+    def _refuse(self, error: PenstockError) -> None:
+        """The last answer of this connection, after those that are due before."""
+        if self._refusal is None:
+            self._refusal, self._since = error, monotonic()
+            self._go_on()
+
+    def _tell_refusal(self) -> None:
+        error = self._refusal
+        if error is not None and not self._transport.is_closing():
+            rest = answers.problem(error, None)
+            opening = answers.line(error.status) + self._front.date + b"Connection: close\r\n"
+            self._transport.write(opening + rest)
+            self._house.count(error.status)
+            self._is_closing = True
+            # Not closed at once: what the client still sends would be answered by a reset, and the refusal lost.
+            self._transport.write_eof()
+
+    def _close(self) -> None:
+        self._is_closing, self._since = True, monotonic()
+        self._transport.close()
+
+
+def _problem(error: PenstockError, request: Request) -> Answered:
+    headers = {"Allow": "GET, HEAD"} if error.status == 405 else {}
+    return Answered(error.status, answers.problem(error, request.id, headers.items()))
+
+
+def _head_too_large() -> HeadTooLarge:
+    return HeadTooLarge("HEAD_TOO_LARGE", f"address and headers have at most {HEAD_LIMIT} bytes here")
+
+
+def _body_too_large() -> TooLarge:
+    return TooLarge("BODY_TOO_LARGE", f"a body has at most {BODY_LIMIT} bytes here", hint="a read needs none")

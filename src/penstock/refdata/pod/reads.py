@@ -1,0 +1,163 @@
+"""R17, R31: what is read of one dictionary: an item, several, all of them page by page, its version."""
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import orjson
+
+from penstock.kernel import paging
+from penstock.kernel.errors import Invalid, NotFound
+from penstock.refdata.model import Dict, Mark
+from penstock.refdata.pod import answers, layout
+from penstock.refdata.pod.layout import Shelf
+from penstock.refdata.pod.request import Address, BadRequest, Gone, Request, keys_of, version_of
+from penstock.refdata.pod.view import Found, PageAt, View
+
+_PAGE, _LARGEST_PAGE = 1_000, 10_000
+_PAGE_SIZE = 4_000_000  # bytes; a page ends there, however many items were asked for
+
+
+class Answered(NamedTuple):
+    """A status, and the response from after its date on."""
+
+    status: int
+    rest: bytes
+
+
+class Stream(NamedTuple):
+    """Something that is sent piece by piece: every item, or every change after a version."""
+
+    address: Address
+    media_type: bytes
+    since: int | None = None
+
+
+class Entry(NamedTuple):
+    """A dictionary as it is served now."""
+
+    target: Dict
+    tenant: str
+    shelf: Shelf
+    version: int
+    age: float
+    prefix: bytes  # of the places of its items
+    head: bytes
+
+
+def read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Stream:
+    """What *address* names."""
+    if address.what == "item":
+        return _item(view, entry, address.key, request)
+    if address.what == "items":
+        return _items(view, entry, keys_of(address), request)
+    if address.what == "version":
+        return _version(entry)
+    if address.what == "changes":
+        return Stream(address, answers.EVENTS, _since(address, request))
+    if answers.NDJSON in request.headers.get(b"accept", b"").lower():
+        return Stream(address, answers.NDJSON)
+    return _page(view, entry, address)
+
+
+def item_answer(version: int, head: bytes, key: bytes, response: bytes | None, request: Request) -> Answered:
+    """One item, as *response* has it, or that there is none in this version."""
+    if response is None:
+        return _no_item(version, head, key, request)
+    tag = layout.etag_of(response)
+    if _has(request, tag):
+        return Answered(304, head + b"ETag: " + tag + b"\r\n\r\n")
+    return Answered(200, head + response)
+
+
+def items_answer(version: int, head: bytes, found: dict[bytes, bytes], keys: list[bytes], request: Request) -> Answered:
+    """Several items of one version, and which of those asked for there are not."""
+    tag = layout.tag_over([b"%d" % (key in found) + found.get(key, b"") for key in keys])
+    if _has(request, tag):
+        return Answered(304, head + b"ETag: " + tag + b"\r\n\r\n")
+    items = b",".join(orjson.dumps(key.decode()) + b":" + value for key, value in found.items())
+    missing = orjson.dumps([key.decode() for key in keys if key not in found])
+    body = b'{"version":%d,"items":{%b},"missing":%b}' % (version, items, missing)
+    return Answered(200, answers.lengthy(head + b"ETag: " + tag + b"\r\n", body))
+
+
+def version_answer(target: Dict, version: int, head: bytes, shelf: Shelf | None = None) -> Answered:
+    """A dictionary's version; from memory also how many items it has, and since when."""
+    told: dict[str, object] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "version": version}
+    if shelf is not None:
+        loaded = datetime.fromtimestamp(shelf.loaded_at, UTC).isoformat(timespec="milliseconds")
+        told |= {"items": shelf.items, "loadedAt": loaded}
+    return Answered(200, answers.lengthy(head, orjson.dumps(told)))
+
+
+def as_line(found: Found) -> bytes:
+    """An item among others."""
+    place, value = found
+    key = orjson.dumps(layout.key_of(place, value).decode())
+    return b'{"key":%b,"value":%b}' % (key, layout.body_of(layout.response_of(place, value)))
+
+
+def _item(view: View, entry: Entry, key: bytes, request: Request) -> Answered:
+    return item_answer(entry.version, entry.head, key, view.get(entry.shelf, key), request)
+
+
+def _items(view: View, entry: Entry, keys: list[bytes], request: Request) -> Answered:
+    found = ((key, view.get(entry.shelf, key)) for key in keys)
+    bodies = {key: layout.body_of(response) for key, response in found if response is not None}
+    return items_answer(entry.version, entry.head, bodies, keys, request)
+
+
+def _version(entry: Entry) -> Answered:
+    return version_answer(entry.target, entry.version, entry.head, entry.shelf)
+
+
+def _page(view: View, entry: Entry, address: Address) -> Answered:
+    limit, cursor = _limit(address.first("limit")), address.first("cursor")
+    at = PageAt(entry.shelf.mark) if cursor is None else _at(cursor)
+    found = view.page(address.target, at, limit, _PAGE_SIZE)
+    if found is None:
+        said = f"version {at.mark.version} of {address.target.dict_code} is not kept any more"
+        raise Gone("VERSION_GONE", said, hint="begin again without a cursor")
+    # When it is not known whether there is more, the next page tells: it may be empty.
+    is_last = len(found) < limit and sum(len(place) + len(value) for place, value in found) < _PAGE_SIZE
+    more = None if is_last else paging.encode([*at.mark, found[-1][0].hex()])
+    items = b",".join(map(as_line, found))
+    body = b'{"version":%d,"items":[%b],"next":%b}' % (at.mark.version, items, orjson.dumps(more))
+    head = answers.data_head(at.mark.version, answers.MEMORY, entry.age)
+    return Answered(200, answers.lengthy(head, body))
+
+
+def _no_item(version: int, head: bytes, key: bytes, request: Request) -> Answered:
+    shown = key[:100].decode(errors="replace")
+    error = NotFound("UNKNOWN_KEY", f"there is no item {shown!r} in version {version}")
+    rest = answers.problem(error, request.id)
+    return Answered(404, head[head.index(b"X-Dict-Version") :] + rest)
+
+
+def _has(request: Request, tag: bytes) -> bool:
+    """R31: whether the caller has this already."""
+    given = request.headers.get(b"if-none-match")
+    if given is None:
+        return False
+    return given.strip() == b"*" or tag in [one.strip().removeprefix(b"W/") for one in given.split(b",")]
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return _PAGE
+    if not (given.isascii() and given.isdigit()) or not 1 <= int(given[:9]) <= _LARGEST_PAGE:
+        raise BadRequest("BAD_LIMIT", f"limit is a number from 1 to {_LARGEST_PAGE}")
+    return int(given)
+
+
+def _at(cursor: str) -> PageAt:
+    version, stamp, place = paging.decode(cursor, [int, int, str])
+    try:
+        return PageAt(Mark(version, stamp), bytes.fromhex(place))
+    except ValueError as error:
+        raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged") from error
+
+
+def _since(address: Address, request: Request) -> int | None:
+    """After which version changes are told: whoever lost the connection says where it was."""
+    last = request.headers.get(b"last-event-id") or (address.first("since") or "").encode()
+    return version_of(last) if last else None

@@ -1,0 +1,161 @@
+"""A serving process of a pod: takes connections, keeps the time for all of them, and drains at the end."""
+
+import asyncio
+import socket
+from contextlib import suppress
+from time import monotonic
+
+from penstock.kernel.auth import Authenticator
+from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
+from penstock.kernel.waiting import happens
+from penstock.refdata.pod import answers, layout, reads
+from penstock.refdata.pod.connection import Connection, Streaming
+from penstock.refdata.pod.front import Authenticate, Found, Front
+from penstock.refdata.pod.link import Document, Find, Items, Link, Reach, Ready, Refused, Show
+from penstock.refdata.pod.reads import Answered, Stream
+from penstock.refdata.pod.request import Request, address_of, keys_of
+from penstock.refdata.pod.state import Count
+from penstock.refdata.pod.streams import Streams
+
+TICK = 0.025
+_SWEEP_EVERY = 1.0
+_MOST_CONNECTIONS = 20_000
+_TRIES = 5
+_STATUS_COUNTS = {200: Count.OK, 304: Count.NOT_MODIFIED, 404: Count.NOT_FOUND, 409: Count.CONFLICT}
+
+
+class Server:
+    """What the connections of one process share."""
+
+    def __init__(self, front: Front, link: Link, authenticator: Authenticator, process: int, patience: float) -> None:
+        self.front = front
+        self.ok = b""
+        self.hits = 0
+        self.is_draining = False
+        self._link = link
+        self._authenticator = authenticator
+        self._patience = patience
+        self._counters = front.state.counters(process)
+        self._counters[Count.CONNECTIONS] = 0
+        self._connections: set[Connection] = set()
+        self._changed = asyncio.Event()
+        self._seen = front.sequence
+        self._streams = Streams(front, lambda: self._changed)
+        self._tick()
+
+    async def serve(self, listening: socket.socket, stopping: asyncio.Event, drain: float) -> None:
+        """Answer until *stopping*, then finish what is under way, for *drain* seconds at most."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Connection(self), sock=listening, backlog=1024)
+        keeping_time = asyncio.create_task(self._keep_time(), name="time")
+        await stopping.wait()
+        await asyncio.sleep(TICK)  # whoever has connected already is taken in
+        server.close()
+        self.is_draining = self._streams.is_ending = True
+        self._tick()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain):
+                while self._connections:
+                    await happens(self._changed, TICK)
+        for connection in list(self._connections):
+            connection.abort()
+        keeping_time.cancel()
+
+    def joined(self, connection: Connection) -> bool:
+        self._connections.add(connection)
+        self._counters[Count.CONNECTIONS] = len(self._connections)
+        return len(self._connections) <= _MOST_CONNECTIONS
+
+    def left(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._counters[Count.CONNECTIONS] = len(self._connections)
+
+    def count(self, status: int) -> None:
+        other = Count.CLIENT_ERROR if status < 500 else Count.SERVER_ERROR
+        self._counters[_STATUS_COUNTS.get(status, other)] += 1
+
+    async def settle(self, request: Request) -> Answered | Streaming:
+        """Ask whom it takes, until there is an answer."""
+        for _ in range(_TRIES):
+            found = self.front.answer(request)
+            if isinstance(found, Answered):
+                return found
+            answer = await self._ask(found, request)
+            if answer is not None:
+                return answer
+        raise Transient("UNSETTLED", "the dictionary changes faster than it can be read", hint="try again")
+
+    async def _ask(self, found: Found, request: Request) -> Answered | Streaming | None:
+        """The answer, or None when it is to be looked for once more."""
+        if isinstance(found, Authenticate):
+            principal = await self._authenticator.authenticate(found.authorization)
+            self.front.grant(request.headers.get(b"authorization"), principal)
+            return None
+        if isinstance(found, Stream):
+            pieces = self._streams.begin(found)
+            return Streaming(await anext(pieces), pieces)
+        if isinstance(found, Reach):
+            self._counters[Count.BARRIER_WAITS] += 1
+        assert isinstance(found, Reach | Find | Show)  # noqa: S101 - what is left
+        answer = await self._link.ask(found, self._patience)
+        if isinstance(answer, Ready):
+            self.front.renew()
+            return None
+        if isinstance(answer, Document):
+            head = b"Content-Type: %b\r\n" % answer.media_type.encode()
+            return Answered(answer.status, answers.lengthy(head, answer.body))
+        if isinstance(answer, Items):
+            self._counters[Count.FALLBACK] += 1
+            return _from_primary(answer, request)
+        return self._refused(answer, found, request)
+
+    def _refused(self, answer: Refused, asked: Reach | Find | Show, request: Request) -> Answered:
+        """R21: also a refusal tells the version, if it is that of a dictionary."""
+        error = _error(answer)
+        headers = b""
+        if isinstance(asked, Reach):
+            entry = self.front.entry(address_of(request.url).target)
+            version = answer.version if answer.version is not None else entry.version if entry else 0
+            source = answers.MEMORY if answer.version is None else answers.FALLBACK
+            headers = answers.version_headers(version, source)
+        return Answered(error.status, headers + answers.problem(error, request.id))
+
+    async def _keep_time(self) -> None:
+        swept_at = monotonic()
+        while True:
+            await asyncio.sleep(TICK)
+            self._tick()
+            if monotonic() - swept_at > _SWEEP_EVERY:
+                swept_at = monotonic()
+                for connection in list(self._connections):
+                    connection.sweep(swept_at)
+
+    def _tick(self) -> None:
+        front = self.front
+        front.tick()
+        self.ok = answers.line(200) + front.date + (b"Connection: close\r\n" if self.is_draining else b"")
+        self._counters[Count.OK] += self.hits
+        self.hits = 0
+        if front.sequence != self._seen or self.is_draining:
+            self._seen = front.sequence
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+
+def _from_primary(found: Items, request: Request) -> Answered:
+    """R21: what the primary said, under the version it said it for."""
+    address = address_of(request.url)
+    head = answers.data_head(found.version, answers.FALLBACK)
+    if address.what == "version":
+        return reads.version_answer(address.target, found.version, head)
+    if address.what == "item":
+        body = found.items.get(address.key.decode())
+        response = None if body is None else layout.ready_made(body.encode())
+        return reads.item_answer(found.version, head, address.key, response, request)
+    bodies = {key.encode(): value.encode() for key, value in found.items.items()}
+    return reads.items_answer(found.version, head, bodies, keys_of(address), request)
+
+
+def _error(answer: Refused) -> PenstockError:
+    kinds: dict[int, type[PenstockError]] = {kind.status: kind for kind in (NotFound, Conflict, Invalid, Transient)}
+    return kinds.get(answer.status, PenstockError)(answer.code, answer.message, hint=answer.hint)

@@ -1,0 +1,96 @@
+"""R17, R31: what is sent piece by piece: every item of a version, and every change as it comes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from itertools import islice
+from time import monotonic
+
+import orjson
+
+from penstock.kernel.errors import Transient
+from penstock.kernel.waiting import happens
+from penstock.refdata.model import Dict
+from penstock.refdata.pod import answers
+from penstock.refdata.pod.front import Front
+from penstock.refdata.pod.reads import Stream, as_line
+from penstock.refdata.pod.view import Changed
+
+_LINES = 200  # items in a piece
+_PULSE = 15.0  # seconds after which a feed without news says that it lives
+_MOST = 200  # streams of one process
+_LONGEST = 600.0  # seconds for all items: as long as they are read, what changes meanwhile cannot be freed
+Pieces = AsyncGenerator[bytes, None]
+
+
+class Streams:
+    """The streams of one process: a few, each as quick as its client takes it."""
+
+    def __init__(self, front: Front, changed: Callable[[], asyncio.Event]) -> None:
+        self._front = front
+        self._changed = changed
+        self._open = 0
+        self.is_ending = False
+
+    def begin(self, stream: Stream) -> Pieces:
+        """The pieces of a stream; the first of them are headers."""
+        target = stream.address.target
+        pieces = self._changes(target, stream.since) if stream.media_type == answers.EVENTS else self._items(target)
+        return self._counted(pieces)
+
+    async def _counted(self, pieces: Pieces) -> Pieces:
+        if self._open >= _MOST:
+            raise Transient("TOO_MANY_STREAMS", "this pod has no room for one more stream", hint="read page by page")
+        self._open += 1
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            self._open -= 1
+            await pieces.aclose()
+
+    async def _items(self, target: Dict) -> Pieces:
+        until = monotonic() + _LONGEST
+        with self._front.view.all(target) as found:
+            if found is None:
+                raise _gone(target)
+            shelf, items = found
+            age = self._front.age_of(shelf)
+            yield answers.data_head(shelf.version, answers.MEMORY, age, answers.NDJSON)
+            while lines := [as_line(one) + b"\n" for one in islice(items, _LINES)]:
+                if monotonic() > until:
+                    raise ConnectionAbortedError(
+                        "the client reads too slowly"
+                    )  # cut off, so that it is not taken for all
+                yield b"".join(lines)
+                await asyncio.sleep(0)  # others have their turn
+
+    async def _changes(self, target: Dict, since: int | None) -> Pieces:
+        """Each change under its version; `reset` where not all of them are remembered: whoever follows reads anew."""
+        entry = self._front.entry(target)
+        if entry is None:
+            raise _gone(target)
+        since = entry.version if since is None else since
+        yield answers.data_head(entry.version, answers.MEMORY, entry.age, answers.EVENTS)
+        yield b": %d\n\n" % entry.version
+        while not self.is_ending and (entry := self._front.entry(target)) is not None:
+            changed = self._changed()
+            steps = self._front.view.changes(entry.shelf, since)
+            if steps is None:
+                yield _event("reset", entry.version, {"version": entry.version})
+            for step in steps or ():
+                yield _event("change", step.version, _told(step))
+            since = entry.version
+            if not await happens(changed, _PULSE):
+                yield b":\n\n"
+
+
+def _told(step: Changed) -> dict[str, object]:
+    return {"version": step.version, "since": step.since, "keys": [key.decode() for key in step.keys]}
+
+
+def _event(kind: str, version: int, data: dict[str, object]) -> bytes:
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (kind.encode(), version, orjson.dumps(data))
+
+
+def _gone(target: Dict) -> Transient:
+    return Transient("NOT_LOADED", f"{target.dict_code} has just gone", hint="try again")
