@@ -45,13 +45,20 @@ class Streaming(NamedTuple):
     pieces: AsyncGenerator[bytes, None]
 
 
+class Head(NamedTuple):
+    """What headers mean that nobody has to read again."""
+
+    authorization: bytes | None
+    least: int  # the version that is asked for
+
+
 class House(Protocol):
     """What the connections of a process share."""
 
     front: Front
-    ok: bytes  # how every good answer begins now
+    now: float  # monotonic, as of a moment ago
     hits: int
-    is_draining: bool
+    heads: dict[bytes, Head]  # headers that were read before
 
     def joined(self, connection: "Connection") -> bool:
         """Whether there is room for one more."""
@@ -59,6 +66,9 @@ class House(Protocol):
     def left(self, connection: "Connection") -> None: ...
 
     def count(self, status: int) -> None: ...
+
+    def learn(self, request: Request) -> None:
+        """Remember what the headers of *request* mean."""
 
     async def settle(self, request: Request) -> Answered | Streaming:
         """Do what an answer needs, and give it; PenstockError when there is none."""
@@ -87,6 +97,7 @@ class Connection(asyncio.Protocol):
         self._is_closing = self._has_ended = False
         self._since = monotonic()  # since when it is as it is
         self._head_size = self._body_size = 0
+        self._piece = b""
         self._begin()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -103,10 +114,15 @@ class Connection(asyncio.Protocol):
         self._house.left(self)
 
     def data_received(self, data: bytes) -> None:
+        if not self._head_size and self._task is None and not self._is_closing and self._answer_straight(data):
+            return
         if self._refusal is not None or self._is_closing:
             return  # it is read to its end, so that the refusal is not lost on the way
         if not self._head_size:
             self._since = monotonic()
+            self._piece = data
+        else:
+            self._piece = b""
         self._head_size += len(data)
         try:
             self._parser.feed_data(data)
@@ -118,6 +134,40 @@ class Connection(asyncio.Protocol):
             self._refuse(refusal)
         if self._head_size - self._body_size > HEAD_LIMIT:
             self._refuse(_head_too_large())
+
+    def _answer_straight(self, data: bytes) -> bool:
+        """The straight way: an item of a version that is held, asked for under a head that was read before.
+
+        Clients that stay send the same headers again and again. What the parser once found a whole head without a body
+        need not be read a second time: only the first line is, and only if it is a plain one.
+        """
+        house, front = self._house, self._front
+        end = data.find(b"\r\n")
+        head = house.heads.get(data[end:])
+        if head is None or data[:4] != b"GET " or data[end - 9 : end] != b" HTTP/1.1":
+            return False
+        if front.cells[0] != front.sequence:
+            front.renew()
+        path, _, key = data[4 : end - 9].rpartition(b"/")
+        entry = front.entries.get(path)
+        grant = front.grants.get(head.authorization)
+        if (
+            entry is None
+            or grant is None
+            or grant.until < front.now
+            or head.least > entry.version
+            or (grant.tenant != entry.tenant and not grant.is_operator)
+            or not key.translate(None, b"-_.~").isalnum()
+            or len(key) > layout.LONGEST
+            or (value := front.view.txn.get(entry.prefix + key)) is None
+        ):
+            return False
+        self._transport.write(entry.opening + value)
+        house.hits += 1
+        self._since = house.now
+        if front.is_draining:
+            self._close()
+        return True
 
     def eof_received(self) -> bool:
         """Whoever asked and then hung up its side still gets its answers."""
@@ -160,41 +210,24 @@ class Connection(asyncio.Protocol):
             raise _body_too_large()
 
     def on_message_complete(self) -> None:
-        """The straight way: one item, by a token that is known, of a version that is held."""
-        front, house = self._front, self._house
-        if (
-            self._others is None
-            and self._task is None
-            and not self._is_bad
-            and (host := self._host) is not None
-            and (front.hosts is None or host in front.hosts)
-            and self._parser.get_method() == b"GET"
-        ):
-            if front.cells[0] != front.sequence:
-                front.renew()
-            path, _, key = self._url.rpartition(b"/")
-            entry = front.entries.get(path)
-            grant = front.grants.get(self._authorization)
-            least = self._least
-            if (
-                entry is not None
-                and grant is not None
-                and (grant.tenant == entry.tenant or grant.is_operator)
-                and grant.until >= front.now
-                and (least is None or (len(least) < 19 and least.isdigit() and int(least) <= entry.version))
-                and b"%" not in key
-                and b"?" not in key
-                and len(key) <= layout.LONGEST
-                and (value := front.view.txn.get(entry.prefix + key)) is not None
-            ):
-                self._transport.write(house.ok + entry.head + value)
-                house.hits += 1
-                self._head_size = 0
-                self._begin()
-                if house.is_draining or not self._parser.should_keep_alive():
-                    self._close()
-                return
-        self._take()
+        """A request: it is answered when those before it are."""
+        if self._is_bad:
+            self._refuse(BadRequest("HEADER_TWICE", "Host, Authorization and X-Min-Version come once"))
+            return
+        headers = self._others or {}
+        known = ((b"authorization", self._authorization), (b"x-min-version", self._least), (b"host", self._host))
+        headers |= {name: value for name, value in known if value is not None}
+        is_old = self._parser.get_http_version() == "1.0"
+        keeps = self._parser.should_keep_alive()
+        request = Request(self._parser.get_method(), self._url, headers, is_old, keeps)
+        if self._others is None and keeps and not is_old:
+            request.head = self._whole_head()
+        self._waiting.append(request)
+        self._head_size = self._body_size = 0
+        self._begin()
+        if len(self._waiting) > _WAITING_LIMIT:
+            self._transport.pause_reading()
+        self._go_on()
 
     def sweep(self, now: float) -> None:
         """Let go of whoever is too slow, or says nothing any more."""
@@ -204,7 +237,7 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
         elif self._task is None and self._head_size and for_long > HEAD_SECONDS:
             self._refuse(TooSlow("TOO_SLOW", f"a request is sent within {HEAD_SECONDS:g} s"))
-        elif self._task is None and (for_long > IDLE_SECONDS or (self._house.is_draining and for_long > 1)):
+        elif self._task is None and (for_long > IDLE_SECONDS or (self._front.is_draining and for_long > 1)):
             self._close()
 
     def abort(self) -> None:
@@ -228,22 +261,11 @@ class Connection(asyncio.Protocol):
             raise _body_too_large()
         self._others[name] = value
 
-    def _take(self) -> None:
-        """A request that is not straight: it is answered when those before it are."""
-        if self._is_bad:
-            self._refuse(BadRequest("HEADER_TWICE", "Host, Authorization and X-Min-Version come once"))
-            return
-        headers = self._others or {}
-        known = ((b"authorization", self._authorization), (b"x-min-version", self._least), (b"host", self._host))
-        headers |= {name: value for name, value in known if value is not None}
-        is_old = self._parser.get_http_version() == "1.0"
-        keeps = self._parser.should_keep_alive()
-        self._waiting.append(Request(self._parser.get_method(), self._url, headers, is_old, keeps))
-        self._head_size = self._body_size = 0
-        self._begin()
-        if len(self._waiting) > _WAITING_LIMIT:
-            self._transport.pause_reading()
-        self._go_on()
+    def _whole_head(self) -> bytes:
+        """The headers of the request that is read now, if they came in one piece, and nothing else with them."""
+        piece, self._piece = self._piece, b""
+        is_whole = piece[-4:] == b"\r\n\r\n" and piece.count(b"\r\n\r\n") == 1
+        return piece[piece.find(b"\r\n") :] if is_whole else b""
 
     def _go_on(self) -> None:
         while self._task is None and not self._is_closing:
@@ -266,6 +288,8 @@ class Connection(asyncio.Protocol):
         else:
             if isinstance(found, Answered):
                 self._send(found, request)
+                if request.head and found.status == 200:
+                    self._house.learn(request)
             else:
                 self._task = asyncio.create_task(self._settle(request), name="request")
 
@@ -287,7 +311,7 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def _send(self, answer: Answered, request: Request) -> None:
-        keeps = request.keeps_alive and not self._house.is_draining
+        keeps = request.keeps_alive and not self._front.is_draining
         rest = layout.head_of(answer.rest) if request.is_head else answer.rest
         self._transport.write(self._opening(answer.status, request, keeps) + rest)
         self._house.count(answer.status)
@@ -310,7 +334,7 @@ class Connection(asyncio.Protocol):
             return
         finally:
             await answer.pieces.aclose()
-        if not keeps or self._house.is_draining:
+        if not keeps or self._front.is_draining:
             self._close()
 
     async def _send_pieces(self, pieces: AsyncGenerator[bytes, None], *, is_old: bool) -> bool:

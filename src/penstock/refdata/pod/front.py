@@ -69,11 +69,11 @@ class Front:
         self.hosts: set[bytes | None] | None = None if local_names is None else set()
         self.now = 0.0
         self.date = b""
+        self.is_draining = False
         self._local_names = local_names
         self._tenants = tenants
         self._patience = patience
         self._age = 0.0
-        self._is_any_old = False
         self._by_target: dict[Dict, Entry] = {}
         self.tick()
 
@@ -83,10 +83,15 @@ class Front:
         age, self._age = self._age, self.state.unseen_for(self._patience)
         if is_new_second:
             self.date = b"Date: %b\r\n" % formatdate(self.now, usegmt=True).encode()
-        if bool(age) != bool(self._age) or (is_new_second and self._is_any_old):
-            self._forget()  # what is told of their age
+        if is_new_second or bool(age) != bool(self._age):
+            self._forget()  # how their answers begin
         if self.cells[0] != self.sequence:  # also when nobody asks: old pages must not be held for ever
             self.renew()
+
+    def drain(self) -> None:
+        """Tell every client from now on to go elsewhere."""
+        self.is_draining = True
+        self._forget()
 
     def renew(self) -> None:
         """Move on to what the memory is now."""
@@ -137,8 +142,8 @@ class Front:
         age = self.age_of(shelf)
         prefix = layout.items_prefix(shelf.generation) + layout.SHORT
         head = answers.data_head(shelf.version, answers.MEMORY, age)
-        self._is_any_old |= age > 0
-        entry = Entry(target, target.tenant_id, shelf, shelf.version, age, prefix, head)
+        opening = answers.line(200) + self.date + (b"Connection: close\r\n" if self.is_draining else b"") + head
+        entry = Entry(target, target.tenant_id, shelf, shelf.version, age, prefix, head, opening)
         self._by_target[target] = entry
         self.entries[b"/v1/tenants/%b/dictionaries/%b/items" % (target[0].encode(), target[1].encode())] = entry
         return entry
@@ -155,7 +160,6 @@ class Front:
     def _forget(self) -> None:
         self.entries.clear()
         self._by_target.clear()
-        self._is_any_old = False
 
     def _gate(self, request: Request) -> None:
         """What every request must be, whatever it asks for."""

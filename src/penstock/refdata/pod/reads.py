@@ -42,6 +42,7 @@ class Entry(NamedTuple):
     age: float
     prefix: bytes  # of the places of its items
     head: bytes
+    opening: bytes  # how a good answer begins, up to what an item says of itself
 
 
 def read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Stream:

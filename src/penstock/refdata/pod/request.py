@@ -56,6 +56,7 @@ class Request:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     is_old: bool = False  # HTTP/1.0
     keeps_alive: bool = True
+    head: bytes = b""  # the headers as they came, where it is worth remembering them
 
     @property
     def is_head(self) -> bool:

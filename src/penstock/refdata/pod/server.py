@@ -9,7 +9,7 @@ from penstock.kernel.auth import Authenticator
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
 from penstock.kernel.waiting import happens
 from penstock.refdata.pod import answers, layout, reads
-from penstock.refdata.pod.connection import Connection, Streaming
+from penstock.refdata.pod.connection import Connection, Head, Streaming
 from penstock.refdata.pod.front import Authenticate, Found, Front
 from penstock.refdata.pod.link import Document, Find, Items, Link, Reach, Ready, Refused, Show
 from penstock.refdata.pod.reads import Answered, Stream
@@ -21,6 +21,7 @@ TICK = 0.025
 _SWEEP_EVERY = 1.0
 _MOST_CONNECTIONS = 20_000
 _TRIES = 5
+_HEADS = 1_000
 _STATUS_COUNTS = {200: Count.OK, 304: Count.NOT_MODIFIED, 404: Count.NOT_FOUND, 409: Count.CONFLICT}
 
 
@@ -29,9 +30,9 @@ class Server:
 
     def __init__(self, front: Front, link: Link, authenticator: Authenticator, process: int, patience: float) -> None:
         self.front = front
-        self.ok = b""
+        self.now = monotonic()
         self.hits = 0
-        self.is_draining = False
+        self.heads: dict[bytes, Head] = {}
         self._link = link
         self._authenticator = authenticator
         self._patience = patience
@@ -51,7 +52,8 @@ class Server:
         await stopping.wait()
         await asyncio.sleep(TICK)  # whoever has connected already is taken in
         server.close()
-        self.is_draining = self._streams.is_ending = True
+        self.front.drain()
+        self._streams.is_ending = True
         self._tick()
         with suppress(TimeoutError):
             async with asyncio.timeout(drain):
@@ -73,6 +75,12 @@ class Server:
     def count(self, status: int) -> None:
         other = Count.CLIENT_ERROR if status < 500 else Count.SERVER_ERROR
         self._counters[_STATUS_COUNTS.get(status, other)] += 1
+
+    def learn(self, request: Request) -> None:
+        if len(self.heads) >= _HEADS:
+            self.heads.clear()
+        least = request.headers.get(b"x-min-version", b"0")
+        self.heads[request.head] = Head(request.headers.get(b"authorization"), int(least))
 
     async def settle(self, request: Request) -> Answered | Streaming:
         """Ask whom it takes, until there is an answer."""
@@ -131,12 +139,11 @@ class Server:
                     connection.sweep(swept_at)
 
     def _tick(self) -> None:
-        front = self.front
+        front, self.now = self.front, monotonic()
         front.tick()
-        self.ok = answers.line(200) + front.date + (b"Connection: close\r\n" if self.is_draining else b"")
         self._counters[Count.OK] += self.hits
         self.hits = 0
-        if front.sequence != self._seen or self.is_draining:
+        if front.sequence != self._seen or front.is_draining:
             self._seen = front.sequence
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
