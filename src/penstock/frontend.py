@@ -41,13 +41,14 @@ async def _serve(settings: Settings, told: dict[str, Any]) -> None:
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal: the loader was told too, and tells us
     folder, query = Path(told["folder"]), settings.refdata.query
-    front = Front(
-        View(folder, query.memory_limit_mb * 1024 * 1024),
-        State(folder),
-        settings.refdata.security.tenant,
-        None if settings.auth.jwt else LOCAL_NAMES | {settings.server.host},
-        patience_for(settings),
-    )
+    with View.open(folder, query.memory_limit_mb * 1024 * 1024) as view:
+        names = None if settings.auth.jwt else LOCAL_NAMES | {settings.server.host}
+        front = Front(view, State(folder), settings.refdata.security.tenant, names, patience_for(settings))
+        await _answer(settings, told, front, stopping)
+
+
+async def _answer(settings: Settings, told: dict[str, Any], front: Front, stopping: asyncio.Event) -> None:
+    query = settings.refdata.query
     link = await Link.over(socket.socket(fileno=told["link"]))
     patience = (query.barrier_wait_ms + 2 * query.fallback_timeout_ms) / 1000 + 5
     server = Server(front, link, make_authenticator(settings), told["process"], patience)
@@ -58,7 +59,7 @@ async def _serve(settings: Settings, told: dict[str, Any]) -> None:
     with socket.socket(fileno=told["listening"]) as listening:
         await server.serve(listening, stopping, drain)
     await ended(answers)
-    front.close()
+    await link.close()
 
 
 def patience_for(settings: Settings) -> float:

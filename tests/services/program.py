@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 _COMMAND = [sys.executable, "-m", "penstock.cli.main"]
 
 
@@ -108,6 +110,18 @@ class CommandApi(Server):
     def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
         command = [*_COMMAND, "serve", "command-api", "--port", "0", "--json", *args]
         super().__init__("command-api", command, folder, env)
+
+
+class QueryApi(Server):
+    """`penstock serve query-api`, on a free port unless one is given; `serving_pids` are those that answer."""
+
+    def __init__(self, folder: Path, *args: str, port: int = 0, env: Mapping[str, str] | None = None) -> None:
+        command = [*_COMMAND, "serve", "query-api", "--port", str(port), "--json", *args]
+        super().__init__("query-api", command, folder, env)
+
+    @property
+    def serving_pids(self) -> list[int]:
+        return [child.pid for child in psutil.Process(self.pid).children() if "penstock.frontend" in child.cmdline()]
 
 
 class Work(Server):

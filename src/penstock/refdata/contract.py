@@ -1,6 +1,7 @@
 """What others may know of refdata: the command that changes a dictionary, and what becomes of it."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -110,7 +111,20 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
         return self.chunk_index or 1, self.chunks_total or 1
 
 
+class Invalidation(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """R15, §8.2: what pods are told of a commit; the changed keys when they are few, and the trace it belongs to."""
+
+    event_id: UUID
+    tenant_id: Name
+    dict_code: Name
+    version: Annotated[int, Meta(ge=0, le=_BIGINT)]
+    committed_at: datetime
+    keys: Sequence[str] | None = None
+    traceparent: str | None = None
+
+
 _COMMANDS = msgspec.json.Decoder(Command)
+INVALIDATIONS = msgspec.json.Decoder(Invalidation)
 EXACT = msgspec.json.Decoder(float_hook=lambda digits: Raw(digits.encode()))  # any document, and no digit of it lost
 
 
@@ -183,9 +197,9 @@ def _bad_item(place: int, field: str, message: str) -> Invalid:
     return Invalid("MALFORMED", f"{message} - at `$.items[{place}].{field}`", hint="docs/refdata.md shows a command")
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of a command, in one piece."""
-    found, parts = msgspec.json.schema_components([Command], ref_template="{name}")
+def schema(kind: type = Command) -> dict[str, Any]:
+    """The JSON Schema of a command, or of another *kind* of message, in one piece."""
+    found, parts = msgspec.json.schema_components([kind], ref_template="{name}")
     whole: dict[str, Any] = _inlined(found[0], parts)
     return whole
 

@@ -10,9 +10,8 @@ from uuid import UUID
 import msgspec
 
 from penstock.kernel.machine import Machine, Move
-from penstock.kernel.telemetry import TRACEPARENT
 from penstock.kernel.text import storable
-from penstock.refdata.contract import Command, Entry, EventType, Status
+from penstock.refdata.contract import Command, Entry, EventType, Invalidation, Status
 
 KEYS_TOLD = 100  # changed keys an invalidation names; more, and the reader loads everything
 KEYS_TOLD_BYTES = 6_000  # a signal is short
@@ -218,16 +217,10 @@ def snapshot_json(entries: Sequence[Entry]) -> str:
 
 
 def invalidation(commit: Commit, committed_at: datetime) -> str:
-    """R15, §8.2: what the pods are told, with the changed keys when they are few, and the trace they belong to."""
-    told: dict[str, Any] = {
-        "eventId": commit.event_id,
-        "tenantId": commit.target.tenant_id,
-        "dictCode": commit.target.dict_code,
-        "version": commit.version,
-        "committedAt": committed_at,
-    }
-    told |= {} if commit.keys is None else {"keys": commit.keys}
-    told |= {} if commit.trace is None else {TRACEPARENT: commit.trace}
+    """R15, §8.2: what the pods are told."""
+    told = Invalidation(
+        commit.event_id, *commit.target, commit.version, committed_at, commit.keys, traceparent=commit.trace
+    )
     return msgspec.json.encode(told).decode()
 
 

@@ -153,10 +153,6 @@ class Front:
         stale = time.monotonic() - shelf.stale_since if shelf.stale_since else 0.0
         return max(self._age, stale)
 
-    def close(self) -> None:
-        self._forget()
-        self.view.close()
-
     def _forget(self) -> None:
         self.entries.clear()
         self._by_target.clear()

@@ -108,6 +108,9 @@ class Link:
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
 
+    async def close(self) -> None:
+        await _close(self._writer)
+
 
 async def answering(sock: socket.socket, answer: Callable[[Question], Awaitable[Answer]]) -> None:
     """The loader's end: answer every question, each as soon as it can be, until the other end is gone."""
@@ -125,9 +128,13 @@ async def answering(sock: socket.socket, answer: Callable[[Question], Awaitable[
     finally:
         for task in under_way:
             task.cancel()
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
+        await _close(writer)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 def _frame(message: tuple[int, Question | Answer]) -> bytes:

@@ -16,6 +16,7 @@ from penstock.kernel.waiting import ended, happens, within
 from penstock.refdata import store
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import QuerySection
+from penstock.refdata.contract import INVALIDATIONS
 from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod.holding import Holding, Pace
 from penstock.refdata.pod.loads import Loads
@@ -25,17 +26,6 @@ from penstock.refdata.pod.metrics import PodMetrics
 _LOOK_WITHIN = 10.0
 _FREE_EVERY = 1.0
 _MOST_DICTIONARIES = 100_000
-
-
-class _Told(msgspec.Struct, rename="camel"):
-    """R15: what a pod needs of an invalidation."""
-
-    tenant_id: str
-    dict_code: str
-    version: int
-
-
-_TOLD = msgspec.json.Decoder(_Told)
 
 
 class Loader:
@@ -104,7 +94,7 @@ class Loader:
     def hear(self, body: str) -> None:
         """R19: somebody says there is a new version. What is not understood is left to the next look."""
         try:
-            told = _TOLD.decode(body)
+            told = INVALIDATIONS.decode(body)
             holding = self._holdings.get(target := Dict(told.tenant_id, told.dict_code))
             if holding is None:
                 holding = self.find(target)

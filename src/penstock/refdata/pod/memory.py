@@ -13,6 +13,7 @@ from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod import layout
 from penstock.refdata.pod.layout import ITEMS_FILE, READERS, Generation, Replaced, Shelf
 from penstock.refdata.pod.state import State
+from penstock.refdata.pod.view import View
 
 PAGES_FOR = 60.0  # seconds that whoever reads page by page finds the version it began with
 _FREED_AT_ONCE = 5_000
@@ -139,9 +140,9 @@ class Memory:
             self._retired.remove(due[0])
         return not left or len(due) > 1
 
-    def snapshot(self) -> "lmdb.Transaction[bytes]":
-        """All as it is now, for whoever reads on while it changes; to be aborted at the end."""
-        return self._env.begin()
+    def view(self) -> View:
+        """What a reader sees, in this process."""
+        return View(self._env)
 
     def close(self) -> None:
         self._env.close()

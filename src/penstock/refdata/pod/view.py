@@ -35,8 +35,15 @@ class Changed(NamedTuple):
 class View:
     """The memory as it was at one moment; `renew` moves on to now."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self._env = lmdb.open(
+    def __init__(self, env: lmdb.Environment) -> None:
+        self._env = env
+        self.txn = env.begin()
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path, limit: int) -> "Iterator[View]":
+        """The memory in *folder*, which another process writes."""
+        with lmdb.open(
             str(folder / ITEMS_FILE),
             map_size=limit,
             subdir=False,
@@ -44,8 +51,10 @@ class View:
             readahead=False,
             max_readers=READERS,
             max_spare_txns=_SPARE,
-        )
-        self.txn = self._env.begin()
+        ) as env:
+            view = cls(env)
+            yield view
+            view.txn.abort()
 
     def renew(self) -> None:
         self.txn.abort()
@@ -93,10 +102,6 @@ class View:
                 return
             shelf = layout.decode_shelf(found)
             yield shelf, self._items(txn, shelf.generation, b"")
-
-    def close(self) -> None:
-        self.txn.abort()
-        self._env.close()
 
     def _key(self, generation: int, place: bytes, old: bytes | None) -> bytes:
         value = old if old is not None else self.txn.get(layout.items_prefix(generation) + place)

@@ -1,0 +1,125 @@
+"""A pod under test in this process: its loader and one server, over real sockets, beside refdata's way in."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from penstock.kernel.auth import Authenticator, NoAuthenticator
+from penstock.kernel.middleware import LOCAL_NAMES
+from penstock.kernel.telemetry import Telemetry
+from penstock.pods import Pod
+from penstock.refdata.pod.folder import pod_folder
+from penstock.refdata.pod.front import Front
+from penstock.refdata.pod.link import Link, answering
+from penstock.refdata.pod.server import Server
+from penstock.refdata.pod.state import State
+from penstock.servers import listening
+from penstock.settings import Settings
+from tests.refdata.rig import Json, Rig, opened, upsert
+
+
+class PodRig:
+    """One pod, the way in beside it, and short words for what tests do with both."""
+
+    def __init__(self, rig: Rig, pod: Pod, server: Server, address: str, session: aiohttp.ClientSession) -> None:
+        self.rig = rig
+        self.pod = pod
+        self.server = server
+        self.address = address
+        self.session = session
+
+    async def put(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
+        """Commit a DELTA; its version. Pods are not told until `relay`."""
+        await self.rig.send(code, *(upsert(key, payload) for key, payload in items.items()), tenant=tenant)
+        await self.rig.apply()
+        return await self.rig.version(code, tenant)
+
+    async def get(
+        self, path: str, *, tenant: str = "acme", least: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> "Answer":
+        """GET `…/dictionaries/{path}` of *tenant*, from version *least* on."""
+        given = {**({} if least is None else {"X-Min-Version": str(least)}), **(headers or {})}
+        url = f"{self.address}/v1/tenants/{tenant}/dictionaries/{path}"
+        async with self.session.get(url, headers=given) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+
+class Answer:
+    """What came back."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    @property
+    def json(self) -> Any:
+        import orjson
+
+        return orjson.loads(self.body)
+
+    @property
+    def version(self) -> int:
+        return int(self.headers["X-Dict-Version"])
+
+    @property
+    def source(self) -> str:
+        return self.headers["X-Data-Source"]
+
+
+@asynccontextmanager
+async def running_pod(
+    settings: Settings, folder: Path, authenticator: Authenticator | None = None, *, follows: bool = True
+) -> AsyncIterator[PodRig]:
+    """A pod on the database of *settings*; one that does not *follow* never reaches its primary."""
+    telemetry = Telemetry()
+    async with opened(settings) as rig, aiohttp.ClientSession() as session:
+        with pod_folder(folder, folder, "test") as place, listening("127.0.0.1", 0) as sock:
+            pod = Pod(settings, telemetry, place)
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            desk = asyncio.create_task(answering(ours, pod.desk.answer))
+            link = await Link.over(theirs)
+            answers = asyncio.create_task(link.run())
+            tenants = settings.refdata.security.tenant
+            names = None if authenticator else LOCAL_NAMES
+            front = Front(pod.memory.view(), State(place), tenants, names, patience=2.0)
+            server = Server(front, link, authenticator or NoAuthenticator(), 0, 10.0)
+            stopping = asyncio.Event()
+            address = f"http://127.0.0.1:{sock.getsockname()[1]}"
+            serving = asyncio.create_task(server.serve(sock.dup(), stopping, 2.0))
+            try:
+                async with _following(pod, rig, follows=follows):
+                    pod.pulse.is_serving = True
+                    yield PodRig(rig, pod, server, address, session)
+            finally:
+                await session.close()
+                stopping.set()
+                await serving
+                for task in (answers, desk):
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+                await link.close()
+                front.view.txn.abort()
+                pod.memory.close()
+
+
+@asynccontextmanager
+async def _following(pod: Pod, rig: Rig, *, follows: bool) -> AsyncIterator[None]:
+    if not follows:
+        yield
+        return
+    async with pod.following(rig.platform) as is_loaded:
+        await is_loaded.wait()
+        yield
+
+
+def dictionary(code: str, **more: Any) -> Json:
+    return {"code": code, **more}

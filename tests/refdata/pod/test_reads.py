@@ -1,0 +1,34 @@
+"""R17, R18, R21: what a pod answers."""
+
+import pytest
+
+from tests.refdata.pod.podrig import PodRig
+
+
+async def test_an_item_is_read_as_it_was_written(pod: PodRig) -> None:
+    """R17: an item, several, all of them and the version, each under the version it belongs to."""
+    version = await pod.put("LOOSE", {"a": {"n": 1}, "b": {"n": 2}})
+    one = await pod.get("LOOSE/items/a", least=version)
+    assert (one.status, one.json, one.version, one.source) == (200, {"n": 1}, version, "memory")
+    several = await pod.get("LOOSE/items?keys=a,x")
+    assert several.json == {"version": version, "items": {"a": {"n": 1}}, "missing": ["x"]}
+    everything = await pod.get("LOOSE/all")
+    assert everything.json["items"] == [{"key": "a", "value": {"n": 1}}, {"key": "b", "value": {"n": 2}}]
+    assert (await pod.get("LOOSE/version")).json["version"] == version
+
+
+@pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
+async def test_a_version_that_no_signal_told_of_is_reached(pod: PodRig, code: str) -> None:
+    """R21: whoever names a version gets it, though nobody told the pod of it."""
+    payload = {"name": "Ruritania"}
+    for number in range(5):
+        version = await pod.put(code, {f"k{number}": payload})
+        found = await pod.get(f"{code}/items/k{number}", least=version)
+        assert (found.status, found.version >= version) == (200, True)
+
+
+async def test_a_version_that_is_not_committed_is_refused(pod: PodRig) -> None:
+    """R21: 409 without data, and at which version the primary is."""
+    version = await pod.put("LOOSE", {"a": 1})
+    refused = await pod.get("LOOSE/items/a", least=version + 1)
+    assert (refused.status, refused.json["code"], refused.version) == (409, "VERSION_NOT_COMMITTED", version)
