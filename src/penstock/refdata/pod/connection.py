@@ -4,38 +4,21 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from time import monotonic
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import httptools
 import structlog
 
-from penstock.kernel.errors import PenstockError, TooLarge, Transient
+from penstock.kernel.errors import PenstockError, Transient
 from penstock.refdata.pod import answers, layout
 from penstock.refdata.pod.front import Front
+from penstock.refdata.pod.parsing import RequestReader
 from penstock.refdata.pod.reads import Answered
-from penstock.refdata.pod.request import BadRequest, HeadTooLarge, Request, TooSlow
+from penstock.refdata.pod.request import Request, TooSlow
 
-HEAD_LIMIT = 32_768
-BODY_LIMIT = 65_536  # nobody reads it; more is not waited for
 HEAD_SECONDS = 10.0
 IDLE_SECONDS = 75.0
 STUCK_SECONDS = 30.0
 _WAITING_LIMIT = 128  # requests that came before those ahead of them were answered
-_IGNORED, _AUTHORIZATION, _MIN_VERSION, _HOST, _OTHER = range(5)
-_SLOTS = {b"authorization": _AUTHORIZATION, b"x-min-version": _MIN_VERSION, b"host": _HOST} | dict.fromkeys(
-    (
-        b"accept",
-        b"connection",
-        b"content-length",
-        b"if-none-match",
-        b"last-event-id",
-        b"sec-fetch-site",
-        b"x-request-id",
-        b"x-tenant-id",
-    ),
-    _OTHER,
-)
-_LEARNED = 1_000
 
 
 class Streaming(NamedTuple):
@@ -77,15 +60,6 @@ class House(Protocol):
 class Connection(asyncio.Protocol):
     """Reads requests, writes answers in their order, and bounds what a client can make it hold."""
 
-    _slots: ClassVar[dict[bytes, int]] = {}  # learned once for all: what each spelling of a header's name is to us
-    # The request that is being read.
-    _url: bytes
-    _authorization: bytes | None
-    _least: bytes | None
-    _host: bytes | None
-    _others: dict[bytes, bytes] | None
-    _is_bad: bool
-
     def __init__(self, house: House) -> None:
         self._house = house
         self._front = house.front
@@ -96,13 +70,10 @@ class Connection(asyncio.Protocol):
         self._refusal: PenstockError | None = None  # the last thing it will be told
         self._is_closing = self._has_ended = False
         self._since = monotonic()  # since when it is as it is
-        self._head_size = self._body_size = 0
-        self._piece = b""
-        self._begin()
+        self._reader = RequestReader(self._take)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment] # a stream's
-        self._parser = httptools.HttpRequestParser(self)
         if not self._house.joined(self):
             self._refuse(Transient("TOO_MANY_CONNECTIONS", "this pod has no room for one more", hint="try again"))
 
@@ -114,26 +85,17 @@ class Connection(asyncio.Protocol):
         self._house.left(self)
 
     def data_received(self, data: bytes) -> None:
-        if not self._head_size and self._task is None and not self._is_closing and self._answer_straight(data):
+        is_between = self._reader.is_between
+        if is_between and self._task is None and not self._is_closing and self._answer_straight(data):
             return
         if self._refusal is not None or self._is_closing:
             return  # it is read to its end, so that the refusal is not lost on the way
-        if not self._head_size:
+        if is_between:
             self._since = monotonic()
-            self._piece = data
-        else:
-            self._piece = b""
-        self._head_size += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(BadRequest("NO_UPGRADE", "only HTTP/1.1 is spoken here"))
-        except httptools.HttpParserError as error:
-            inner = error.__context__
-            refusal = inner if isinstance(inner, PenstockError) else BadRequest("BAD_REQUEST", f"not HTTP: {error}")
-            self._refuse(refusal)
-        if self._head_size - self._body_size > HEAD_LIMIT:
-            self._refuse(_head_too_large())
+            self._reader.feed(data)
+        except PenstockError as error:
+            self._refuse(error)
 
     def _answer_straight(self, data: bytes) -> bool:
         """The straight way: an item of a version that is held, asked for under a head that was read before.
@@ -183,48 +145,9 @@ class Connection(asyncio.Protocol):
         self._may_write.set()
         self._transport.resume_reading()
 
-    def on_url(self, url: bytes) -> None:
-        self._url = self._url + url if self._url else url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        slot = self._slots.get(name)
-        if slot is None:
-            slot = self._learn(name)
-        if slot == _IGNORED:
-            return
-        if slot == _AUTHORIZATION:
-            self._is_bad |= self._authorization is not None
-            self._authorization = value
-        elif slot == _MIN_VERSION:
-            self._is_bad |= self._least is not None
-            self._least = value
-        elif slot == _HOST:
-            self._is_bad |= self._host is not None
-            self._host = value
-        else:
-            self._note(name.lower(), value)
-
-    def on_body(self, body: bytes) -> None:
-        self._body_size += len(body)
-        if self._body_size > BODY_LIMIT:
-            raise _body_too_large()
-
-    def on_message_complete(self) -> None:
+    def _take(self, request: Request) -> None:
         """A request: it is answered when those before it are."""
-        if self._is_bad:
-            self._refuse(BadRequest("HEADER_TWICE", "Host, Authorization and X-Min-Version come once"))
-            return
-        headers = self._others or {}
-        known = ((b"authorization", self._authorization), (b"x-min-version", self._least), (b"host", self._host))
-        headers |= {name: value for name, value in known if value is not None}
-        is_old = self._parser.get_http_version() == "1.0"
-        keeps = self._parser.should_keep_alive()
-        request = Request(self._parser.get_method(), self._url, headers, is_old, keeps)
-        if self._others is None and keeps and not is_old:
-            request.head = self._whole_head()
         self._waiting.append(request)
-        self._head_size = self._body_size = 0
-        self._begin()
         if len(self._waiting) > _WAITING_LIMIT:
             self._transport.pause_reading()
         self._go_on()
@@ -235,37 +158,13 @@ class Connection(asyncio.Protocol):
         if self._is_closing or self._refusal is not None or not self._may_write.is_set():
             if for_long > STUCK_SECONDS:
                 self._transport.abort()
-        elif self._task is None and self._head_size and for_long > HEAD_SECONDS:
+        elif self._task is None and not self._reader.is_between and for_long > HEAD_SECONDS:
             self._refuse(TooSlow("TOO_SLOW", f"a request is sent within {HEAD_SECONDS:g} s"))
         elif self._task is None and (for_long > IDLE_SECONDS or (self._front.is_draining and for_long > 1)):
             self._close()
 
     def abort(self) -> None:
         self._transport.abort()
-
-    def _begin(self) -> None:
-        self._url = b""
-        self._authorization = self._least = self._host = self._others = None
-        self._is_bad = False
-
-    def _learn(self, name: bytes) -> int:
-        slot = _SLOTS.get(name.lower(), _IGNORED)
-        if len(self._slots) < _LEARNED:
-            self._slots[name] = slot
-        return slot
-
-    def _note(self, name: bytes, value: bytes) -> None:
-        if self._others is None:
-            self._others = {}
-        if name == b"content-length" and (len(value) > 9 or int(value) > BODY_LIMIT):
-            raise _body_too_large()
-        self._others[name] = value
-
-    def _whole_head(self) -> bytes:
-        """The headers of the request that is read now, if they came in one piece, and nothing else with them."""
-        piece, self._piece = self._piece, b""
-        is_whole = piece[-4:] == b"\r\n\r\n" and piece.count(b"\r\n\r\n") == 1
-        return piece[piece.find(b"\r\n") :] if is_whole else b""
 
     def _go_on(self) -> None:
         while self._task is None and not self._is_closing:
@@ -379,11 +278,3 @@ class Connection(asyncio.Protocol):
 def _problem(error: PenstockError, request: Request) -> Answered:
     headers = {"Allow": "GET, HEAD"} if error.status == 405 else {}
     return Answered(error.status, answers.problem(error, request.id, headers.items()))
-
-
-def _head_too_large() -> HeadTooLarge:
-    return HeadTooLarge("HEAD_TOO_LARGE", f"address and headers have at most {HEAD_LIMIT} bytes here")
-
-
-def _body_too_large() -> TooLarge:
-    return TooLarge("BODY_TOO_LARGE", f"a body has at most {BODY_LIMIT} bytes here", hint="a read needs none")
