@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from penstock.kernel.actuator import EXPOSITION, Health, Pulse
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.ids import worker_name
+from penstock.kernel.periodic import repeating
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.waiting import ended, happens
+from penstock.refdata.pod.auditor import Auditor
 from penstock.refdata.pod.barrier import Barrier
 from penstock.refdata.pod.desk import Desk
 from penstock.refdata.pod.folder import pod_folder
@@ -63,8 +65,12 @@ class Pod:
         loader = self._loader = Loader(
             platform.db, platform.refdata.catalogue, self.memory, section, self._metrics, self._telemetry
         )
-        self.desk.open(loader, Barrier(loader, section, self._metrics))
-        async with loader.running(platform.signals, worker_name("query")):
+        auditor = Auditor(loader, self._metrics)
+        self.desk.open(loader, Barrier(loader, section, self._metrics), auditor)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(loader.running(platform.signals, worker_name("query")))
+            if section.audit_every is not None:
+                await stack.enter_async_context(repeating("audit", auditor.audit_all, section.audit_every))
             yield loader.is_loaded
 
     def _holdings(self) -> Sequence[Holding]:

@@ -12,7 +12,7 @@ from penstock.kernel.http import Caller
 from penstock.refdata import contract, views, wire
 from penstock.refdata.access import acts_for
 from penstock.refdata.contract import NAME, PREFIX, Status
-from penstock.refdata.model import Dict
+from penstock.refdata.model import Dict, Update
 from penstock.refdata.service import LAST_ID, LATEST, Refdata
 
 routes = APIRouter(prefix=PREFIX, tags=["refdata"])
@@ -63,13 +63,7 @@ async def submit(
     waits = mode is wire.ConsistencyMode.WAIT_COMMIT
     within = timedelta(milliseconds=timeout_ms or refdata.section.consistency.wait_commit_timeout_ms)
     update = await refdata.submit(tenant, command, within if waits else None)
-    if not waits or update.status is Status.PENDING:
-        return views.accepted(update)
-    if update.status is Status.FAILED:
-        said, code = update.error_message or "it failed", update.error_code or "FAILED"
-        raise Invalid(code, said, hint="mend it and send it under another eventId", eventId=str(update.event_id))
-    response.status_code = 200
-    return wire.Committed(event_id=update.event_id, committed_version=update.committed_version or 0)
+    return _outcome(update, response) if waits else views.accepted(update)
 
 
 @routes.get("/{tenantId}/updates/{eventId}")
@@ -106,6 +100,57 @@ async def show_history(
     found = await refdata.history(Dict(tenant, dict_code), before=before, limit=limit)
     versions = [views.dictionary_version(version) for version in found.items]
     return wire.History(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
+
+
+@routes.get("/{tenantId}/kept/{dictCode}")
+async def list_kept(tenant: Tenant, dict_code: Code, refdata: Service) -> wire.KeptVersions:
+    """R30: the versions that can be pinned or gone back to, the latest first."""
+    found = await refdata.keeping.kept(Dict(tenant, dict_code))
+    versions = [wire.KeptVersion(**one._asdict()) for one in found]
+    return wire.KeptVersions(tenant_id=tenant, dict_code=dict_code, versions=versions)
+
+
+@routes.post("/{tenantId}/kept/{dictCode}")
+async def keep(tenant: Tenant, dict_code: Code, refdata: Service) -> wire.Chosen:
+    """R30: keep the last version."""
+    return wire.Chosen(version=await refdata.keeping.keep(Dict(tenant, dict_code)))
+
+
+@routes.put("/{tenantId}/pins/{dictCode}")
+async def pin(tenant: Tenant, dict_code: Code, chosen: wire.Chosen, refdata: Service) -> wire.Chosen:
+    """R30: have readers get a version that is kept, or the last as it is now, whatever is committed later."""
+    await refdata.keeping.pin(Dict(tenant, dict_code), chosen.version)
+    return chosen
+
+
+@routes.delete("/{tenantId}/pins/{dictCode}")
+async def unpin(tenant: Tenant, dict_code: Code, refdata: Service) -> wire.Chosen:
+    """R30: have readers get the last version again; tells which one was pinned."""
+    return wire.Chosen(version=await refdata.keeping.unpin(Dict(tenant, dict_code)))
+
+
+@routes.post(
+    "/{tenantId}/rollbacks/{dictCode}",
+    status_code=202,
+    responses={200: {"model": wire.Committed, "description": "Committed"}},
+)
+async def roll_back(
+    tenant: Tenant, dict_code: Code, chosen: wire.Chosen, response: Response, refdata: Service
+) -> wire.Accepted | wire.Committed:
+    """R30: make a dictionary what it was in a version that is kept, as a new version."""
+    within = timedelta(milliseconds=refdata.section.consistency.wait_commit_timeout_ms)
+    return _outcome(await refdata.roll_back(Dict(tenant, dict_code), chosen.version, within), response)
+
+
+def _outcome(update: Update, response: Response) -> wire.Accepted | wire.Committed:
+    """What a write that was waited for is answered with."""
+    if update.status is Status.PENDING:
+        return views.accepted(update)
+    if update.status is Status.FAILED:
+        said, code = update.error_message or "it failed", update.error_code or "FAILED"
+        raise Invalid(code, said, hint="mend it and send it under another eventId", eventId=str(update.event_id))
+    response.status_code = 200
+    return wire.Committed(event_id=update.event_id, committed_version=update.committed_version or 0)
 
 
 def _id(name: str) -> UUID:

@@ -13,7 +13,7 @@ import structlog
 
 from penstock.kernel.db import Connection, Database, is_transient, plan_freely
 from penstock.kernel.errors import PenstockError
-from penstock.refdata import snapshots, store
+from penstock.refdata import keeping, snapshots, store
 from penstock.refdata.catalogue import Catalogue, Dictionary
 from penstock.refdata.contract import EventType
 from penstock.refdata.judging import Judging
@@ -145,6 +145,9 @@ class Applier:
 
             async def replace(change: Change, chunks: Chunks) -> None:
                 with _their_statement():
+                    items = sum(map(len, chunks))
+                    if refusal := await keeping.before_snapshot(judging.tx, dictionary, change, items):
+                        raise Unappliable(refusal)
                     await dictionary.provider.apply_snapshot(judging.tx, change, chunks)
 
             return await snapshots.judge(judging, event, replace, max_items=self._max_items)

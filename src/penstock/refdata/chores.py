@@ -6,7 +6,7 @@ from datetime import timedelta
 from penstock.kernel.bus import Bus
 from penstock.kernel.db import Database, plan_freely
 from penstock.kernel.periodic import Chore
-from penstock.refdata import snapshots, store
+from penstock.refdata import keeping, snapshots, store
 from penstock.refdata.drift import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.reading import give_up_message
@@ -84,7 +84,14 @@ class Upkeep:
                 total += pruned
         while pruned := await OUTBOX.prune(self._db, now - kept.history):
             total += pruned
+        while pruned := await self._prune_kept():
+            total += pruned
         return total
+
+    async def _prune_kept(self) -> int:
+        async with self._db.transaction() as tx:
+            await plan_freely(tx)
+            return await keeping.prune(tx, self._catalogue.all())
 
     async def _prune(self, what: str, age: timedelta) -> int:
         async with self._db.transaction() as tx:

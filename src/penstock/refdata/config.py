@@ -265,6 +265,12 @@ class DictionarySection(CamelSection):
     drift_check_sql: str | None = None
     apply: SqlTemplateSection | None = None
     reload_on_event: Literal["FULL", "DELTA"] = "DELTA"
+    max_drop_percent: int | None = Field(
+        None, ge=0, le=99, description="R30: a SNAPSHOT that would take away more of the items than this has failed."
+    )
+    keep_versions: int = Field(
+        0, ge=0, le=100, description="R30: what was before a SNAPSHOT is kept, so many times, to go back to."
+    )
 
     @field_validator("load_sql", "drift_check_sql")
     @classmethod

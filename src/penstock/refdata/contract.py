@@ -95,6 +95,7 @@ class Command(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, re
     chunk_index: Count | None = None
     chunks_total: Count | None = None
     occurred_at: Annotated[datetime, Meta(tz=True)] | None = None
+    allow_row_drop: bool = False  # R30: it is meant that most items go
 
     def entries(self) -> list[Entry]:
         """The items of a SNAPSHOT, which all have a payload."""

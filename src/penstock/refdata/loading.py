@@ -28,24 +28,24 @@ class Loaded(NamedTuple):
 class Snapshot:
     """A dictionary at one moment: whatever is read of it belongs to its *mark*."""
 
-    def __init__(self, tx: Connection, target: Dict, loading: "Loading", mark: Mark) -> None:
+    def __init__(self, tx: Connection, target: Dict, source: "Loading | _Kept", mark: Mark) -> None:
         self.target = target
         self.mark = mark
         self._tx = tx
-        self._loading = loading
+        self._source = source
 
     async def all(self) -> AsyncGenerator[Rows, None]:
         """Every item, many at a time; Corrupt when a key or a value is null."""
         await plan_freely(self._tx)
         with _readable(self.target):
-            cursor = await self._tx.cursor(self._loading.rows, self.target.tenant_id)
+            cursor = await self._tx.cursor(self._source.rows, self.target.tenant_id)
             while rows := await cursor.fetch(READ_AT_ONCE):
                 yield _checked(self.target, rows)
 
     async def only(self, keys: Sequence[str]) -> Rows:
         """The items of *keys* that there are."""
         with _readable(self.target):
-            query = f"{self._loading.rows} WHERE k = ANY ($2::text[]{await self._loading.key_cast(self._tx)})"
+            query = f"{self._source.rows} WHERE k = ANY ($2::text[]{await self._source.key_cast(self._tx)})"
             try:
                 async with self._tx.transaction():
                     return _checked(self.target, await self._tx.fetch(query, self.target.tenant_id, keys))
@@ -56,6 +56,8 @@ class Snapshot:
 
     async def steps_since(self, mark: Mark) -> list[Step] | None:
         """The commits after *mark* up to this one; None when they are not all known, or *mark* is of another past."""
+        if mark == self.mark:
+            return []
         steps = await store.changes_since(self._tx, self.target, mark.version, limit=STEPS_FOLLOWED + 1)
         versions = [step.mark.version for step in steps]
         is_whole = versions == list(range(mark.version, self.mark.version + 1))
@@ -63,6 +65,8 @@ class Snapshot:
 
     async def shares(self, mark: Mark) -> bool:
         """R24: whether *mark* is of the past of this one, as far as that is remembered."""
+        if mark.is_pinned or self.mark.is_pinned:
+            return True
         if mark.version >= self.mark.version:
             return mark == self.mark
         then = await store.changes_since(self._tx, self.target, mark.version, limit=1)
@@ -87,7 +91,7 @@ class Loading:
         while True:
             async with db.transaction("repeatable_read") as tx:
                 if (mark := await self._mark(tx, target)) is not None:
-                    yield Snapshot(tx, target, self, mark)
+                    yield Snapshot(tx, target, _Kept(target.dict_code, mark) if mark.is_pinned else self, mark)
                     return
             async with db.connection() as connection:
                 # Also one that nobody writes has a version: it grows when the way to read it changes.
@@ -108,6 +112,18 @@ class Loading:
         async with db.connection() as connection:
             return await store.committed_version(connection, target)
 
+    async def count(self, tx: Connection, target: Dict) -> int:
+        """How many items there are."""
+        return int(await tx.fetchval(f"SELECT count(*) FROM ({self.rows}) AS counted", target.tenant_id))
+
+    async def keep(self, tx: Connection, target: Dict, version: int) -> int:
+        """R30: keep all items as those of *version*; how many."""
+        statement = f"""
+            INSERT INTO kept_item (tenant_id, dict_code, version, item_key, payload)
+            SELECT $1, $2, $3, k, v::jsonb FROM ({self.rows}) AS kept
+            ON CONFLICT DO NOTHING"""
+        return int((await tx.execute(statement, *target, version)).rpartition(" ")[2])
+
     async def key_cast(self, tx: Connection) -> str:
         """Keys are text to us. Compared as what they are to the table, an index finds them."""
         if self._key_cast is None:
@@ -120,11 +136,25 @@ class Loading:
         if found is None:
             return None
         mark, load_hash = found
-        if load_hash not in (None, self.load_hash):
+        if load_hash not in (None, self.load_hash) and not mark.is_pinned:
             # What we would read is not what others call by this version.
             hint = "the configuration changed elsewhere: it is reloaded when the file here changes too"
             raise Transient("LOAD_SQL_CHANGED", f"{target.dict_code} is read another way now", hint=hint)
         return mark
+
+
+class _Kept:
+    """R30: what is read of a dictionary that is pinned."""
+
+    def __init__(self, code: str, mark: Mark) -> None:
+        # A code has no quote in it, see contract.NAME.
+        self.rows = (
+            "SELECT k, v FROM (SELECT item_key AS k, payload::text AS v FROM kept_item "
+            f"WHERE tenant_id = $1 AND dict_code = '{code}' AND version = {mark.version}) AS kept"
+        )
+
+    async def key_cast(self, tx: Connection) -> str:  # noqa: ARG002 - its keys are text
+        return ""
 
 
 def twice(target: Dict) -> Corrupt:

@@ -62,10 +62,23 @@ class Standing(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """R24: a version and when it was committed, in µs: after a restore the same number may be another commit."""
+    """R24: a version and when it was committed, in µs: after a restore the same number may be another commit.
+
+    R30: one that is pinned is read in the place of the last; its stamp is when it was pinned.
+    """
 
     version: int
     stamp: int
+    is_pinned: bool = False
+
+
+class Kept(NamedTuple):
+    """R30: a version that is kept."""
+
+    version: int
+    items: int
+    kept_at: datetime
+    is_pinned: bool
 
 
 class Step(NamedTuple):

@@ -33,6 +33,12 @@ class DictionaryProvider(Protocol):
     async def get_committed_version(self, db: Database, target: Dict) -> int:
         """The version readers may ask for."""
 
+    async def count(self, tx: Connection, target: Dict) -> int:
+        """How many items there are."""
+
+    async def keep(self, tx: Connection, target: Dict, version: int) -> int:
+        """R30: keep all items as those of *version*; how many."""
+
     async def check(self, connection: Connection) -> None:
         """Invalid, with the statement and what is wrong with it, unless PostgreSQL would take every statement."""
 

@@ -112,14 +112,19 @@ SELECT pg_notify($1, '');
 SELECT coalesce((SELECT version FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2), 0);
 
 -- name: standing
--- How a dictionary stands, and how it is read now.
-SELECT m.version, m.updated_at, (SELECT load_hash FROM dictionary_definition WHERE dict_code = $2) AS load_hash
+-- How a dictionary stands, how it is read now, and what is read in its place.
+SELECT m.version, m.updated_at, (SELECT load_hash FROM dictionary_definition WHERE dict_code = $2) AS load_hash,
+       p.version AS pinned, p.pinned_at
 FROM dictionary_meta m
+LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
 WHERE m.tenant_id = $1 AND m.dict_code = $2;
 
 -- name: standings
--- How all dictionaries of some codes stand.
-SELECT tenant_id, dict_code, version, updated_at FROM dictionary_meta WHERE dict_code = ANY ($1::text[]);
+-- How all dictionaries of some codes stand, and what is read in their place.
+SELECT m.tenant_id, m.dict_code, m.version, m.updated_at, p.version AS pinned, p.pinned_at
+FROM dictionary_meta m
+LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
+WHERE m.dict_code = ANY ($1::text[]);
 
 -- name: changes_since
 -- A version of a dictionary and those after it, each with the keys it changed where they are told.
@@ -339,3 +344,72 @@ WHERE s.tenant_id = old.tenant_id AND s.dict_code = old.dict_code AND s.snapshot
 -- name: pending_age
 -- Since when the oldest update is under way.
 SELECT min(created_at) FROM update_request WHERE status = {update.PENDING};
+
+-- name: note_kept
+-- Say that a version is kept; one that was kept before is not told back.
+INSERT INTO kept_version (tenant_id, dict_code, version, items, kept_at) VALUES ($1, $2, $3, 0, $4)
+ON CONFLICT DO NOTHING
+RETURNING true;
+
+-- name: count_kept
+-- Say how many items a kept version has.
+UPDATE kept_version SET items = $4 WHERE tenant_id = $1 AND dict_code = $2 AND version = $3;
+
+-- name: kept_versions
+-- The versions of a dictionary that are kept, the latest first.
+SELECT k.version, k.items, k.kept_at, p.version IS NOT NULL AS is_pinned
+FROM kept_version k
+LEFT JOIN dictionary_pin p ON p.tenant_id = k.tenant_id AND p.dict_code = k.dict_code AND p.version = k.version
+WHERE k.tenant_id = $1 AND k.dict_code = $2 AND NOT k.is_going
+ORDER BY k.version DESC;
+
+-- name: kept_items
+-- The items of a version that is kept.
+SELECT item_key, payload FROM kept_item WHERE tenant_id = $1 AND dict_code = $2 AND version = $3 ORDER BY item_key;
+
+-- name: pin
+-- Have a kept version read in the place of the last.
+INSERT INTO dictionary_pin (tenant_id, dict_code, version, pinned_at)
+SELECT tenant_id, dict_code, version, $4 FROM kept_version
+WHERE tenant_id = $1 AND dict_code = $2 AND version = $3 AND NOT is_going
+ON CONFLICT (tenant_id, dict_code) DO UPDATE SET version = excluded.version, pinned_at = excluded.pinned_at
+RETURNING true;
+
+-- name: unpin
+-- Have the last version read again.
+DELETE FROM dictionary_pin WHERE tenant_id = $1 AND dict_code = $2 RETURNING version;
+
+-- name: retire_kept
+-- Let go of the versions beyond those that a dictionary keeps, but for the pinned one.
+UPDATE kept_version k SET is_going = true
+FROM (
+    SELECT tenant_id, dict_code, version,
+           row_number() OVER (PARTITION BY tenant_id, dict_code ORDER BY version DESC) AS place
+    FROM kept_version
+    WHERE NOT is_going
+) AS ranked
+LEFT JOIN unnest($1::text[], $2::integer[]) AS wanted (dict_code, keeps) ON wanted.dict_code = ranked.dict_code
+WHERE ranked.place > greatest(coalesce(wanted.keeps, 0), 1)
+  AND k.tenant_id = ranked.tenant_id AND k.dict_code = ranked.dict_code AND k.version = ranked.version
+  AND NOT EXISTS (
+      SELECT FROM dictionary_pin p
+      WHERE p.tenant_id = k.tenant_id AND p.dict_code = k.dict_code AND p.version = k.version
+  );
+
+-- name: prune_kept
+-- Remove some items of versions that were let go.
+DELETE FROM kept_item
+WHERE ctid = ANY (ARRAY(
+    SELECT i.ctid
+    FROM kept_version k
+    JOIN kept_item i ON i.tenant_id = k.tenant_id AND i.dict_code = k.dict_code AND i.version = k.version
+    WHERE k.is_going
+    LIMIT $1
+));
+
+-- name: forget_kept
+-- Forget the versions that were let go and have no items left.
+DELETE FROM kept_version k
+WHERE k.is_going AND NOT EXISTS (
+    SELECT FROM kept_item i WHERE i.tenant_id = k.tenant_id AND i.dict_code = k.dict_code AND i.version = k.version
+);

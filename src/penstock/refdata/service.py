@@ -21,6 +21,7 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.contract import EXACT, Command, Source, Status, encode
 from penstock.refdata.following import Following
+from penstock.refdata.keeping import Keeping
 from penstock.refdata.model import Dict, Event, Update, Version
 from penstock.refdata.reading import command_message
 
@@ -39,6 +40,7 @@ class Refdata:
         self._bus = bus
         self.bell = bell
         self._following = Following(db, bell)
+        self.keeping = Keeping(db, catalogue)
         self._topic = section.kafka.commands_topic
 
     @classmethod
@@ -94,6 +96,13 @@ class Refdata:
         await self._bus.publish([command_message(self._topic, event) for event in events])
         async with self._db.connection() as connection:
             await store.open_requests(connection, noted, now=self._db.clock.now())
+
+    async def roll_back(self, target: Dict, version: int, wait: timedelta) -> Update:
+        """R30: make a dictionary what it was in *version*, under a new one; how that stands after *wait*."""
+        *first, last = await self.keeping.commands(target, version)
+        for command in first:
+            await self.submit(target.tenant_id, command)
+        return await self.submit(target.tenant_id, last, wait)
 
     async def update(self, tenant_id: str, event_id: UUID) -> Update:
         """R7: how an update stands, or NotFound."""

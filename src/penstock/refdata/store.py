@@ -162,13 +162,13 @@ async def committed_version(connection: Connection, target: Dict) -> int:
 async def standing(connection: Connection, target: Dict) -> tuple[Mark, str | None] | None:
     """How *target* stands and how it is read now; None when it never stood anywhere."""
     row = await connection.fetchrow(SQL["standing"], *target)
-    return None if row is None else (Mark(row["version"], _stamp(row["updated_at"])), row["load_hash"])
+    return None if row is None else (_mark(row), row["load_hash"])
 
 
 async def standings(connection: Connection, codes: Sequence[str]) -> dict[Dict, Mark]:
     """How all dictionaries of *codes* stand."""
     rows = await connection.fetch(SQL["standings"], codes)
-    return {Dict(tenant, code): Mark(version, _stamp(at)) for tenant, code, version, at in rows}
+    return {Dict(row["tenant_id"], row["dict_code"]): _mark(row) for row in rows}
 
 
 async def changes_since(connection: Connection, target: Dict, version: int, *, limit: int) -> list[Step]:
@@ -256,6 +256,13 @@ async def pending_since(connection: Connection) -> datetime | None:
 
 def _update(row: asyncpg.Record) -> Update:
     return Update(**{**dict(row), "status": Status(row["status"])})
+
+
+def _mark(row: asyncpg.Record) -> Mark:
+    """What is read now: the last version, or what is pinned in its place."""
+    if row["pinned"] is not None:
+        return Mark(row["pinned"], _stamp(row["pinned_at"]), is_pinned=True)
+    return Mark(row["version"], _stamp(row["updated_at"]))
 
 
 def _stamp(moment: datetime) -> int:

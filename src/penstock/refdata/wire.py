@@ -2,9 +2,10 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from penstock.refdata.contract import Status
@@ -77,3 +78,28 @@ class History(_Camel):
     dict_code: str
     versions: list[DictionaryVersion]
     next: str | None
+
+
+class KeptVersion(_Camel):
+    """R30: a version that can be pinned or gone back to."""
+
+    version: int
+    items: int
+    kept_at: datetime
+    is_pinned: bool
+
+
+class KeptVersions(_Camel):
+    """The versions of a dictionary that are kept, the latest first."""
+
+    tenant_id: str
+    dict_code: str
+    versions: list[KeptVersion]
+
+
+class Chosen(_Camel):
+    """Which version is meant."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Annotated[int, Field(ge=0, le=2**63 - 1)]

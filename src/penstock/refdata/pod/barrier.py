@@ -47,11 +47,12 @@ class Barrier:
             if committed < asked.version:
                 raise _not_committed(asked, committed)
             holding.want(committed, at_once=True)
-            if asked.what == "all":
-                return await self._loaded(holding, asked.version)
-            if asked.what == "version":
-                return Items(committed, {})
-            return await self._from_primary(holding, asked)
+            found = await self._in_time(self._read(holding.target, asked))
+            if asked.what == "all":  # all of it from the primary is a load: let it be the one that everybody gets
+                await self._in_time(holding.reaches(asked.version))
+                return Ready()
+            self._metrics.fallbacks.labels(asked.dict_code).inc()
+            return found
 
     async def _comes(self, holding: Holding, version: int, began: float) -> bool:
         """Whether memory gets there in the short time there is; nobody then waits for debounce or jitter."""
@@ -76,23 +77,13 @@ class Barrier:
         committed = self._committed.setdefault(target, _Committed(self._loader.db, target))
         return await self._in_time(committed.after(since))
 
-    async def _from_primary(self, holding: Holding, asked: Reach) -> Answer:
-        found = await self._in_time(self._read(holding.target, asked))
-        self._metrics.fallbacks.labels(asked.dict_code).inc()
-        return found
-
     async def _read(self, target: Dict, asked: Reach) -> Answer:
         provider = self._loader.catalogue.get(target).provider
         async with self._fallbacks, provider.snapshot(self._loader.db, target) as snapshot:
             if snapshot.mark.version < asked.version:
-                raise _not_committed(asked, snapshot.mark.version)
-            found = dict(await snapshot.only(asked.keys))
+                raise (_pinned if snapshot.mark.is_pinned else _not_committed)(asked, snapshot.mark.version)
+            found = dict(await snapshot.only(asked.keys)) if asked.keys else {}
         return Items(snapshot.mark.version, {key: found[key] for key in asked.keys if key in found})
-
-    async def _loaded(self, holding: Holding, version: int) -> Answer:
-        """All of a dictionary from the primary is a load: let it be the one that everybody gets."""
-        await self._in_time(holding.reaches(version))
-        return Ready()
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -150,3 +141,8 @@ def _not_committed(asked: Reach, committed: int) -> Conflict:
         hint="ask for a version that a write was answered with",
         version=committed,
     )
+
+
+def _pinned(asked: Reach, version: int) -> Conflict:
+    said = f"{asked.dict_code} is pinned to version {version}: readers get no other until it is unpinned"
+    return Conflict("VERSION_PINNED", said, hint="ask for no version, or `penstock dict unpin`", version=version)

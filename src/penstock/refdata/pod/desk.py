@@ -2,13 +2,15 @@
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.waiting import within
 from penstock.refdata.model import Dict
+from penstock.refdata.pod.auditor import Auditor
 from penstock.refdata.pod.barrier import Barrier
-from penstock.refdata.pod.link import Answer, Document, Find, Question, Reach, Ready, Refused, Show
+from penstock.refdata.pod.link import Answer, Audit, Document, Find, Question, Reach, Ready, Refused, Show
 from penstock.refdata.pod.loader import Loader
 
 _LOADED_WITHIN = 5.0
@@ -20,10 +22,10 @@ class Desk:
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._behind: tuple[Loader, Barrier] | None = None
+        self._behind: tuple[Loader, Barrier, Auditor] | None = None
 
-    def open(self, loader: Loader, barrier: Barrier) -> None:
-        self._behind = loader, barrier
+    def open(self, loader: Loader, barrier: Barrier, auditor: Auditor) -> None:
+        self._behind = loader, barrier, auditor
 
     async def answer(self, question: Question) -> Answer:
         try:
@@ -37,12 +39,15 @@ class Desk:
             structlog.get_logger().exception("question_crashed", question=type(question).__name__)
             return Refused(500, "INTERNAL", "something went wrong here; the log has it")
 
-    async def _dictionaries(self, question: Reach | Find) -> Answer:
+    async def _dictionaries(self, question: Reach | Find | Audit) -> Answer:
         if self._behind is None:
             raise _not_loaded("nothing is loaded yet: the primary was not reached since the start")
-        loader, barrier = self._behind
+        loader, barrier, auditor = self._behind
         if isinstance(question, Reach):
             return await barrier.reach(question)
+        if isinstance(question, Audit):
+            finding = await auditor.audit(Dict(question.tenant_id, question.dict_code))
+            return Document(200, "application/json", msgspec.json.encode(finding))
         holding = loader.find(Dict(question.tenant_id, question.dict_code))
         try:
             await within(_LOADED_WITHIN, holding.settles())

@@ -12,7 +12,7 @@ from penstock.refdata.config import TenantSection
 from penstock.refdata.model import Dict
 from penstock.refdata.pod import answers, layout, reads
 from penstock.refdata.pod.layout import Shelf
-from penstock.refdata.pod.link import Find, Reach, Show
+from penstock.refdata.pod.link import Audit, Find, Reach, Show
 from penstock.refdata.pod.reads import Answered, Entry, Stream
 from penstock.refdata.pod.request import (
     Address,
@@ -46,7 +46,7 @@ class Grant(NamedTuple):
     principal: Principal
 
 
-Found = Answered | Authenticate | Find | Reach | Show | Stream
+Found = Answered | Authenticate | Audit | Find | Reach | Show | Stream
 
 
 class Front:
@@ -127,6 +127,8 @@ class Front:
         entry = self.entry(address.target)
         if entry is None:
             return Find(*address.target)
+        if address.what == "audit":
+            return Audit(*address.target)
         if least_version is not None and entry.version < least_version:
             return _reach(address, least_version)
         return reads.read(self.view, entry, address, request)
@@ -142,6 +144,7 @@ class Front:
         age = self.age_of(shelf)
         prefix = layout.items_prefix(shelf.generation) + layout.SHORT
         head = answers.data_head(shelf.version, answers.MEMORY, age)
+        head += b"X-Dict-Pinned: true\r\n" if shelf.is_pinned else b""
         opening = answers.line(200) + self.date + (b"Connection: close\r\n" if self.is_draining else b"") + head
         entry = Entry(target, target.tenant_id, shelf, shelf.version, age, prefix, head, opening)
         self._by_target[target] = entry

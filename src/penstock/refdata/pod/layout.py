@@ -33,6 +33,7 @@ class Shelf(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     version: int
     stamp: int
+    is_pinned: bool
     items: int
     loaded_at: float  # wall clock, for people
     before: int = 0  # the generation it was read from until the last full load
@@ -40,7 +41,7 @@ class Shelf(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def mark(self) -> Mark:
-        return Mark(self.version, self.stamp)
+        return Mark(self.version, self.stamp, self.is_pinned)
 
 
 class Generation(msgspec.Struct, frozen=True, array_like=True):

@@ -33,6 +33,13 @@ class Find(msgspec.Struct, frozen=True, tag=True, array_like=True):
     dict_code: str
 
 
+class Audit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """R32: compare a dictionary with the primary's."""
+
+    tenant_id: str
+    dict_code: str
+
+
 class Show(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A page about the pod itself."""
 
@@ -68,7 +75,7 @@ class Document(msgspec.Struct, frozen=True, tag=True, array_like=True):
     body: bytes
 
 
-Question = Reach | Find | Show
+Question = Reach | Find | Audit | Show
 Answer = Ready | Items | Refused | Document
 _QUESTIONS = msgspec.msgpack.Decoder(tuple[int, Question])
 _ANSWERS = msgspec.msgpack.Decoder(tuple[int, Answer])

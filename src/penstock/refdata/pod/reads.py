@@ -86,7 +86,7 @@ def version_answer(target: Dict, version: int, head: bytes, shelf: Shelf | None 
     told: dict[str, object] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "version": version}
     if shelf is not None:
         loaded = datetime.fromtimestamp(shelf.loaded_at, UTC).isoformat(timespec="milliseconds")
-        told |= {"items": shelf.items, "loadedAt": loaded}
+        told |= {"items": shelf.items, "loadedAt": loaded, "isPinned": shelf.is_pinned}
     return Answered(200, answers.lengthy(head, orjson.dumps(told)))
 
 
@@ -151,9 +151,9 @@ def _limit(given: str | None) -> int:
 
 
 def _at(cursor: str) -> PageAt:
-    version, stamp, place = paging.decode(cursor, [int, int, str])
+    *mark, place = paging.decode(cursor, [int, int, bool, str])
     try:
-        return PageAt(Mark(version, stamp), bytes.fromhex(place))
+        return PageAt(Mark(*mark), bytes.fromhex(place))
     except ValueError as error:
         raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged") from error
 

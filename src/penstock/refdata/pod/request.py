@@ -70,7 +70,7 @@ class Request:
 
 
 class Address(NamedTuple):
-    """R17: what is asked of which dictionary: `item` with its key, `items`, `all`, `version` or `changes`."""
+    """R17: what is asked of which dictionary: `item` with its key, `items`, `all`, `version`, `changes` or `audit`."""
 
     target: Dict
     what: str
@@ -93,7 +93,7 @@ def address_of(url: bytes) -> Address:
         if what != "items" or not parts[7]:
             raise _nothing(path)
         return Address(target, "item", checked_key(unquote_to_bytes(parts[7])), _query(query))
-    if what not in ("items", "all", "version", "changes"):
+    if what not in ("items", "all", "version", "changes", "audit"):
         raise _nothing(path)
     return Address(target, what, b"", _query(query))
 

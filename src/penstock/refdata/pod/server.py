@@ -11,7 +11,7 @@ from penstock.kernel.waiting import happens
 from penstock.refdata.pod import answers, layout, reads
 from penstock.refdata.pod.connection import Connection, Head, Streaming
 from penstock.refdata.pod.front import Authenticate, Found, Front
-from penstock.refdata.pod.link import Document, Find, Items, Link, Reach, Ready, Refused, Show
+from penstock.refdata.pod.link import Audit, Document, Find, Items, Link, Reach, Ready, Refused, Show
 from penstock.refdata.pod.reads import Answered, Stream
 from penstock.refdata.pod.request import Request, address_of, keys_of
 from penstock.refdata.pod.state import Count
@@ -22,6 +22,7 @@ _SWEEP_EVERY = 1.0
 _MOST_CONNECTIONS = 20_000
 _TRIES = 5
 _HEADS = 1_000
+_AUDITED_WITHIN = 600.0
 _STATUS_COUNTS = {200: Count.OK, 304: Count.NOT_MODIFIED, 404: Count.NOT_FOUND, 409: Count.CONFLICT}
 
 
@@ -104,8 +105,8 @@ class Server:
             return Streaming(await anext(pieces), pieces)
         if isinstance(found, Reach):
             self._counters[Count.BARRIER_WAITS] += 1
-        assert isinstance(found, Reach | Find | Show)  # noqa: S101 - what is left
-        answer = await self._link.ask(found, self._patience)
+        assert isinstance(found, Audit | Find | Reach | Show)  # noqa: S101 - what is left
+        answer = await self._link.ask(found, _AUDITED_WITHIN if isinstance(found, Audit) else self._patience)
         if isinstance(answer, Ready):
             self.front.renew()
             return None
@@ -117,7 +118,7 @@ class Server:
             return _from_primary(answer, request)
         return self._refused(answer, found, request)
 
-    def _refused(self, answer: Refused, asked: Reach | Find | Show, request: Request) -> Answered:
+    def _refused(self, answer: Refused, asked: Audit | Find | Reach | Show, request: Request) -> Answered:
         """R21: also a refusal tells the version, if it is that of a dictionary."""
         error = _error(answer)
         headers = b""

@@ -1,0 +1,153 @@
+"""R32: compares what a pod holds with what the primary has, item by item, at one version."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from hashlib import blake2b
+
+import msgspec
+import structlog
+
+from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.waiting import within
+from penstock.refdata.loading import Snapshot
+from penstock.refdata.model import Dict
+from penstock.refdata.pod import layout
+from penstock.refdata.pod.holding import Holding
+from penstock.refdata.pod.loader import Loader
+from penstock.refdata.pod.metrics import PodMetrics
+from penstock.refdata.pod.view import PageAt, View
+
+_PAGE, _PAGE_SIZE = 2_000, 16_000_000
+_TOLD = 20  # keys of each kind
+_TRIES = 3
+_COMES_WITHIN = 30.0
+Batch = list[tuple[bytes, bytes]]  # places and what lies there
+
+
+class Finding(msgspec.Struct, frozen=True, rename="camel"):
+    """What an audit found; some of the keys where they disagree."""
+
+    tenant_id: str
+    dict_code: str
+    version: int
+    items: int
+    agrees: bool
+    missing: list[str] = []  # in the primary only
+    extra: list[str] = []  # in the pod only
+    different: list[str] = []
+
+
+class Auditor:
+    """Looks at one dictionary at a time: it reads all of it."""
+
+    def __init__(self, loader: Loader, metrics: PodMetrics) -> None:
+        self._loader = loader
+        self._metrics = metrics
+        self._looking = asyncio.Lock()
+
+    async def audit(self, target: Dict) -> Finding:
+        """Compare; what disagrees is reported, and loaded anew."""
+        async with self._looking:
+            holding = self._loader.find(target)
+            try:
+                finding = await self._compare(holding)
+            except PenstockError:
+                self._metrics.audits.labels(target.dict_code, "failed").inc()
+                raise
+        self._metrics.audits.labels(target.dict_code, "agrees" if finding.agrees else "disagrees").inc()
+        if not finding.agrees:
+            structlog.get_logger().error("audit_disagrees", **msgspec.to_builtins(finding))
+            holding.want(0, at_once=True, anew=True)
+        return finding
+
+    async def audit_all(self) -> None:
+        """Every dictionary that is held, one after the other."""
+        for holding in self._loader.holdings():
+            if holding.mark is not None:
+                try:
+                    await self.audit(holding.target)
+                except PenstockError as error:  # the next round looks again
+                    about = {"tenantId": holding.target.tenant_id, "dictCode": holding.target.dict_code}
+                    structlog.get_logger().warning("audit_failed", code=error.code, error=error.message, **about)
+
+    async def _compare(self, holding: Holding) -> Finding:
+        target, loader = holding.target, self._loader
+        for _ in range(_TRIES):
+            provider = loader.catalogue.get(target).provider
+            async with provider.snapshot(loader.db, target) as snapshot:
+                await self._comes(holding, snapshot)
+                view = loader.memory.view()
+                try:
+                    finding = await _finding(view, snapshot)
+                finally:
+                    view.txn.abort()
+                if finding is not None:
+                    return finding
+        said = f"{target.dict_code} changes too fast to be compared"
+        raise Transient("AUDIT_UNSETTLED", said, hint="try again when it is quieter")
+
+    async def _comes(self, holding: Holding, snapshot: Snapshot) -> None:
+        if holding.mark != snapshot.mark:
+            holding.want(snapshot.mark.version, at_once=True)
+        try:
+            await within(_COMES_WITHIN, holding.reaches(snapshot.mark.version))
+        except TimeoutError as error:
+            said = f"the pod does not get to version {snapshot.mark.version}"
+            raise Transient("AUDIT_BEHIND", said, hint="its log tells why it cannot load") from error
+
+
+async def _finding(view: View, snapshot: Snapshot) -> Finding | None:
+    """What the comparison finds; None when memory does not know the primary's version any more."""
+    target, version = snapshot.target, snapshot.mark.version
+    held = await _digest(_held(view, snapshot))
+    if held is None:
+        return None
+    has = await _digest(_primary(snapshot))
+    if held == has:
+        return Finding(*target, version, held[1], agrees=True)
+    ours = {place: value async for batch in _held(view, snapshot) for place, value in batch or ()}
+    theirs = {place: value async for batch in _primary(snapshot) for place, value in batch}
+    both = ours.keys() & theirs.keys()
+    return Finding(
+        *target,
+        version,
+        len(theirs),
+        agrees=False,
+        missing=_keys({place: theirs[place] for place in theirs.keys() - ours.keys()}),
+        extra=_keys({place: ours[place] for place in ours.keys() - theirs.keys()}),
+        different=_keys({place: ours[place] for place in both if ours[place] != theirs[place]}),
+    )
+
+
+async def _held(view: View, snapshot: Snapshot) -> AsyncIterator[Batch | None]:
+    at = PageAt(snapshot.mark)
+    while True:
+        page = view.page(snapshot.target, at, _PAGE, _PAGE_SIZE)
+        yield page
+        if not page:
+            return
+        at = PageAt(snapshot.mark, page[-1][0])
+        await asyncio.sleep(0)  # others have their turn
+
+
+async def _primary(snapshot: Snapshot) -> AsyncIterator[Batch]:
+    async with aclosing(snapshot.all()) as batches:
+        async for rows in batches:
+            yield [tuple(layout.row_of(key, payload)) for key, payload in rows]
+
+
+async def _digest(batches: "AsyncIterator[Batch | None] | AsyncIterator[Batch]") -> tuple[int, int] | None:
+    """A number that is the same for the same items in any order, and how many they are."""
+    total = count = 0
+    async for batch in batches:
+        if batch is None:
+            return None
+        for place, value in batch:
+            total += int.from_bytes(blake2b(len(place).to_bytes(2) + place + value, digest_size=16).digest())
+            count += 1
+    return total % 2**128, count
+
+
+def _keys(items: dict[bytes, bytes]) -> list[str]:
+    return sorted(layout.key_of(place, value).decode() for place, value in items.items())[:_TOLD]
