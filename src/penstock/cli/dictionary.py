@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from penstock.refdata.contract import Command
 
 T = TypeVar("T")
-app = typer.Typer(help="Change dictionaries and follow the changes.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Change dictionaries, follow the changes, and read them.", no_args_is_help=True, rich_markup_mode=None
+)
 TenantArgument = Annotated[str, typer.Argument(help="Whose dictionary.", metavar="TENANT")]
 CodeArgument = Annotated[str, typer.Argument(help="Its code.", metavar="DICT")]
 RevisionOption = Annotated[int | None, typer.Option(help="The source's own revision; an older one is refused.")]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from penstock.cli import config, database, dictionary, doctor, roles, track, up, version
+from penstock.cli import config, database, dictionary, doctor, keeping, pod, roles, track, up, version
 from penstock.cli.output import fail
 from penstock.kernel.errors import PenstockError
 
@@ -27,6 +27,8 @@ app.command()(version.version)
 app.add_typer(config.app, name="config")
 app.add_typer(database.app, name="db")
 app.add_typer(track.app, name="track")
+pod.add_to(dictionary.app)
+keeping.add_to(dictionary.app)
 app.add_typer(dictionary.app, name="dict")
 app.add_typer(roles.serve_app, name="serve")
 app.add_typer(roles.work_app, name="work")

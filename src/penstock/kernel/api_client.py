@@ -1,8 +1,9 @@
 """An API of ours from Python: requests that answer with documents, and the server's own errors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 import orjson
@@ -23,6 +24,14 @@ _KINDS: Sequence[type[PenstockError]] = (Invalid, TooLarge, Unauthorized, Forbid
 _BY_STATUS = {kind.status: kind for kind in _KINDS}
 _PROBLEM = ("type", "title", "status", "code", "detail", "hint")
 Json = dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class ApiClient:
@@ -60,23 +69,50 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         wait: float = 0,
     ) -> Json:
+        answer = await self._exchange(method, path, body, params=params, wait=wait)
+        return _document(answer.body)
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait: float = 0,
+    ) -> "Answer":
+        """The server's answer as it came; its failure as the error it is."""
+        data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
+        given = {"content-type": "application/json", **(headers or {})}
+        # What the server was asked to wait is not its fault.
+        limit = aiohttp.ClientTimeout(total=self._timeout + wait)
+        with self._down():
+            async with self._opened.request(
+                method, self._address(path, params), data=data, headers=given, timeout=limit
+            ) as response:
+                answer = Answer(response.status, response.headers, await response.read())
+        if answer.status >= 400:
+            raise failure(answer.status, answer.body)
+        return answer
+
+    @property
+    def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             raise RuntimeError("use the client in `async with`")
-        address = URL(self._base + path, encoded=True).update_query(params or {})
-        data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
-        headers = {"content-type": "application/json"}
+        return self._session
+
+    def _address(self, path: str, params: Mapping[str, str] | None = None) -> URL:
+        return URL(self._base + path, encoded=True).update_query(params or {})
+
+    @contextmanager
+    def _down(self) -> Iterator[None]:
         try:
-            # What the server was asked to wait is not its fault.
-            limit = aiohttp.ClientTimeout(total=self._timeout + wait)
-            async with self._session.request(method, address, data=data, headers=headers, timeout=limit) as response:
-                answer = await response.read()
+            yield
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             hint = "is it running? `penstock up` starts it; --url tells where it is"
             said = str(error) or type(error).__name__
             raise Transient("SERVER_DOWN", f"{self._base} does not answer: {said}", hint=hint) from error
-        if response.status >= 400:
-            raise _failure(response.status, answer)
-        return _document(answer)
 
 
 def _document(answer: bytes) -> Json:
@@ -88,7 +124,7 @@ def _document(answer: bytes) -> Json:
     return document
 
 
-def _failure(status: int, answer: bytes) -> PenstockError:
+def failure(status: int, answer: bytes) -> PenstockError:
     """What the server said went wrong, as the error it raised."""
     try:
         problem = orjson.loads(answer)

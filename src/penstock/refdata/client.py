@@ -1,10 +1,15 @@
-"""The command API from Python: a method per route."""
+"""The command API and the pods from Python: a method per route."""
 
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from penstock.kernel.api_client import ApiClient, Json
+import aiohttp
+import orjson
+
+from penstock.kernel.api_client import Answer, ApiClient, Json, failure
 from penstock.refdata.contract import PREFIX, Command, encode
 
 
@@ -27,9 +32,93 @@ class RefdataClient(ApiClient):
         """The updates under way, or those that failed."""
         return await self._get(f"{_name(tenant)}/updates", params)
 
+    async def kept(self, tenant: str, dict_code: str) -> Json:
+        """The versions that can be pinned or gone back to."""
+        return await self._get(f"{_name(tenant)}/kept{_name(dict_code)}")
+
+    async def keep(self, tenant: str, dict_code: str) -> Json:
+        """Keep the last version."""
+        return await self._post(f"{_name(tenant)}/kept{_name(dict_code)}")
+
+    async def pin(self, tenant: str, dict_code: str, version: int) -> Json:
+        """Have readers get *version*."""
+        return await self._call("PUT", f"{_name(tenant)}/pins{_name(dict_code)}", {"version": version})
+
+    async def unpin(self, tenant: str, dict_code: str) -> Json:
+        """Have readers get the last version again."""
+        return await self._call("DELETE", f"{_name(tenant)}/pins{_name(dict_code)}")
+
+    async def roll_back(self, tenant: str, dict_code: str, version: int) -> Json:
+        """Make a dictionary what it was in *version*, as a new version."""
+        return await self._post(f"{_name(tenant)}/rollbacks{_name(dict_code)}", version=version)
+
     async def history(self, tenant: str, dict_code: str, **params: Any) -> Json:
         """The versions of a dictionary."""
         return await self._get(f"{_name(tenant)}/history{_name(dict_code)}", params)
+
+
+class PodClient(ApiClient):
+    """One pod's dictionaries, read as they are there; *least* is the version an answer must not be below."""
+
+    def __init__(self, url: str, *, token: str | None = None, timeout: float = 30) -> None:
+        super().__init__(url, PREFIX, token=token, timeout=timeout)
+
+    async def item(self, tenant: str, dict_code: str, key: str, *, least: int | None = None) -> Answer:
+        """One item; NotFound when there is none."""
+        return await self._read(tenant, dict_code, f"items{_name(key)}", least)
+
+    async def items(self, tenant: str, dict_code: str, keys: Sequence[str], *, least: int | None = None) -> Answer:
+        """Several items, of one version."""
+        query = "&".join(f"key={quote(key, safe='')}" for key in keys)
+        return await self._read(tenant, dict_code, f"items?{query}", least)
+
+    async def page(
+        self, tenant: str, dict_code: str, *, cursor: str | None = None, least: int | None = None, limit: int = 10_000
+    ) -> Answer:
+        """Some of all items; with the `next` of the page before, those after it, of the same version."""
+        after = f"&cursor={cursor}" if cursor else ""
+        return await self._read(tenant, dict_code, f"all?limit={limit}{after}", least)
+
+    async def version(self, tenant: str, dict_code: str, *, least: int | None = None) -> Answer:
+        """The version it is at."""
+        return await self._read(tenant, dict_code, "version", least)
+
+    async def audit(self, tenant: str, dict_code: str) -> Json:
+        """R32: whether it is what the primary has."""
+        return await self._call("GET", f"{_name(tenant)}/dictionaries{_name(dict_code)}/audit", wait=600)
+
+    @asynccontextmanager
+    async def changes(
+        self, tenant: str, dict_code: str, since: int | None = None
+    ) -> AsyncIterator[AsyncIterator[Mapping[str, Any]]]:
+        """Every change after version *since*, as it comes; without one, after the version there is now."""
+        path = f"{_name(tenant)}/dictionaries{_name(dict_code)}/changes"
+        address = self._address(path, {} if since is None else {"since": str(since)})
+        limit = aiohttp.ClientTimeout(total=None, sock_read=60)  # a feed says something every 15 seconds
+        with self._down():
+            async with self._opened.get(address, timeout=limit) as response:
+                if response.status >= 400:
+                    raise failure(response.status, await response.read())
+                yield _events(response.content)
+
+    async def _read(self, tenant: str, dict_code: str, rest: str, least: int | None) -> Answer:
+        headers = {} if least is None else {"X-Min-Version": str(least)}
+        return await self._exchange("GET", f"{_name(tenant)}/dictionaries{_name(dict_code)}/{rest}", headers=headers)
+
+
+async def _events(lines: aiohttp.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
+    kind = ""
+    async for line in lines:
+        name, _, value = line.strip().partition(b": ")
+        if name == b"event":
+            kind = value.decode()
+        elif name == b"data":
+            yield {"event": kind, **orjson.loads(value)}
+
+
+def version_of(answer: Answer) -> int:
+    """The version an answer is of."""
+    return int(answer.headers["X-Dict-Version"])
 
 
 def _name(name: str) -> str:

@@ -134,7 +134,8 @@ async def _held(view: View, snapshot: Snapshot) -> AsyncIterator[Batch | None]:
 async def _primary(snapshot: Snapshot) -> AsyncIterator[Batch]:
     async with aclosing(snapshot.all()) as batches:
         async for rows in batches:
-            yield [tuple(layout.row_of(key, payload)) for key, payload in rows]
+            found = [layout.row_of(key, payload) for key, payload in rows]
+            yield [(row.place, row.value) for row in found]
 
 
 async def _digest(batches: "AsyncIterator[Batch | None] | AsyncIterator[Batch]") -> tuple[int, int] | None:
