@@ -71,6 +71,9 @@ def import_file(
         bool, typer.Option("--delta", help="Add, change and delete items; without it the file is all there is.")
     ] = False,
     revision: RevisionOption = None,
+    allow_drop: Annotated[
+        bool, typer.Option("--allow-drop", help="It is meant, should most items go (maxDropPercent).")
+    ] = False,
     timeout: TimeoutOption = 300,
     url: UrlOption = URL,
     json: JsonOption = False,
@@ -87,7 +90,7 @@ def import_file(
     else:
         commands = importing.snapshot_commands(code, items, uuid4(), revision)
     for command in commands:
-        command.event_id = uuid4()
+        command.event_id, command.allow_row_drop = uuid4(), allow_drop
     told = _ask(url, lambda client: _sent(client, tenant, commands, timeout=timeout))
     emit({**told, "items": len(items)}, as_json=json, text=f"{len(items)} items, {_ended(told)}")
 

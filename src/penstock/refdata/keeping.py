@@ -26,7 +26,7 @@ async def before_snapshot(tx: Connection, dictionary: Dictionary, change: Change
         if items * 100 < now * (100 - section.max_drop_percent):
             said = f"the snapshot has {items} items where {now} are; at most {section.max_drop_percent} % may go"
             return Refusal("ROW_DROP", f"{said} (maxDropPercent, unless it says allowRowDrop)")
-    if section.keep_versions:
+    if section.keep_versions and change.version > 1:  # before the first there is nothing to go back to
         await _keep(tx, dictionary, target, change.version - 1, change.applied_at)
     return None
 

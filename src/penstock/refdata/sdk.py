@@ -1,7 +1,7 @@
 """R31: dictionaries from Python, read after they are written: the version barrier is carried along by itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from time import monotonic
@@ -99,7 +99,7 @@ class Dictionaries:
         """The version that is read."""
         return version_of(await self._read(dict_code, "version"))
 
-    async def changes(self, dict_code: str) -> AsyncIterator[Mapping[str, Any]]:
+    async def changes(self, dict_code: str) -> AsyncGenerator[Mapping[str, Any], None]:
         """Every change from now on; `reset` where some were missed. It ends when the pod does: then call again."""
         async with self._pod.changes(self._tenant, dict_code, self.versions.get(dict_code)) as events:
             async for event in events:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 
 from penstock.kernel.auth import Authenticator, NoAuthenticator
 from penstock.kernel.middleware import LOCAL_NAMES
@@ -59,8 +60,6 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        import orjson
-
         return orjson.loads(self.body)
 
     @property
