@@ -16,7 +16,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 
 from penstock.app import RefdataPlatform
 from penstock.frontend import LIVENESS, patience_for
-from penstock.kernel.actuator import EXPOSITION, Health, Pulse
+from penstock.kernel.actuator import EXPOSITION, Check, Health, Pulse
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.ids import worker_name
@@ -46,11 +46,14 @@ class Pod:
         self.folder = folder
         section = settings.refdata.query
         self.memory = Memory(folder, limit=section.memory_limit_mb * 1024 * 1024)
-        self.pulse = Pulse({"dictionaries": self.check}, needs=["dictionaries"])
+        # It needs them once: then it serves, whoever is down.
+        checks: dict[str, Check] = {"dictionaries": self.check, "primary": self._primary, "signals": self._signals}
+        self.pulse = Pulse(checks, needs=["dictionaries"])
         self.desk = Desk(self._page)
         self._telemetry = telemetry
         self._metrics = PodMetrics(telemetry.registry)
         self._loader: Loader | None = None
+        self._platform: RefdataPlatform | None = None
         self._metrics.show(self.memory, self._holdings, section.processes, patience_for(settings))
 
     async def check(self) -> None:
@@ -61,7 +64,7 @@ class Pod:
     @asynccontextmanager
     async def following(self, platform: RefdataPlatform) -> AsyncIterator[asyncio.Event]:
         """Keep the memory as the primary is, until the end; what is yielded is set when all of it is loaded."""
-        section = self.settings.refdata.query
+        section, self._platform = self.settings.refdata.query, platform
         loader = self._loader = Loader(
             platform.db, platform.refdata.catalogue, self.memory, section, self._metrics, self._telemetry
         )
@@ -72,6 +75,17 @@ class Pod:
             if section.audit_every is not None:
                 await stack.enter_async_context(repeating("audit", auditor.audit_all, section.audit_every))
             yield loader.is_loaded
+
+    async def _primary(self) -> None:
+        await self._reached().db.check()
+
+    async def _signals(self) -> None:
+        await self._reached().signals.check()
+
+    def _reached(self) -> RefdataPlatform:
+        if self._platform is None:
+            raise Transient("DATABASE_DOWN", "PostgreSQL was not reached since the start", hint="is it there?")
+        return self._platform
 
     def _holdings(self) -> Sequence[Holding]:
         return self._loader.holdings() if self._loader else ()
@@ -97,22 +111,30 @@ class Pod:
 
 
 @asynccontextmanager
-async def open_pod(settings: Settings, telemetry: Telemetry, sockets: Sequence[socket.socket]) -> AsyncIterator[Pod]:
-    """A pod that serves on *sockets*, one for each of its processes."""
+async def open_pod(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Pod]:
+    """A pod that nobody is served by yet."""
     with pod_folder(settings.refdata.query.memory_dir, settings.data_dir, worker_name("query")) as folder:
         pod = Pod(settings, telemetry, folder)
-        processes = [_Process(pod, number, sock) for number, sock in enumerate(sockets)]
         try:
-            for process in processes:
-                process.start()
-            for process in processes:
-                await process.is_up.wait()
             yield pod
         finally:
-            for sock in sockets:  # nobody may queue where nobody takes any more
-                sock.close()
-            await asyncio.gather(*(process.stop() for process in processes))
             pod.memory.close()
+
+
+@asynccontextmanager
+async def serving_pod(pod: Pod, sockets: Sequence[socket.socket]) -> AsyncIterator[None]:
+    """Serve on *sockets*, one for each process, until the end, then finish what is under way."""
+    processes = [_Process(pod, number, sock) for number, sock in enumerate(sockets)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            await process.is_up.wait()
+        yield
+    finally:
+        for sock in sockets:  # nobody may queue where nobody takes any more
+            sock.close()
+        await asyncio.gather(*(process.stop() for process in processes))
 
 
 class _Process:

@@ -24,7 +24,7 @@ from penstock.kernel.ids import worker_name
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.telemetry import Telemetry
-from penstock.pods import open_pod
+from penstock.pods import open_pod, serving_pod
 from penstock.ports import make_authenticator, make_telemetry
 from penstock.refdata import api as refdata_api
 from penstock.refdata.service import Refdata
@@ -77,10 +77,11 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         tracking = await stack.enter_async_context(open_tracking(settings, telemetry, platform.db))
         refdata = await stack.enter_async_context(open_refdata(settings, telemetry, platform))
         await stack.enter_async_context(reloading(refdata))
-        pod = await stack.enter_async_context(open_pod(settings, telemetry, query))
+        pod = await stack.enter_async_context(open_pod(settings, telemetry))
         for role in ROLES.values():
             await stack.enter_async_context(role(refdata))
         is_loaded = await stack.enter_async_context(pod.following(refdata))
+        await stack.enter_async_context(serving_pod(pod, query))
         checks = {**_checks(platform), "tracking": tracking.check, **_refdata_checks(refdata)}
         # The API cannot do without its databases; the pod answers from memory, come what may.
         pulse = Pulse({**checks, "dictionaries": pod.check}, needs=["database", "tracking", "refdata"])
@@ -134,11 +135,14 @@ async def query_api(settings: Settings, stop: asyncio.Event, on_ready: Callable[
             stack.enter_context(datadir.owned(settings.data_dir, worker_name("query-api")))
         sockets = stack.enter_context(listening_together(server.host, server.query_port, count))
         address = address_of(sockets[0])
-        pod = await stack.enter_async_context(open_pod(settings, telemetry, sockets))
+        pod = await stack.enter_async_context(open_pod(settings, telemetry))
+        # What it stands on may come late, and must be there until the last reader is served.
+        below = await stack.enter_async_context(AsyncExitStack())
+        await stack.enter_async_context(serving_pod(pod, sockets))
         structlog.get_logger().info("serving", address=address, processes=count)
-        refdata = await _open_at_last(stack, settings, telemetry)
-        await stack.enter_async_context(reloading(refdata))
-        is_loaded = await stack.enter_async_context(pod.following(refdata))
+        refdata = await _open_at_last(below, settings, telemetry)
+        await below.enter_async_context(reloading(refdata))
+        is_loaded = await below.enter_async_context(pod.following(refdata))
         await is_loaded.wait()
         await until_stopped([pod.pulse], stop, lambda: on_ready(address))
 

@@ -127,6 +127,7 @@ class Memory:
 
     def free(self) -> bool:
         """Free a piece of what nobody reads any more; whether there is more to free now."""
+        self._env.reader_check()  # a process that was killed reads no more, and must hold nothing
         due = [one for one in self._retired if one[0] <= monotonic()]
         if not due:
             return False
