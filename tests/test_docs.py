@@ -45,13 +45,14 @@ def test_the_diagram_of_refdata_is_the_machine() -> None:
     assert drawn == UPDATE.mermaid()
 
 
-def test_refdatas_configuration_is_valid(tmp_path: Path) -> None:
-    """R1: the examples in docs/refdata.md load as they stand."""
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "refdata.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize(("page", "examples"), [("refdata.md", 2), ("pods.md", 1)])
+def test_refdatas_configuration_is_valid(tmp_path: Path, page: str, examples: int) -> None:
+    """R1: the examples in the documents load as they stand."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     for block in blocks:
         (tmp_path / "penstock.yaml").write_text(block)
         assert load_settings(tmp_path / "penstock.yaml", {}).refdata != RefdataSection()
-    assert len(blocks) == 2
+    assert len(blocks) == examples
 
 
 def test_every_setting_is_documented() -> None:
