@@ -74,7 +74,7 @@ class Barrier:
 
     async def _version(self, target: Dict, *, since: float) -> int:
         """The primary's version, asked after *since*; an answer that others got by then is as good."""
-        committed = self._committed.setdefault(target, _Committed(self._loader.db, target))
+        committed = self._committed.setdefault(target, _Committed(self._loader.db, target, self._patience))
         return await self._in_time(committed.after(since))
 
     async def _read(self, target: Dict, asked: Reach) -> Answer:
@@ -89,7 +89,7 @@ class Barrier:
         try:
             return await within(self._patience, work)
         except TimeoutError as error:
-            raise Transient("PRIMARY_SLOW", "the primary does not answer in time", hint="try again") from error
+            raise _slow() from error
 
     @asynccontextmanager
     async def _among_the_waiting(self) -> AsyncIterator[None]:
@@ -106,8 +106,8 @@ class Barrier:
 class _Committed:
     """What the primary last said of one dictionary, or why it did not: one question at a time, for all who ask."""
 
-    def __init__(self, db: Database, target: Dict) -> None:
-        self._db, self._target = db, target
+    def __init__(self, db: Database, target: Dict, patience: float) -> None:
+        self._db, self._target, self._patience = db, target, patience
         self._asked_at = -_ASK_AGAIN
         self._answer: int | PenstockError = 0
         self._asking: asyncio.Task[None] | None = None
@@ -126,12 +126,21 @@ class _Committed:
         await asyncio.sleep(max(self._asked_at + _ASK_AGAIN - monotonic(), 0))
         asked_at = monotonic()
         try:
-            async with self._db.connection() as connection:
-                self._answer = await store.committed_version(connection, self._target)
+            self._answer = await within(self._patience, self._read())
+        except TimeoutError:  # perhaps only this connection is stuck: the next question takes another
+            self._answer = _slow()
         except PenstockError as error:
             self._answer = error
         finally:
             self._asked_at, self._asking = asked_at, None
+
+    async def _read(self) -> int:
+        async with self._db.connection() as connection:
+            return await store.committed_version(connection, self._target)
+
+
+def _slow() -> Transient:
+    return Transient("PRIMARY_SLOW", "the primary does not answer in time", hint="try again")
 
 
 def _not_committed(asked: Reach, committed: int) -> Conflict:

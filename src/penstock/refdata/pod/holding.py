@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Protocol
 
 from penstock.kernel.backoff import Backoff
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import NotFound, PenstockError
 from penstock.kernel.waiting import happens
 from penstock.refdata.model import Dict, Mark
 
@@ -92,6 +92,7 @@ class Holding:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._tell(NotFound("DICTIONARY_GONE", f"{self.target.dict_code} is held no more"))
 
     @property
     def _is_behind(self) -> bool:
