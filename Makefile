@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
 
-.PHONY: help setup up demo test soak check format bench kafka kafka-stop lock clean
+.PHONY: help setup up demo test soak check format bench contracts kafka kafka-stop lock clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ format: setup ## Rewrite the code in our format
 
 bench: setup ## Measure; BENCH_ARGS="--json" for data, "--rounds 3" for less
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+contracts: setup ## Write docs/contracts anew: JSON Schemas and AsyncAPI, from the code
+	@$(BIN)/python scripts/contracts
 
 kafka: ## Bring a real Apache Kafka with Maven and start one node on 127.0.0.1
 	@scripts/kafka start

@@ -119,7 +119,7 @@ class Invalidation(msgspec.Struct, frozen=True, omit_defaults=True, rename="came
     tenant_id: Name
     dict_code: Name
     version: Annotated[int, Meta(ge=0, le=_BIGINT)]
-    committed_at: datetime
+    committed_at: Annotated[datetime, Meta(tz=True)]
     keys: Sequence[str] | None = None
     traceparent: str | None = None
 

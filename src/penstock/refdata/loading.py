@@ -60,7 +60,7 @@ class Snapshot:
             return []
         steps = await store.changes_since(self._tx, self.target, mark.version, limit=STEPS_FOLLOWED + 1)
         versions = [step.mark.version for step in steps]
-        is_whole = versions == list(range(mark.version, self.mark.version + 1))
+        is_whole = bool(steps) and versions == list(range(mark.version, self.mark.version + 1))
         return steps[1:] if is_whole and steps[0].mark == mark and steps[-1].mark == self.mark else None
 
     async def shares(self, mark: Mark) -> bool:

@@ -8,6 +8,7 @@ import orjson
 
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.problems import EXTRA_HEADERS, MEDIA_TYPE, as_problem
+from penstock.refdata.model import Mark
 
 JSON = b"application/json"
 NDJSON = b"application/x-ndjson"
@@ -21,15 +22,21 @@ def line(status: int) -> bytes:
     return _LINES[status]
 
 
-def version_headers(version: int, source: bytes, age: float = 0.0) -> bytes:
+def version_headers(mark: Mark, source: bytes, age: float = 0.0) -> bytes:
     """R21, R23: of which version an answer is, where from, and how old, once the primary is out of sight."""
-    told = b"X-Dict-Version: %d\r\nX-Data-Source: %b\r\n" % (version, source)
+    told = b"X-Dict-Version: %d\r\nX-Data-Source: %b\r\n" % (mark.version, source)
+    told += b"X-Dict-Pinned: true\r\n" if mark.is_pinned else b""
     return told + (b"X-Data-Age: %d\r\n" % age if age else b"")
 
 
-def data_head(version: int, source: bytes, age: float = 0.0, media_type: bytes = JSON) -> bytes:
+def data_head(mark: Mark, source: bytes, age: float = 0.0, media_type: bytes = JSON) -> bytes:
     """What comes between the date and the length of an answer with data."""
-    return b"Content-Type: " + media_type + b"\r\n" + _ALWAYS + version_headers(version, source, age)
+    return b"Content-Type: " + media_type + b"\r\n" + _ALWAYS + version_headers(mark, source, age)
+
+
+def document(media_type: str, body: bytes, headers: bytes = b"") -> bytes:
+    """The rest of an answer that is of no dictionary, unless *headers* tell of which."""
+    return lengthy(b"Content-Type: " + media_type.encode() + b"\r\n" + _ALWAYS + headers, body)
 
 
 def lengthy(headers: bytes, body: bytes) -> bytes:
@@ -43,4 +50,4 @@ def problem(error: PenstockError, request_id: str | None, headers: Iterable[tupl
     body = orjson.dumps(as_problem(error, request_id))
     told = {**EXTRA_HEADERS.get(error.status, {}), **dict(headers), "X-Request-Id": request_id}
     lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
-    return lengthy(b"Content-Type: " + MEDIA_TYPE.encode() + b"\r\n" + _ALWAYS + lines.encode("latin-1"), body)
+    return document(MEDIA_TYPE, body, lines.encode("latin-1"))

@@ -83,7 +83,7 @@ class Barrier:
             if snapshot.mark.version < asked.version:
                 raise (_pinned if snapshot.mark.is_pinned else _not_committed)(asked, snapshot.mark.version)
             found = dict(await snapshot.only(asked.keys)) if asked.keys else {}
-        return Items(snapshot.mark.version, {key: found[key] for key in asked.keys if key in found})
+        return Items(snapshot.mark, {key: found[key] for key in asked.keys if key in found})
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         try:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from time import monotonic
 from typing import NamedTuple, Protocol
+from uuid import uuid4
 
 import structlog
 
@@ -184,6 +185,8 @@ class Connection(asyncio.Protocol):
             found = self._front.answer(request)
         except PenstockError as error:
             self._send(_problem(error, request), request)
+        except Exception:  # noqa: BLE001 - the edge
+            self._send(_bug(request), request)
         else:
             if isinstance(found, Answered):
                 self._send(found, request)
@@ -201,10 +204,8 @@ class Connection(asyncio.Protocol):
                 self._send(answer, request)
         except PenstockError as error:
             self._send(_problem(error, request), request)
-        except Exception:  # noqa: BLE001 - the edge: the caller gets an id, the log gets the rest
-            structlog.get_logger().exception("request_crashed", request_id=request.id)
-            said = "something went wrong here; the log has it under the request id"
-            self._send(_problem(PenstockError("INTERNAL", said), request), request)
+        except Exception:  # noqa: BLE001 - the edge
+            self._send(_bug(request), request)
         finally:
             self._task, self._since = None, monotonic()
         self._go_on()
@@ -278,3 +279,11 @@ class Connection(asyncio.Protocol):
 def _problem(error: PenstockError, request: Request) -> Answered:
     headers = {"Allow": "GET, HEAD"} if error.status == 405 else {}
     return Answered(error.status, answers.problem(error, request.id, headers.items()))
+
+
+def _bug(request: Request) -> Answered:
+    """The caller gets an id, the log gets the rest."""
+    request_id = request.id or uuid4().hex
+    structlog.get_logger().exception("request_crashed", request_id=request_id)
+    error = PenstockError("INTERNAL", "something went wrong here; the log has it under the request id")
+    return Answered(error.status, answers.problem(error, request_id))

@@ -143,8 +143,7 @@ class Front:
             return None
         age = self.age_of(shelf)
         prefix = layout.items_prefix(shelf.generation) + layout.SHORT
-        head = answers.data_head(shelf.version, answers.MEMORY, age)
-        head += b"X-Dict-Pinned: true\r\n" if shelf.is_pinned else b""
+        head = answers.data_head(shelf.mark, answers.MEMORY, age)
         opening = answers.line(200) + self.date + (b"Connection: close\r\n" if self.is_draining else b"") + head
         entry = Entry(target, target.tenant_id, shelf, shelf.version, age, prefix, head, opening)
         self._by_target[target] = entry

@@ -92,7 +92,7 @@ class Holding:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._tell(NotFound("DICTIONARY_GONE", f"{self.target.dict_code} is held no more"))
+        self._tell(NotFound("UNKNOWN_DICTIONARY", f"{self.target.dict_code} is held no more"))
 
     @property
     def _is_behind(self) -> bool:

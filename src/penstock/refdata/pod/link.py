@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from penstock.kernel.errors import Transient
+from penstock.refdata.model import Mark
 
 _SIZE = Struct(">I")
 _LARGEST = 256 * 1024 * 1024
@@ -51,9 +52,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Items(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What the primary says, under this version; only the items that there are."""
+    """What the primary says, under the version it says it for; only the items that there are."""
 
-    version: int
+    mark: Mark
     items: dict[str, str]
 
 

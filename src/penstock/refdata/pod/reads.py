@@ -6,7 +6,7 @@ from typing import NamedTuple
 import orjson
 
 from penstock.kernel import paging
-from penstock.kernel.errors import Invalid, NotFound
+from penstock.kernel.errors import Invalid, NotFound, PenstockError
 from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod import answers, layout
 from penstock.refdata.pod.layout import Shelf
@@ -46,7 +46,19 @@ class Entry(NamedTuple):
 
 
 def read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Stream:
-    """What *address* names."""
+    """What *address* names, or why it cannot be read, under the version there is."""
+    try:
+        return _read(view, entry, address, request)
+    except PenstockError as error:
+        return refusal(error, answers.version_headers(entry.shelf.mark, answers.MEMORY, entry.age), request)
+
+
+def refusal(error: PenstockError, version_headers: bytes, request: Request) -> Answered:
+    """R21: also a refusal tells the version."""
+    return Answered(error.status, version_headers + answers.problem(error, request.id))
+
+
+def _read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Stream:
     if address.what == "item":
         return _item(view, entry, address.key, request)
     if address.what == "items":
@@ -61,9 +73,10 @@ def read(view: View, entry: Entry, address: Address, request: Request) -> Answer
 
 
 def item_answer(version: int, head: bytes, key: bytes, response: bytes | None, request: Request) -> Answered:
-    """One item, as *response* has it, or that there is none in this version."""
+    """One item, as *response* has it; NotFound when there is none in this version."""
     if response is None:
-        return _no_item(version, head, key, request)
+        shown = key[:100].decode(errors="replace")
+        raise NotFound("UNKNOWN_KEY", f"there is no item {shown!r} in version {version}")
     tag = layout.etag_of(response)
     if _has(request, tag):
         return Answered(304, head + b"ETag: " + tag + b"\r\n\r\n")
@@ -123,15 +136,8 @@ def _page(view: View, entry: Entry, address: Address) -> Answered:
     more = None if is_last else paging.encode([*at.mark, found[-1][0].hex()])
     items = b",".join(map(as_line, found))
     body = b'{"version":%d,"items":[%b],"next":%b}' % (at.mark.version, items, orjson.dumps(more))
-    head = answers.data_head(at.mark.version, answers.MEMORY, entry.age)
+    head = answers.data_head(at.mark, answers.MEMORY, entry.age)
     return Answered(200, answers.lengthy(head, body))
-
-
-def _no_item(version: int, head: bytes, key: bytes, request: Request) -> Answered:
-    shown = key[:100].decode(errors="replace")
-    error = NotFound("UNKNOWN_KEY", f"there is no item {shown!r} in version {version}")
-    rest = answers.problem(error, request.id)
-    return Answered(404, head[head.index(b"X-Dict-Version") :] + rest)
 
 
 def _has(request: Request, tag: bytes) -> bool:
@@ -145,7 +151,7 @@ def _has(request: Request, tag: bytes) -> bool:
 def _limit(given: str | None) -> int:
     if given is None:
         return _PAGE
-    if not (given.isascii() and given.isdigit()) or not 1 <= int(given[:9]) <= _LARGEST_PAGE:
+    if not (given.isascii() and given.isdigit() and len(given) < 9) or not 1 <= int(given) <= _LARGEST_PAGE:
         raise BadRequest("BAD_LIMIT", f"limit is a number from 1 to {_LARGEST_PAGE}")
     return int(given)
 
@@ -153,12 +159,20 @@ def _limit(given: str | None) -> int:
 def _at(cursor: str) -> PageAt:
     *mark, place = paging.decode(cursor, [int, int, bool, str])
     try:
-        return PageAt(Mark(*mark), bytes.fromhex(place))
+        at = PageAt(Mark(*mark), bytes.fromhex(place))
     except ValueError as error:
-        raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged") from error
+        raise _bad_cursor() from error
+    if at.mark.version < 0:
+        raise _bad_cursor()
+    return at
+
+
+def _bad_cursor() -> Invalid:
+    return Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged")
 
 
 def _since(address: Address, request: Request) -> int | None:
     """After which version changes are told: whoever lost the connection says where it was."""
-    last = request.headers.get(b"last-event-id") or (address.first("since") or "").encode()
-    return version_of(last) if last else None
+    since = (address.first("since") or "").encode(errors="replace")
+    last = request.headers.get(b"last-event-id") or since
+    return version_of(last, "Last-Event-ID or since") if last else None

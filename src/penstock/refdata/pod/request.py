@@ -120,11 +120,11 @@ def checked_key(key: bytes) -> bytes:
     return key
 
 
-def version_of(given: bytes) -> int:
-    """R21: the version a header names."""
+def version_of(given: bytes, where: str = "X-Min-Version") -> int:
+    """R21: the version that is named."""
     if not given.isdigit() or len(given) > 19 or int(given) > _BIGGEST_VERSION:
-        hint = "send the committedVersion of a write"
-        raise BadRequest("BAD_MIN_VERSION", "X-Min-Version is not a version", hint=hint)
+        hint = "send the committedVersion of a write, or the version of an answer"
+        raise BadRequest("BAD_VERSION", f"{where} is not a version", hint=hint)
     return int(given)
 
 

@@ -8,6 +8,7 @@ from time import monotonic
 from penstock.kernel.auth import Authenticator
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
 from penstock.kernel.waiting import happens
+from penstock.refdata.model import Mark
 from penstock.refdata.pod import answers, layout, reads
 from penstock.refdata.pod.connection import Connection, Head, Streaming
 from penstock.refdata.pod.front import Authenticate, Found, Front
@@ -111,8 +112,7 @@ class Server:
             self.front.renew()
             return None
         if isinstance(answer, Document):
-            head = b"Content-Type: %b\r\n" % answer.media_type.encode()
-            return Answered(answer.status, answers.lengthy(head, answer.body))
+            return Answered(answer.status, answers.document(answer.media_type, answer.body))
         if isinstance(answer, Items):
             self._counters[Count.FALLBACK] += 1
             return _from_primary(answer, request)
@@ -121,13 +121,14 @@ class Server:
     def _refused(self, answer: Refused, asked: Audit | Find | Reach | Show, request: Request) -> Answered:
         """R21: also a refusal tells the version, if it is that of a dictionary."""
         error = _error(answer)
-        headers = b""
-        if isinstance(asked, Reach):
-            entry = self.front.entry(address_of(request.url).target)
-            version = answer.version if answer.version is not None else entry.version if entry else 0
-            source = answers.MEMORY if answer.version is None else answers.FALLBACK
-            headers = answers.version_headers(version, source)
-        return Answered(error.status, headers + answers.problem(error, request.id))
+        if not isinstance(asked, Reach):
+            return Answered(error.status, answers.problem(error, request.id))
+        entry = self.front.entry(address_of(request.url).target)
+        if answer.version is not None:
+            told = answers.version_headers(Mark(answer.version, 0), answers.FALLBACK)
+        else:
+            told = answers.version_headers(entry.shelf.mark if entry else Mark(0, 0), answers.MEMORY)
+        return reads.refusal(error, told, request)
 
     async def _keep_time(self) -> None:
         swept_at = monotonic()
@@ -152,16 +153,19 @@ class Server:
 
 def _from_primary(found: Items, request: Request) -> Answered:
     """R21: what the primary said, under the version it said it for."""
-    address = address_of(request.url)
-    head = answers.data_head(found.version, answers.FALLBACK)
+    address, version = address_of(request.url), found.mark.version
+    head = answers.data_head(found.mark, answers.FALLBACK)
     if address.what == "version":
-        return reads.version_answer(address.target, found.version, head)
-    if address.what == "item":
-        body = found.items.get(address.key.decode())
-        response = None if body is None else layout.ready_made(body.encode())
-        return reads.item_answer(found.version, head, address.key, response, request)
-    bodies = {key.encode(): value.encode() for key, value in found.items.items()}
-    return reads.items_answer(found.version, head, bodies, keys_of(address), request)
+        return reads.version_answer(address.target, version, head)
+    if address.what == "items":
+        bodies = {key.encode(): value.encode() for key, value in found.items.items()}
+        return reads.items_answer(version, head, bodies, keys_of(address), request)
+    body = found.items.get(address.key.decode())
+    response = None if body is None else layout.ready_made(body.encode())
+    try:
+        return reads.item_answer(version, head, address.key, response, request)
+    except NotFound as error:
+        return reads.refusal(error, answers.version_headers(found.mark, answers.FALLBACK), request)
 
 
 def _error(answer: Refused) -> PenstockError:

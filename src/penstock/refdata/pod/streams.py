@@ -1,7 +1,7 @@
 """R17, R31: what is sent piece by piece: every item of a version, and every change as it comes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from itertools import islice
 from time import monotonic
 
@@ -12,7 +12,7 @@ from penstock.kernel.waiting import happens
 from penstock.refdata.model import Dict
 from penstock.refdata.pod import answers
 from penstock.refdata.pod.front import Front
-from penstock.refdata.pod.reads import Stream, as_line
+from penstock.refdata.pod.reads import Entry, Stream, as_line
 from penstock.refdata.pod.view import Changed
 
 _LINES = 200  # items in a piece
@@ -55,7 +55,7 @@ class Streams:
                 raise _gone(target)
             shelf, items = found
             age = self._front.age_of(shelf)
-            yield answers.data_head(shelf.version, answers.MEMORY, age, answers.NDJSON)
+            yield answers.data_head(shelf.mark, answers.MEMORY, age, answers.NDJSON)
             while lines := [as_line(one) + b"\n" for one in islice(items, _LINES)]:
                 if monotonic() > until:
                     raise ConnectionAbortedError(
@@ -70,18 +70,26 @@ class Streams:
         if entry is None:
             raise _gone(target)
         since = entry.version if since is None else since
-        yield answers.data_head(entry.version, answers.MEMORY, entry.age, answers.EVENTS)
+        yield answers.data_head(entry.shelf.mark, answers.MEMORY, entry.age, answers.EVENTS)
         yield b": %d\n\n" % entry.version
+        is_behind = entry.version < since  # perhaps whoever asks was told by a pod that is quicker
         while not self.is_ending and (entry := self._front.entry(target)) is not None:
             changed = self._changed()
-            steps = self._front.view.changes(entry.shelf, since)
-            if steps is None:
-                yield _event("reset", entry.version, {"version": entry.version})
-            for step in steps or ():
-                yield _event("change", step.version, _told(step))
-            since = entry.version
+            if not is_behind or entry.version >= since:
+                is_behind = False
+                for event in self._since(entry, since):
+                    yield event
+                since = entry.version
             if not await happens(changed, _PULSE):
+                is_behind = False  # that long no pod is behind: there is no such version any more
                 yield b":\n\n"
+
+    def _since(self, entry: Entry, since: int) -> Iterator[bytes]:
+        steps = self._front.view.changes(entry.shelf, since)
+        if steps is None:
+            yield _event("reset", entry.version, {"version": entry.version})
+        for step in steps or ():
+            yield _event("change", step.version, _told(step))
 
 
 def _told(step: Changed) -> dict[str, object]:

@@ -84,12 +84,12 @@ class View:
         return list(_bounded(islice(heapq.merge(now, was), limit), size))
 
     def changes(self, shelf: Shelf, since: int) -> list[Changed] | None:
-        """What changed after version *since*, step by step; None when that is not remembered."""
+        """What changed after version *since*, step by step; None when that is not remembered, or never was."""
         steps: list[Changed] = []
         for version, change in self._log(shelf.generation, since):
             keys = [self._key(shelf.generation, place, old) for place, old in change.values]
             steps.append(Changed(change.since.version, version, keys))
-        reaches = steps[0].since <= since if steps else shelf.version <= since
+        reaches = steps[0].since <= since if steps else shelf.version == since
         return steps if reaches else None
 
     @contextmanager

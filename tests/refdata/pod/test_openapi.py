@@ -1,0 +1,232 @@
+"""R27: what a pod answers is what its OpenAPI document says, and the document leaves nothing out."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jwt
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.core.result import Ok
+from schemathesis.core.transport import Response
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
+import penstock.refdata.pod
+from penstock.kernel import paging
+from penstock.kernel.auth import JwtAuthenticator
+from penstock.kernel.keys import SharedSecret
+from penstock.refdata.pod.request import KEYS_LIMIT
+from penstock.settings import Settings
+from tests.refdata.pod.podrig import PodRig, running_pod
+
+HERE = Path(penstock.refdata.pod.__file__).parent
+DOCUMENT: dict[str, Any] = json.loads((HERE / "openapi.json").read_text())
+BASE = "/v1/tenants/{tenantId}/dictionaries/{dictCode}"
+FEED = f"{BASE}/changes"
+KNOWN = {"tenantId": "acme", "dictCode": "LOOSE"}
+ITEMS = {"a": {"n": 1}, "b/ö": [2], "c,d": "text", "long" * 128: 4}
+SECRET = "a secret of thirty-two bytes or more"
+SENSE, NONSENSE = 5, 8  # examples of each operation
+# A cursor can be well spelt and still be none of ours; what nobody looks at is not refused; names decide by 404.
+UNDECIDABLE: Any = [positive_data_acceptance, negative_data_rejection]
+# Of loads alone: a reader is told NOT_LOADED.
+INSIDE = {"MEMORY_FULL", "LOAD_FAILED", "DATABASE_SLOW"}
+
+Operation = APIOperation[Any, Any, Any, Any]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of schemathesis' own making
+    # The pod beside it rolls dice, which hypothesis takes for its strategies' doing.
+    pytest.mark.filterwarnings("ignore:Do not use the `random` module:FutureWarning"),
+]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request by what the document calls its parts, and the status it must be answered with."""
+
+    status: int
+    path: str
+    path_parameters: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+ASKED = [
+    Ask(200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}),
+    Ask(200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "b/ö"}, {}, {"X-Min-Version": "1", "X-Request-Id": "mine"}),
+    Ask(200, f"{BASE}/items/{{key}}", {**KNOWN, "key": "long" * 128}),
+    Ask(304, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"If-None-Match": "*"}),
+    Ask(400, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"X-Min-Version": "soon"}),
+    Ask(400, f"{BASE}/items/{{key}}", {**KNOWN, "key": "k" * 513}),
+    Ask(403, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a", "tenantId": "globex"}),
+    Ask(404, f"{BASE}/items/{{key}}", {**KNOWN, "key": "none"}),
+    Ask(409, f"{BASE}/items/{{key}}", {**KNOWN, "key": "a"}, {}, {"X-Min-Version": "1000"}),
+    Ask(200, f"{BASE}/items", KNOWN, {"keys": ["a", "none"], "key": ["c,d", "b/ö"]}),
+    Ask(304, f"{BASE}/items", KNOWN, {"key": ["a"]}, {"If-None-Match": "*"}),
+    Ask(422, f"{BASE}/items", KNOWN),
+    Ask(422, f"{BASE}/items", KNOWN, {"keys": [str(number) for number in range(KEYS_LIMIT + 1)]}),
+    Ask(200, f"{BASE}/all", KNOWN, {"limit": 2}),
+    Ask(200, f"{BASE}/all", KNOWN, {}, {"Accept": "application/x-ndjson"}),
+    Ask(400, f"{BASE}/all", KNOWN, {"limit": 10_001}),
+    Ask(422, f"{BASE}/all", KNOWN, {"cursor": "bm90aGluZw"}),
+    Ask(410, f"{BASE}/all", KNOWN, {"cursor": paging.encode([1, 1, False, "00"])}),
+    Ask(200, f"{BASE}/version", KNOWN),
+    Ask(404, f"{BASE}/version", {**KNOWN, "dictCode": "NONE"}),
+    Ask(409, f"{BASE}/version", KNOWN, {}, {"X-Min-Version": "1000"}),
+    Ask(400, FEED, KNOWN, {"since": "soon"}),
+    Ask(400, FEED, KNOWN, {}, {"Last-Event-ID": "-1"}),
+    Ask(200, f"{BASE}/audit", KNOWN),
+    Ask(200, "/actuator/health"),
+    Ask(200, "/actuator/health/liveness"),
+    Ask(200, "/actuator/health/readiness"),
+    Ask(200, "/actuator/prometheus"),
+]
+
+
+def token(**claims: object) -> dict[str, str]:
+    known = {"sub": "ann", "tenant_id": "acme", "exp": 4_000_000_000}
+    return {"Authorization": "Bearer " + jwt.encode({**known, **claims}, SECRET, algorithm="HS256")}
+
+
+@pytest.fixture
+async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodRig]:
+    """A pod that wants tokens, with something to read."""
+    keeper = JwtAuthenticator(SharedSecret(SECRET), algorithms=["HS256"])
+    async with running_pod(pod_settings, tmp_path, keeper) as rig:
+        version = await rig.put("LOOSE", ITEMS)
+        assert (await rig.get("LOOSE/version", least=version, headers=token())).status == 200
+        yield rig
+
+
+def operations(address: str) -> list[Operation]:
+    """What the document of the pod at *address* names."""
+    found = schemathesis.openapi.from_url(f"{address}/openapi.json").get_all_operations()
+    return [one.ok() for one in found if isinstance(one, Ok)]
+
+
+def probe(operation: Operation, mode: GenerationMode, examples: int, **fixed: Any) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(case=operation.as_strategy(generation_mode=mode, **fixed))
+    def ask(case: Case[Any]) -> None:
+        case.call_and_validate(headers=token(), excluded_checks=UNDECIDABLE)
+
+    ask()
+
+
+async def test_whatever_is_sent_is_answered_as_declared(guarded: PodRig) -> None:
+    """R27: no 5xx, every status, header and body as declared, for sense and nonsense; without a token 401."""
+    for operation in await asyncio.to_thread(operations, guarded.address):
+        if (operation.path, operation.method) == (FEED, "get"):  # it has no end to wait for
+            continue
+        is_read = operation.path.startswith(BASE)
+        fixed = {"path_parameters": KNOWN} if is_read else {}
+        await asyncio.to_thread(probe, operation, GenerationMode.POSITIVE, SENSE, **fixed)
+        if is_read and operation.method == "get":
+            await asyncio.to_thread(probe, operation, GenerationMode.NEGATIVE, NONSENSE)
+
+
+async def test_every_route_answers_as_declared(guarded: PodRig) -> None:
+    """R17, R27: every route of the document, by GET and HEAD, with the status, the headers and the body it says."""
+    known = {(one.path, one.method): one for one in await asyncio.to_thread(operations, guarded.address)}
+    for asked in ASKED:
+        for method in ("get", "head"):
+            operation, status = known[asked.path, method], asked.status
+            case = operation.Case(
+                path_parameters={name: quote(value, safe="") for name, value in asked.path_parameters.items()},
+                query=dict(asked.query),
+                headers={**asked.headers, **token()},
+            )
+            answer = await asyncio.to_thread(case.call_and_validate, excluded_checks=UNDECIDABLE)
+            assert answer.status_code == status, (asked, method, answer.text)
+            assert bool(answer.content) == (method == "get" and status != 304), (asked, method)
+            assert undeclared(answer, operation) == set(), asked
+    assert {asked.path for asked in ASKED} == set(DOCUMENT["paths"])
+
+
+async def test_the_feed_is_as_declared(guarded: PodRig) -> None:
+    """R27, R31: the change feed has the declared headers, and its events the declared fields."""
+    path = FEED.format(**KNOWN)
+    async with guarded.session.get(guarded.address + path, params={"since": "0"}, headers=token()) as feed:
+        declared = resolved(DOCUMENT["paths"][FEED]["get"]["responses"]["200"])
+        assert {name for name, header in declared["headers"].items() if resolved(header).get("required")} <= set(
+            feed.headers
+        )
+        assert [feed.content_type] == list(declared["content"])
+        comment, _, kind, number, data = [await feed.content.readline() for _ in range(5)]
+    assert (comment, number) == (b": 1\n", b"id: 1\n")
+    told = json.loads(data.removeprefix(b"data: "))
+    assert (kind, told) in [
+        (b"event: reset\n", {"version": 1}),
+        (b"event: change\n", {"version": 1, "since": 0, "keys": sorted(ITEMS)}),
+    ]
+
+
+async def test_the_document_is_served(guarded: PodRig) -> None:
+    """R27: `/openapi.json` is the document, and `/docs` a page of our own that shows it; neither needs a token."""
+    async with guarded.session.get(f"{guarded.address}/openapi.json") as answer:
+        assert (answer.status, answer.content_type) == (200, "application/json")
+        assert await answer.json() == DOCUMENT
+    async with guarded.session.get(f"{guarded.address}/docs") as answer:
+        page = await answer.text()
+        assert (answer.status, answer.content_type) == (200, "text/html")
+    assert "/openapi.json" in page
+    assets = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert assets
+    for asset in assets:
+        async with guarded.session.get(guarded.address + asset) as answer:
+            assert answer.status == 200, asset
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+async def test_other_methods_are_refused_as_declared(guarded: PodRig, method: str) -> None:
+    """R17, R27: 405 with what is allowed instead, before anybody asks for a token."""
+    async with guarded.session.request(method, guarded.address + f"{BASE}/version".format(**KNOWN)) as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+        assert (await answer.json(content_type="application/problem+json"))["code"] == "METHOD_NOT_ALLOWED"
+
+
+def test_every_code_is_declared() -> None:
+    """R27: a client finds every code it can be told in the document."""
+    raised = re.compile(r"\b[A-Z]\w+\(\s*\"([A-Z][A-Z_]+)\"")
+    codes = {code for module in HERE.glob("*.py") for code in raised.findall(module.read_text())}
+    assert len(codes) > 15
+    text = json.dumps(DOCUMENT["components"]["responses"])
+    assert {code for code in codes - INSIDE if not re.search(rf"\b{code}\b", text)} == set()
+
+
+def test_every_reference_leads_somewhere() -> None:
+    """R27: nothing is referred to that is not there, and nothing is there that nobody refers to."""
+    referred = set(re.findall(r'"\$ref": "#/components/(\w+/\w+)"', json.dumps(DOCUMENT)))
+    kept = {f"{kind}/{name}" for kind, parts in DOCUMENT["components"].items() for name in parts}
+    assert referred == kept - {"securitySchemes/bearer"}
+
+
+def undeclared(answer: Response, operation: Operation) -> set[str]:
+    """Headers of ours and fields of *answer* that the document does not have."""
+    declared = resolved(DOCUMENT["paths"][operation.path][operation.method]["responses"][str(answer.status_code)])
+    headers = {name for name in answer.headers if name.startswith(("x-d", "x-request"))}
+    unknown = headers - {name.lower() for name in declared.get("headers", {})}
+    kind = answer.headers["content-type"][0].partition(";")[0]
+    if answer.content and kind.endswith(("/json", "+json")) and not operation.path.endswith("{key}"):
+        schema = resolved(declared["content"][kind]["schema"])
+        unknown |= set(answer.json()) - set(schema["properties"])
+    return unknown
+
+
+def resolved(part: dict[str, Any]) -> dict[str, Any]:
+    """*part*, or what it refers to."""
+    found: Any = part
+    if "$ref" in part:
+        found = DOCUMENT
+        for name in part["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+    kept: dict[str, Any] = found
+    return kept
