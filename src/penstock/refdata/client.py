@@ -77,7 +77,7 @@ class PodClient(ApiClient):
     ) -> Answer:
         """Some of all items; with the `next` of the page before, those after it, of the same version."""
         after = f"&cursor={cursor}" if cursor else ""
-        return await self._read(tenant, dict_code, f"all?limit={limit}{after}", least)
+        return await self._read(tenant, dict_code, f"all?limit={limit}{after}", None if cursor else least)
 
     async def version(self, tenant: str, dict_code: str, *, least: int | None = None) -> Answer:
         """The version it is at."""

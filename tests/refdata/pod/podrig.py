@@ -14,6 +14,7 @@ from penstock.kernel.auth import Authenticator, NoAuthenticator
 from penstock.kernel.middleware import LOCAL_NAMES
 from penstock.kernel.telemetry import Telemetry
 from penstock.pods import Pod
+from penstock.refdata.model import Dict
 from penstock.refdata.pod.folder import pod_folder
 from penstock.refdata.pod.front import Front
 from penstock.refdata.pod.link import Link, answering
@@ -39,6 +40,19 @@ class PodRig:
         await self.rig.send(code, *(upsert(key, payload) for key, payload in items.items()), tenant=tenant)
         await self.rig.apply()
         return await self.rig.version(code, tenant)
+
+    async def hold(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
+        """Commit a DELTA and have it in memory, however long the load takes; its version."""
+        version = await self.put(code, items, tenant)
+        await self.holds(code, version, tenant)
+        return version
+
+    async def holds(self, code: str, version: int, tenant: str = "acme") -> None:
+        """Return when *version* is in memory."""
+        assert self.pod._loader is not None
+        holding = self.pod._loader.find(Dict(tenant, code))
+        holding.want(version, at_once=True)
+        await holding.reaches(version)
 
     async def get(
         self, path: str, *, tenant: str = "acme", least: int | None = None, headers: Mapping[str, str] | None = None

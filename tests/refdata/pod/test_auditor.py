@@ -28,7 +28,7 @@ async def test_a_pod_that_follows_agrees(pod: PodRig, code: str) -> None:
 async def test_what_disagrees_is_told_and_mended(pod: PodRig) -> None:
     """R32: what was changed behind everybody's back is found, key by key, reported, and loaded anew."""
     version = await pod.put("LOOSE", dict.fromkeys("abc", 1))
-    await pod.get("LOOSE/items/a", least=version)
+    await pod.holds("LOOSE", version)
     table = "dictionary_item WHERE tenant_id = 'acme' AND dict_code = 'LOOSE' AND item_key ="
     await pod.rig.db.execute(f"DELETE FROM {table} 'a'")
     await pod.rig.db.execute("UPDATE dictionary_item SET payload = '2' WHERE tenant_id = 'acme' AND item_key = 'b'")

@@ -10,7 +10,7 @@ LOOSE = Dict("acme", "LOOSE")
 async def test_readers_get_what_is_pinned(pod: PodRig) -> None:
     """R30: the pinned version is read, whatever is committed, until it is unpinned; nobody takes it for a restore."""
     first = await pod.put("LOOSE", {"a": 1})
-    await pod.get("LOOSE/items/a", least=first)
+    await pod.holds("LOOSE", first)
     await pod.rig.refdata.keeping.pin(LOOSE, first)
     later = await pod.put("LOOSE", {"a": 2, "b": 2})
     await pod.rig.relay()

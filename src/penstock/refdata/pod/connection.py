@@ -27,6 +27,7 @@ class Streaming(NamedTuple):
 
     rest: bytes
     pieces: AsyncGenerator[bytes, None]
+    is_endless: bool = False
 
 
 class Head(NamedTuple):
@@ -69,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._refusal: PenstockError | None = None  # the last thing it will be told
-        self._is_closing = self._has_ended = False
+        self._is_closing = self._has_ended = self._is_feeding = False
         self._since = monotonic()  # since when it is as it is
         self._reader = RequestReader(self._take)
 
@@ -133,9 +134,9 @@ class Connection(asyncio.Protocol):
         return True
 
     def eof_received(self) -> bool:
-        """Whoever asked and then hung up its side still gets its answers."""
+        """Whoever asked and then hung up its side still gets its answers, those that have an end."""
         self._has_ended = True
-        return self._task is not None or bool(self._waiting)
+        return not self._is_feeding and (self._task is not None or bool(self._waiting))
 
     def pause_writing(self) -> None:
         self._may_write.clear()
@@ -144,7 +145,9 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._may_write.set()
-        self._transport.resume_reading()
+        self._go_on()
+        if len(self._waiting) <= _WAITING_LIMIT:
+            self._transport.resume_reading()
 
     def _take(self, request: Request) -> None:
         """A request: it is answered when those before it are."""
@@ -168,7 +171,7 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _go_on(self) -> None:
-        while self._task is None and not self._is_closing:
+        while self._task is None and not self._is_closing and self._may_write.is_set():
             if not self._waiting:
                 if self._refusal is not None:
                     self._tell_refusal()
@@ -176,9 +179,9 @@ class Connection(asyncio.Protocol):
                     self._close()
                 return
             request = self._waiting.popleft()
-            if len(self._waiting) == _WAITING_LIMIT:
-                self._transport.resume_reading()
             self._serve(request)
+            if len(self._waiting) == _WAITING_LIMIT and self._may_write.is_set():
+                self._transport.resume_reading()
 
     def _serve(self, request: Request) -> None:
         try:
@@ -225,6 +228,7 @@ class Connection(asyncio.Protocol):
         opening = self._opening(200, request, keeps)
         self._transport.write(opening + answer.rest + framing + b"\r\n")
         self._house.count(200)
+        self._is_feeding = answer.is_endless
         try:
             if not request.is_head and not await self._send_pieces(answer.pieces, is_old=request.is_old):
                 return
@@ -233,6 +237,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         finally:
+            self._is_feeding = False
             await answer.pieces.aclose()
         if not keeps or self._front.is_draining:
             self._close()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection
 from email.utils import formatdate
+from math import inf
 from typing import NamedTuple
 
 from penstock.kernel.auth import Principal
@@ -104,7 +105,10 @@ class Front:
         if len(self.grants) >= _GRANTS:
             self.grants.clear()
         tenant = acts_for(principal, None, self._tenants)
-        self.grants[authorization] = Grant(self.now + GRANT_SECONDS, tenant, principal.is_operator, principal)
+        end = float(principal.claims.get("exp", inf))
+        self.grants[authorization] = Grant(
+            max(min(self.now + GRANT_SECONDS, end), self.now), tenant, principal.is_operator, principal
+        )
 
     def answer(self, request: Request) -> Found:
         """The answer, or what has to be done for it; PenstockError when it is none."""

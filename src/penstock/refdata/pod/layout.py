@@ -53,7 +53,7 @@ class Generation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Replaced(msgspec.Struct, frozen=True, array_like=True):
-    """What a change did: from which version, when, and what was there before; None where nothing was."""
+    """What a change did: from which version, when, and what each key had before; None where there was nothing."""
 
     since: Mark
     at: float

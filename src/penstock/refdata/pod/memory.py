@@ -86,7 +86,7 @@ class Memory:
                     continue
                 _set(txn, prefix + place, value)
                 grown += (value is not None) - (old is not None)
-                replaced.append((place, old))
+                replaced.append((key.encode(), old))
                 changed.append(key)
             shelf = Shelf(before.generation, *mark, before.items + grown, time(), before.before)
             if mark != before.mark:

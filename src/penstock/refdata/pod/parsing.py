@@ -36,6 +36,7 @@ class RequestReader:
         self._size = self._head_size = self._body_size = 0
         self._piece = b""  # what is read now, if a request began with it
         self.is_between = True  # whether what was sent so far is whole requests
+        self._is_in_head = True
 
     def feed(self, data: bytes) -> None:
         """Read on; PenstockError when that is no use any more."""
@@ -43,8 +44,8 @@ class RequestReader:
         self._size += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            raise BadRequest("NO_UPGRADE", "only HTTP/1.1 is spoken here") from error
+        except httptools.HttpParserUpgrade:
+            return  # it was answered as if nobody had asked for another protocol, and is the last
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, PenstockError):
                 raise error.__context__ from None
@@ -62,13 +63,16 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(name, value)
         known = name.lower()
-        if known not in _READ:
+        if known not in _READ or not self._is_in_head:  # what comes behind a body decides nothing
             return
         if known in self._headers and known in _ONCE:
             raise BadRequest("HEADER_TWICE", "Host, Authorization and X-Min-Version come once")
         if known == b"content-length" and (len(value) > 9 or int(value) > BODY_LIMIT):
             raise _body_too_large()
-        self._headers[known] = value
+        self._headers[known] = value.strip(b" \t")
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
 
     def on_body(self, body: bytes) -> None:
         self._body_size += len(body)
@@ -77,11 +81,12 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         parser, headers = self._parser, self._headers
-        is_old, keeps = parser.get_http_version() == "1.0", parser.should_keep_alive()
-        request = Request(parser.get_method(), self._url, headers, is_old, keeps)
+        is_old = parser.get_http_version() == "1.0"
+        keeps = parser.should_keep_alive() and not parser.should_upgrade()
+        request = Request(parser.get_method(), _path(self._url), headers, is_old, keeps)
         if keeps and not is_old and all(name in _PLAIN for name in headers):
             request.head = self._whole_head()
-        self._url, self._headers, self.is_between = b"", {}, True
+        self._url, self._headers, self.is_between, self._is_in_head = b"", {}, True, True
         self._size = self._head_size = self._body_size = 0
         self._take(request)
 
@@ -93,8 +98,15 @@ class RequestReader:
     def _whole_head(self) -> bytes:
         """The headers as they came, if they came in one piece, and nothing else with them."""
         piece, self._piece = self._piece, b""
-        is_whole = piece[-4:] == b"\r\n\r\n" and piece.count(b"\r\n\r\n") == 1
+        is_whole = piece[:4] == b"GET " and piece[-4:] == b"\r\n\r\n" and piece.count(b"\r\n\r\n") == 1
         return piece[piece.find(b"\r\n") :] if is_whole else b""
+
+
+def _path(url: bytes) -> bytes:
+    """What is asked for, also of those who name the host with it, as they do to a proxy."""
+    if url[:7].lower() != b"http://":
+        return url
+    return b"/" + url[7:].partition(b"/")[2]
 
 
 def _head_too_large() -> HeadTooLarge:

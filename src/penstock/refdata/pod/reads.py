@@ -6,7 +6,7 @@ from typing import NamedTuple
 import orjson
 
 from penstock.kernel import paging
-from penstock.kernel.errors import Invalid, NotFound, PenstockError
+from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod import answers, layout
 from penstock.refdata.pod.layout import Shelf
@@ -69,7 +69,7 @@ def _read(view: View, entry: Entry, address: Address, request: Request) -> Answe
         return Stream(address, answers.EVENTS, _since(address, request))
     if answers.NDJSON in request.headers.get(b"accept", b"").lower():
         return Stream(address, answers.NDJSON)
-    return _page(view, entry, address)
+    return _page(view, entry, address, request)
 
 
 def item_answer(version: int, head: bytes, key: bytes, response: bytes | None, request: Request) -> Answered:
@@ -124,9 +124,12 @@ def _version(entry: Entry) -> Answered:
     return version_answer(entry.target, entry.version, entry.head, entry.shelf)
 
 
-def _page(view: View, entry: Entry, address: Address) -> Answered:
+def _page(view: View, entry: Entry, address: Address, request: Request) -> Answered:
     limit, cursor = _limit(address.first("limit")), address.first("cursor")
     at = PageAt(entry.shelf.mark) if cursor is None else _at(cursor)
+    if at.mark.version < version_of(request.headers.get(b"x-min-version", b"0")):
+        said = f"the cursor is of version {at.mark.version}, which is below X-Min-Version"
+        raise Conflict("CURSOR_TOO_OLD", said, hint="begin again without a cursor, or ask for no version")
     found = view.page(address.target, at, limit, _PAGE_SIZE)
     if found is None:
         said = f"version {at.mark.version} of {address.target.dict_code} is not kept any more"

@@ -11,6 +11,7 @@ from penstock.refdata.contract import KEY_LIMIT, NAME
 from penstock.refdata.model import Dict
 
 _NAME = re.compile(NAME[:-1] + r"\Z")
+_BROKEN = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _PREFIX = (b"", b"v1", b"tenants")
 _DICTIONARIES = b"dictionaries"
 KEYS_LIMIT = 1_000  # in one request
@@ -83,6 +84,8 @@ class Address(NamedTuple):
 
 def address_of(url: bytes) -> Address:
     """What *url* names: first parted, then decoded, so that an encoded slash parts nothing; NotFound when nothing."""
+    if b"%" in url and _BROKEN.search(url):
+        raise BadRequest("BAD_ENCODING", "a percent sign is followed by two hexadecimal digits", hint="send %25")
     path, _, query = url.partition(b"?")
     parts = path.split(b"/")
     if tuple(parts[:3]) != _PREFIX or len(parts) not in (7, 8) or parts[4] != _DICTIONARIES:

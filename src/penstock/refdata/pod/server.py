@@ -103,7 +103,7 @@ class Server:
             return None
         if isinstance(found, Stream):
             pieces = self._streams.begin(found)
-            return Streaming(await anext(pieces), pieces)
+            return Streaming(await anext(pieces), pieces, is_endless=found.media_type == answers.EVENTS)
         if isinstance(found, Reach):
             self._counters[Count.BARRIER_WAITS] += 1
         assert isinstance(found, Audit | Find | Reach | Show)  # noqa: S101 - what is left

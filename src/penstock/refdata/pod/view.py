@@ -87,8 +87,7 @@ class View:
         """What changed after version *since*, step by step; None when that is not remembered, or never was."""
         steps: list[Changed] = []
         for version, change in self._log(shelf.generation, since):
-            keys = [self._key(shelf.generation, place, old) for place, old in change.values]
-            steps.append(Changed(change.since.version, version, keys))
+            steps.append(Changed(change.since.version, version, [key for key, _ in change.values]))
         reaches = steps[0].since <= since if steps else shelf.version == since
         return steps if reaches else None
 
@@ -102,10 +101,6 @@ class View:
                 return
             shelf = layout.decode_shelf(found)
             yield shelf, self._items(txn, shelf.generation, b"")
-
-    def _key(self, generation: int, place: bytes, old: bytes | None) -> bytes:
-        value = old if old is not None else self.txn.get(layout.items_prefix(generation) + place)
-        return layout.key_of(place, value) if value is not None else place[1:]
 
     def _items(self, txn: "lmdb.Transaction[bytes]", generation: int, after: bytes) -> Iterator[Found]:
         prefix = layout.items_prefix(generation)
@@ -141,7 +136,7 @@ class View:
             return None
         olds: dict[bytes, bytes | None] = {}
         for _, change in reversed(steps):  # the oldest has the last word: it replaced what was there then
-            olds.update(change.values)
+            olds.update((layout.place_of(key), old) for key, old in change.values)
         return olds
 
 

@@ -1,0 +1,191 @@
+"""R17: what is not HTTP, not asked rightly or too much is refused, once, and the refusal arrives."""
+
+from itertools import product
+
+import pytest
+
+from penstock.refdata.pod.parsing import BODY_LIMIT, HEAD_LIMIT
+from tests.refdata.pod.podrig import PodRig
+from tests.refdata.pod.raw import ACME, LOCAL, asking, connected, once
+
+A = f"{ACME}/items/a"
+GARBAGE = {
+    "lower case": b"get / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no method": b"FROB / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "no version": b"GET / HTTP\r\nHost: localhost\r\n\r\n",
+    "a version to come": b"GET / HTTP/3.7\r\nHost: localhost\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "a space before the colon": b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n",
+    "a folded header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a\r\n b\r\n\r\n",
+    "line feeds only": b"GET / HTTP/1.1\nHost: localhost\n\n",
+    "a NUL in a header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: \0\r\n\r\n",
+    "a control in the address": b"GET /a\x01b HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "two lengths": b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "length and chunks": (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    ),
+    "a length below nothing": b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    "a chunk without a size": b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    "noise": bytes(range(256)) * 20,
+}
+
+
+@pytest.fixture
+async def filled(pod: PodRig) -> PodRig:
+    version = await pod.put("LOOSE", {"a": {"n": 1}})
+    await pod.holds("LOOSE", version)
+    return pod
+
+
+async def test_garbage_is_refused(filled: PodRig) -> None:
+    """R17: 400 as a problem, after the answers that were due before, and nothing after it."""
+    for name, garbage in GARBAGE.items():
+        async with connected(filled.address) as wire:
+            wire.writer.write(asking(A) + garbage + asking(A))
+            good, refused = await wire.reply(), await wire.reply()
+            assert (good.status, refused.status, refused.is_last) == (200, 400, True), name
+            assert refused.code == "BAD_REQUEST"
+            assert await wire.rest() == b"", name
+
+
+async def test_a_request_names_its_host(filled: PodRig) -> None:
+    """R17: HTTP/1.1 without Host is 400; the connection goes on."""
+    async with connected(filled.address) as wire:
+        refused = await wire.ask(asking(A, "Accept: */*"))
+        assert (refused.status, refused.code, refused.is_last) == (400, "NO_HOST", False)
+        assert (await wire.ask(asking(A))).status == 200
+
+
+TWICE = [
+    [LOCAL, LOCAL],
+    [LOCAL, "HOST: localhost"],
+    [LOCAL, "Authorization: Bearer a", "authorization: Bearer b"],
+    [LOCAL, "X-Min-Version: 0", "x-min-version: 0"],
+]
+
+
+async def test_what_decides_comes_once(filled: PodRig) -> None:
+    """R17: two of Host, Authorization or X-Min-Version are 400: somebody on the way may have read the other one."""
+    for twice in TWICE:
+        async with connected(filled.address) as wire:
+            wire.writer.write(asking(A) + asking(A, *twice) + asking(A))
+            assert (await wire.reply()).status == 200
+            refused = await wire.reply()
+            assert (refused.status, refused.code, refused.is_last) == (400, "HEADER_TWICE", True), twice
+            assert await wire.rest() == b""
+
+
+async def test_a_pod_is_only_read(filled: PodRig) -> None:
+    """R17: another method is 405 and told which there are; its body is read past."""
+    async with connected(filled.address) as wire:
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+            refused = await wire.ask(asking(A, LOCAL, "Content-Length: 2", method=method, body=b"{}"))
+            assert (refused.status, refused.code, refused.headers["allow"]) == (405, "METHOD_NOT_ALLOWED", "GET, HEAD")
+            assert (await wire.ask(asking(A))).status == 200
+
+
+NOWHERE = [
+    "/",
+    "/v1",
+    "/v1/",
+    "/v1/tenants/acme/dictionaries",
+    ACME,
+    f"{ACME}/",
+    f"{ACME}/items/",
+    f"{ACME}/items/a/b",
+    f"{ACME}/all/a",
+    f"{ACME}/nothing",
+    f"/{ACME}/items/a",
+    f"{ACME}//items/a",
+    "/v2/tenants/acme/dictionaries/LOOSE/items/a",
+    "/V1/tenants/acme/dictionaries/LOOSE/items/a",
+    "/v1/tenants/acme/dictionaries/NOSUCH/items/a",
+    "/v1/tenants/nobody/dictionaries/LOOSE/items/a",
+    "/v1/tenants/acme/dictionaries/%4COOSE%25/items/a",
+    "/v1/tenants/acme/dictionaries/%FF/items/a",
+    "/actuator/env",
+]
+
+
+async def test_nothing_is_where_nothing_is(filled: PodRig) -> None:
+    """R17: an unknown path, dictionary or tenant is 404 as a problem under the caller's request id."""
+    async with connected(filled.address) as wire:
+        for path in NOWHERE:
+            refused = await wire.ask(asking(path, LOCAL, "X-Request-Id: mine-1"))
+            assert (refused.status, refused.json["status"], refused.headers["x-request-id"]) == (404, 404, "mine-1"), (
+                path
+            )
+            told = (refused.headers["content-type"], refused.json["request_id"])
+            assert told == ("application/problem+json", "mine-1"), path
+
+
+async def test_a_head_over_the_limit_is_refused(filled: PodRig) -> None:
+    """R17: 431, whether it comes in one packet or many, first or behind another; just below it is taken."""
+    over = asking(A, LOCAL, "X-Padding: " + "x" * HEAD_LIMIT)
+    fine = asking(A, LOCAL, "X-Padding: " + "x" * (HEAD_LIMIT - 200))
+    for ahead, step in product((b"", asking(A)), (len(over) * 2, 4_000)):
+        for request, status in ((fine, 200), (over, 431)):
+            data = ahead + request
+            async with connected(filled.address) as wire:
+                await wire.drip(data[at : at + step] for at in range(0, len(data), step))
+                if ahead:
+                    assert (await wire.reply()).status == 200
+                answer = await wire.reply()
+                assert (answer.status, answer.is_last) == (status, status == 431), (ahead, step)
+
+
+async def test_a_head_without_an_end_is_refused(filled: PodRig) -> None:
+    """R17: 431 as soon as it is over the limit: an address, a header's name or value that never ends."""
+    for begins in (b"GET /", asking(A)[:-2] + b"X", asking(A)[:-2] + b"X: "):
+        async with connected(filled.address) as wire:
+            await wire.drip([asking(A) + begins, *[b"y" * 1_000] * (HEAD_LIMIT // 1_000 + 1)])
+            assert (await wire.reply()).status == 200
+            refused = await wire.reply()
+            assert (refused.status, refused.code) == (431, "HEAD_TOO_LARGE")
+
+
+async def test_a_body_over_the_limit_is_refused(filled: PodRig) -> None:
+    """R17: 413, by what its length says or by what comes; the refusal reaches who is still sending."""
+    chunk = b"%x\r\n%b\r\n" % (10_000, b"x" * 10_000)
+    chunked = [asking(A, LOCAL, "Transfer-Encoding: chunked"), *[chunk] * (BODY_LIMIT // 10_000 + 1)]
+    for pieces in (
+        chunked,
+        [b"".join(chunked)],
+        [asking(A, LOCAL, f"Content-Length: {BODY_LIMIT + 1}")],
+        [asking(A, LOCAL, f"Content-Length: {10**18}")],
+    ):
+        async with connected(filled.address) as wire:
+            await wire.drip([asking(A), *pieces, *[b"x" * 10_000] * 20])
+            assert (await wire.reply()).status == 200
+            refused = await wire.reply()
+            assert (refused.status, refused.code, refused.is_last) == (413, "BODY_TOO_LARGE", True)
+            assert await wire.rest() == b""
+
+
+UPGRADES = [
+    asking(A, LOCAL, "Connection: Upgrade", "Upgrade: websocket"),
+    asking(A, LOCAL, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAA"),
+    asking("localhost:80", LOCAL, method="CONNECT"),
+]
+
+
+async def test_nothing_is_upgraded(filled: PodRig) -> None:
+    """R17: whoever asks for another protocol gets one answer in this one, not two, the second time as the first."""
+    for request in UPGRADES * 2:
+        async with connected(filled.address) as wire:
+            answer = await wire.ask(request)
+            assert answer.status in (200, 400, 405)
+            if not answer.is_last:
+                answer = await wire.ask(asking(f"{ACME}/items/x", LOCAL, "Connection: close"))
+                assert answer.status == 404, request
+            assert await wire.rest() == b"", request
+
+
+async def test_a_trailer_is_not_a_header(filled: PodRig) -> None:
+    """R17: what comes behind a body decides nothing, neither the host nor the version nor whether it came twice."""
+    for trailer, status in (("X-Min-Version: 999", 200), (LOCAL, 200), ("If-None-Match: *", 200)):
+        request = asking(A, LOCAL, "Transfer-Encoding: chunked", body=f"0\r\n{trailer}\r\n\r\n".encode())
+        assert (await once(filled.address, request)).status == status, trailer
+    hostless = asking(A, "Transfer-Encoding: chunked", body=f"0\r\n{LOCAL}\r\n\r\n".encode())
+    assert (await once(filled.address, hostless)).code == "NO_HOST"
