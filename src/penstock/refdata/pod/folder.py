@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import time
 
 from penstock.kernel.datadir import make_folder
 from penstock.kernel.errors import Conflict
 from penstock.kernel.locks import file_lock
 
-_PREFIX = "penstock-pod-"
+_PREFIX, _NEW = "penstock-pod-", "penstock-new-"
+_LEFT_AFTER = 60.0  # seconds; until then a new one may still be made
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is ours alone
 
 
@@ -21,18 +23,23 @@ def pod_folder(chosen: Path | None, data_dir: Path, holder: str) -> Iterator[Pat
     parent = chosen or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else data_dir)
     make_folder(parent, 0o700)
     _reap(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    made = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
+    # Locked before it has its name: others that start now must not take it for a dead one's.
+    folder = made.with_name(made.name.replace(_NEW, _PREFIX))
     try:
-        with file_lock(folder / "lock", holder):
+        with file_lock(made / "lock", holder):
+            made.rename(folder)
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for left in (made, folder):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _reap(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(Conflict, OSError):  # it lives, or is somebody else's
-            if not (folder / "lock").exists():
-                continue  # just being made
-            with file_lock(folder / "lock", "reaper"):
+        with contextlib.suppress(Conflict, OSError), file_lock(folder / "lock", "reaper"):  # else it lives
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in parent.glob(f"{_NEW}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_mtime < time() - _LEFT_AFTER:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -43,6 +43,8 @@ class Holding:
         self._is_anew = True  # whether what is held cannot be built upon
         self._pace = pace
         self._load = load
+        self._wishes = 0  # so many times a version was wanted that was not held
+        self._is_hurried = False  # whether somebody waited already when the load began
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
         self._began = -pace.debounce
@@ -62,6 +64,7 @@ class Holding:
         """Have *version* or a later one loaded; *anew* whatever is held."""
         self.wanted = max(self.wanted, version)
         self._is_anew |= anew
+        self._wishes += version > self.version
         if self._is_behind and self._task is None:
             self._task = asyncio.create_task(self._refresh(), name=f"load {'/'.join(self.target)}")
         if at_once:
@@ -84,7 +87,7 @@ class Holding:
 
     async def jitter(self) -> None:
         """Let the pods part, unless somebody waits or nothing is held yet."""
-        if self.mark is not None:
+        if self.mark is not None and not self._is_hurried:
             await happens(self._hurry, uniform(0, self._pace.jitter))  # noqa: S311 - chance, not secrecy
 
     async def end(self) -> None:
@@ -109,23 +112,23 @@ class Holding:
     async def _step(self) -> None:
         await happens(self._hurry, self._began + self._pace.debounce - monotonic())
         async with self._pace.slots:
-            wanted, anew = self.wanted, self._is_anew
-            self._began, self._is_anew = monotonic(), False
+            wishes, anew = self._wishes, self._is_anew
+            self._began, self._is_anew, self._is_hurried = monotonic(), False, self._hurry.is_set()
             self._hurry.clear()
             try:
                 mark = await self._load(self, anew=anew)
             except PenstockError as error:
                 failure = error
             else:
-                self._held(mark, wanted)
+                self._held(mark, wishes)
                 return
         self._is_anew |= anew
         self._tell(failure)
         await happens(self._hurry, self._backoff.next().total_seconds())
 
-    def _held(self, mark: Mark, wanted: int) -> None:
+    def _held(self, mark: Mark, wishes: int) -> None:
         self.mark = mark
-        if self.wanted == wanted:  # else a newer one was wanted meanwhile
+        if self._wishes == wishes:  # else one was wanted that was committed since this load began
             # The primary has the last word: a version that it does not have is not waited for.
             self.wanted = mark.version
         self._backoff.reset()

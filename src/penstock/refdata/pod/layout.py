@@ -19,6 +19,7 @@ from penstock.refdata.model import Dict, Mark
 
 ITEMS_FILE = "items"
 STATE_FILE = "state"
+_RESERVE = 32 * 1024 * 1024
 READERS = 1_024  # processes and streams that may read at once
 _NUMBER = Struct(">Q")
 LONGEST = 480  # bytes of a key that are kept as they are; LMDB takes 511 in all
@@ -71,6 +72,11 @@ class Row(NamedTuple):
 
     place: bytes
     value: bytes
+
+
+def map_size(limit: int) -> int:
+    """How far the memory's file may grow whose items are to take *limit* bytes: to free some, others are copied."""
+    return limit + max(limit // 8, _RESERVE)
 
 
 def shelf_key(target: Dict) -> bytes:

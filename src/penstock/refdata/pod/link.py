@@ -89,6 +89,7 @@ class Link:
         self._reader, self._writer = reader, writer
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._numbers = count(1)
+        self._is_cut = False
 
     @classmethod
     async def over(cls, sock: socket.socket) -> "Link":
@@ -100,6 +101,8 @@ class Link:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
+            if self._is_cut:
+                raise ConnectionResetError
             self._writer.write(_frame((number, question)))
             async with asyncio.timeout(within):
                 return await answer
@@ -115,6 +118,10 @@ class Link:
             waiting = self._waiting.get(number)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
+        self._is_cut = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionResetError())
 
     async def close(self) -> None:
         await _close(self._writer)

@@ -27,7 +27,7 @@ class Memory:
         self.state = State(folder, makes=True)
         self._env = lmdb.open(
             str(folder / ITEMS_FILE),
-            map_size=limit,
+            map_size=layout.map_size(limit),
             subdir=False,
             mode=0o600,
             sync=False,  # it is gone with the pod anyway
@@ -35,6 +35,7 @@ class Memory:
             readahead=False,
             max_readers=READERS,
         )
+        self._limit = limit
         self._pages_for = pages_for
         self._shelves: dict[Dict, Shelf] = {}
         self._retired: list[tuple[float, Dict, int]] = []  # generations to be freed, and when
@@ -48,9 +49,9 @@ class Memory:
 
     @property
     def used(self) -> int:
-        """Bytes taken, those to be reused among them."""
-        info, stat = self._env.info(), self._env.stat()
-        return (info["last_pgno"] + 1) * stat["psize"]
+        """Bytes that items take, and what leads to them."""
+        stat = self._env.stat()
+        return (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]) * stat["psize"]
 
     def begin(self) -> int:
         """A new generation, empty and read by nobody."""
@@ -61,7 +62,7 @@ class Memory:
         """Put items into a generation that nobody reads yet; how many were new in it."""
         prefix = layout.items_prefix(generation)
         rows = [layout.row_of(key, payload) for key, payload in items]
-        with self._writing() as txn, txn.cursor() as cursor:
+        with self._growing() as txn, txn.cursor() as cursor:
             return cursor.putmulti(((prefix + row.place, row.value) for row in rows), overwrite=False)[1]
 
     def publish(self, target: Dict, generation: int, mark: Mark, items: int) -> None:
@@ -78,7 +79,7 @@ class Memory:
         """Let readers see a few items changed, all at once; which of them really are."""
         before = self._shelves[target]
         prefix, replaced, changed, grown = layout.items_prefix(before.generation), [], [], 0
-        with self._writing() as txn:
+        with self._growing() as txn:
             for key, row in _rows(puts, deletes):
                 place, value = row
                 old = txn.get(prefix + place)
@@ -178,13 +179,25 @@ class Memory:
                 found = cursor.delete()
 
     @contextmanager
+    def _growing(self) -> "Iterator[lmdb.Transaction[bytes]]":
+        """As `_writing`, but not beyond the limit: what is above it is for those who make room."""
+        if self.used >= self._limit:
+            raise _full(f"it has its {self._limit} bytes")
+        with self._writing() as txn:
+            yield txn
+
+    @contextmanager
     def _writing(self) -> "Iterator[lmdb.Transaction[bytes]]":
         try:
             with self._env.begin(write=True) as txn:
                 yield txn
         except lmdb.Error as error:  # a full map, or a full file system
-            hint = "raise refdata.query.memoryLimitMb, or give refdata.query.memoryDir more room"
-            raise Transient("MEMORY_FULL", f"the pod's memory takes no more: {error}", hint=hint) from error
+            raise _full(str(error)) from error
+
+
+def _full(why: str) -> Transient:
+    hint = "raise refdata.query.memoryLimitMb, or give refdata.query.memoryDir more room"
+    return Transient("MEMORY_FULL", f"the pod's memory takes no more: {why}", hint=hint)
 
 
 def _rows(puts: Mapping[str, str], deletes: Sequence[str]) -> "Iterator[tuple[str, tuple[bytes, bytes | None]]]":

@@ -45,7 +45,7 @@ class View:
         """The memory in *folder*, which another process writes."""
         with lmdb.open(
             str(folder / ITEMS_FILE),
-            map_size=limit,
+            map_size=layout.map_size(limit),
             subdir=False,
             readonly=True,
             readahead=False,

@@ -1,0 +1,294 @@
+"""R21: whoever names a version never sees less, and nobody overloads the primary by naming many."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.kernel.db import Connection
+from penstock.kernel.errors import Conflict
+from penstock.kernel.waiting import ended
+from penstock.refdata import store
+from penstock.refdata.loading import Rows, Snapshot
+from penstock.refdata.model import Dict, Mark
+from penstock.refdata.pod import barrier
+from penstock.refdata.pod.holding import Holding
+from penstock.refdata.pod.link import Reach
+from penstock.refdata.pod.loads import Loads
+from tests.refdata.pod.conftest import QUERY
+from tests.refdata.pod.podrig import Answer, PodRig, running_pod
+from tests.refdata.rig import create_schemas, settings_on
+from tests.services.until import becomes
+
+ABSURD = 10**12
+COUNTRY = {"name": "Ruritania"}
+Pods = Callable[..., AbstractAsyncContextManager[PodRig]]
+
+
+@pytest.fixture
+async def pods(database_url: str, tmp_path: Path) -> Pods:
+    """Pods with their own barrier."""
+    await create_schemas(database_url)
+
+    @asynccontextmanager
+    async def opened(**query: Any) -> AsyncIterator[PodRig]:
+        async with running_pod(settings_on(database_url, query={**QUERY, **query}), tmp_path) as rig:
+            yield rig
+
+    return opened
+
+
+@pytest.fixture
+def may_load(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """While it is not set, loads are held up."""
+    is_open, load = asyncio.Event(), Loads.__call__
+
+    async def held_up(self: Loads, holding: Holding, *, anew: bool) -> Mark:
+        await is_open.wait()
+        return await load(self, holding, anew=anew)
+
+    is_open.set()
+    monkeypatch.setattr(Loads, "__call__", held_up)
+    return is_open
+
+
+class Asked:
+    """The questions for a version that reached the primary, each held up while it may not be answered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self._ask = store.committed_version
+        monkeypatch.setattr(store, "committed_version", self)
+
+    async def __call__(self, connection: Connection, target: Dict) -> int:
+        self.count += 1
+        await self.may_answer.wait()
+        return await self._ask(connection, target)
+
+
+def fallbacks(pod: PodRig, code: str) -> float:
+    registry = pod.pod._telemetry.registry
+    return registry.get_sample_value("postgres_fallback_reads_total", {"dict_code": code}) or 0.0
+
+
+async def waiting(pod: PodRig, count: int) -> None:
+    """Return when so many readers wait for versions."""
+    assert pod.pod.desk._behind is not None
+    behind = pod.pod.desk._behind[1]
+
+    async def are_there() -> bool:
+        return behind._waiting == count
+
+    await becomes(are_there, f"{count} readers to wait")
+
+
+def refusal(answer: Answer) -> tuple[int, str, int]:
+    return answer.status, answer.json["code"], answer.version
+
+
+async def test_absurd_versions_are_few_questions(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: hundreds of readers get their 409, all from a few questions for the version."""
+    version = await pod.put("LOOSE", {"a": 1})
+    asked, began = Asked(monkeypatch), time.monotonic()
+    readers = [pod.get("LOOSE/items/a", least=ABSURD + number) for number in range(400)]
+    found = [refusal(answer) for answer in await asyncio.gather(*readers)]
+    assert found == [(409, "VERSION_NOT_COMMITTED", version)] * 400
+    assert asked.count <= (time.monotonic() - began) / barrier._ASK_AGAIN + 1
+    assert asked.count <= 100
+
+
+@pytest.mark.parametrize("least", [2**63 - 1, 2**63, 2**64, 10**30, 10**400])
+async def test_a_version_beyond_all_numbers_is_refused(pod: PodRig, least: int) -> None:
+    """R21: as not committed, or as no version at all, but not as a failure of ours."""
+    version = await pod.put("LOOSE", {"a": 1})
+    for path in ("LOOSE/items/a", "LOOSE/items?keys=a", "LOOSE/all", "LOOSE/version"):
+        answer = await pod.get(path, least=least)
+        assert answer.status in (400, 409)
+        assert answer.status == 400 or answer.version == version
+    assert (await pod.get("LOOSE/items/a", least=version)).json == 1
+
+
+async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: 503 at once; those who wait get their answer, and then there is room again."""
+    async with pods(barrierWaiters=3, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
+        version = await pod.put("LOOSE", {"a": 1})
+        await pod.get("LOOSE/items/a", least=version)
+        asked = Asked(monkeypatch)
+        asked.may_answer.clear()
+        readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=ABSURD)) for _ in range(3)]
+        await waiting(pod, 3)
+        for path in ("LOOSE/items/a", "LOOSE/all", "CURRENCY/version"):
+            answer = await pod.get(path, least=ABSURD)
+            assert (answer.status, answer.json["code"]) == (503, "TOO_MANY_WAITERS")
+            assert {"X-Dict-Version", "X-Data-Source", "Retry-After"} <= set(answer.headers)
+        assert (await pod.get("LOOSE/items/a", least=version)).json == 1  # whoever need not wait is not sent away
+        asked.may_answer.set()
+        for reader in readers:
+            assert refusal(await reader) == (409, "VERSION_NOT_COMMITTED", version)
+        assert refusal(await pod.get("LOOSE/items/a", least=ABSURD)) == (409, "VERSION_NOT_COMMITTED", version)
+
+
+async def test_a_version_committed_before_the_read_is_never_refused(pod: PodRig) -> None:
+    """R21: though others just learned that it was not there, and nobody told the pod of it since."""
+    is_over = asyncio.Event()
+
+    async def ask_for_too_much() -> None:
+        while not is_over.is_set():
+            assert (await pod.get("LOOSE/items/a", least=ABSURD)).status == 409
+
+    crowd = [asyncio.create_task(ask_for_too_much()) for _ in range(5)]
+    for number in range(30):
+        version = await pod.put("LOOSE", {"a": number})
+        readers = [pod.get("LOOSE/items/a", least=version) for _ in range(3)]
+        for answer in await asyncio.gather(*readers):
+            assert (answer.status, answer.version, answer.json) == (200, version, number)
+        ahead = await pod.get("LOOSE/items/a", least=version + 1)
+        assert refusal(ahead) == (409, "VERSION_NOT_COMMITTED", version)
+    is_over.set()
+    await asyncio.gather(*crowd)
+
+
+@pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
+async def test_while_a_load_is_held_up_the_primary_answers(pod: PodRig, may_load: asyncio.Event, code: str) -> None:
+    """R21: with what it has, under its version and marked as its own; then memory has it too, to the letter."""
+    before = await pod.put(code, {"a": COUNTRY, "b": COUNTRY})
+    assert (await pod.get(f"{code}/items/a", least=before)).source == "memory"
+    may_load.clear()
+    await pod.put(code, {"a": COUNTRY | {"name": "Syldavia"}})
+    version = await pod.put(code, {"c": COUNTRY})
+    paths = [f"{code}/items/a", f"{code}/items/c", f"{code}/items?keys=c,x,b", f"{code}/items?key=x", f"{code}/items/x"]
+    found = [await pod.get(path, least=before + 1) for path in paths]
+    told = await pod.get(f"{code}/version", least=version)
+    assert [(one.version, one.source) for one in [*found, told]] == [(version, "postgres_fallback")] * 6
+    assert [one.status for one in [*found, told]] == [200, 200, 200, 200, 404, 200]
+    assert (found[0].json["name"], found[2].json["missing"], told.json["version"]) == ("Syldavia", ["x"], version)
+    assert found[4].json["code"] == "UNKNOWN_KEY"
+    assert fallbacks(pod, code) == 6
+    unhurried = await pod.get(f"{code}/items/a")
+    assert (unhurried.version, unhurried.source, unhurried.json["name"]) == (before, "memory", "Ruritania")
+    may_load.set()
+
+    async def has_loaded() -> bool:
+        return (await pod.get(f"{code}/version")).version == version
+
+    await becomes(has_loaded, "the load that the fallback forced")
+    for path, fallback in zip(paths, found, strict=True):
+        answer = await pod.get(path, least=version)
+        assert (answer.source, answer.version, answer.status) == ("memory", version, fallback.status)
+        assert answer.headers.get("ETag") == fallback.headers.get("ETag")
+        assert answer.status == 404 or answer.body == fallback.body
+
+
+async def test_all_items_wait_for_the_load(pods: Pods, may_load: asyncio.Event) -> None:
+    """R21: all of a dictionary is not read from the primary for one reader: it waits, or is told to come again."""
+    async with pods(fallbackTimeoutMs=300, barrierWaitMs=50) as pod:
+        before = await pod.put("LOOSE", {"a": 1})
+        await pod.get("LOOSE/all", least=before)
+        may_load.clear()
+        version = await pod.put("LOOSE", {"b": 2})
+        late = await pod.get("LOOSE/all", least=version)
+        assert (*refusal(late), late.source) == (503, "PRIMARY_SLOW", before, "memory")
+        assert fallbacks(pod, "LOOSE") == 0
+    may_load.set()
+    async with pods(fallbackTimeoutMs=60_000, barrierWaitMs=0) as pod:
+        may_load.clear()
+        version = await pod.put("LOOSE", {"c": 3})
+        reader = asyncio.create_task(pod.get("LOOSE/all", least=version))
+        await waiting(pod, 1)
+        may_load.set()
+        answer = await reader
+        assert (answer.status, answer.version, answer.source) == (200, version, "memory")
+        assert [item["key"] for item in answer.json["items"]] == ["a", "b", "c"]
+
+
+async def test_fallbacks_at_once_are_capped(
+    pods: Pods, may_load: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R21: the primary reads for a few at a time; the others wait their turn, and all are answered."""
+    running: list[int] = [0]
+    may_read, only = asyncio.Event(), Snapshot.only
+
+    async def held_up(self: Snapshot, keys: list[str]) -> Rows:
+        running.append(running[-1] + 1)
+        await may_read.wait()
+        try:
+            return await only(self, keys)
+        finally:
+            running.append(running[-1] - 1)
+
+    async def are_reading() -> bool:
+        return running[-1] == 2
+
+    async with pods(fallbacks=2, barrierWaitMs=0, fallbackTimeoutMs=60_000) as pod:
+        may_load.clear()
+        version = await pod.put("LOOSE", {"a": 2})
+        monkeypatch.setattr(Snapshot, "only", held_up)
+        readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=version)) for _ in range(20)]
+        await waiting(pod, 20)
+        await becomes(are_reading, "two of them to read")
+        may_read.set()
+        for answer in await asyncio.gather(*readers):
+            assert (answer.status, answer.json, answer.version, answer.source) == (200, 2, version, "postgres_fallback")
+        assert (max(running), fallbacks(pod, "LOOSE")) == (2, 20)
+
+
+async def test_a_dictionary_the_primary_forgot(pod: PodRig, may_load: asyncio.Event) -> None:
+    """R21, R24: its row gone, it stands at version 0: nothing above is there, and the pod comes to that by itself."""
+    version = await pod.put("LOOSE", {"a": 1})
+    assert (await pod.get("LOOSE/items/a", least=version)).json == 1
+    may_load.clear()
+    await pod.rig.db.execute("DELETE FROM dictionary_meta WHERE tenant_id = 'acme' AND dict_code = 'LOOSE'")
+    refused = await pod.get("LOOSE/items/a", least=version + 1)
+    assert (*refusal(refused), refused.source) == (409, "VERSION_NOT_COMMITTED", 0, "postgres_fallback")
+    may_load.set()
+
+    async def has_noticed() -> bool:
+        return (await pod.get("LOOSE/version")).version == 0
+
+    await becomes(has_noticed, "the pod to notice")
+    assert refusal(await pod.get("LOOSE/items/a", least=version)) == (409, "VERSION_NOT_COMMITTED", 0)
+
+
+async def test_a_fallback_that_finds_less_gives_nothing(
+    pod: PodRig, may_load: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R21, R24: a primary restored between the question for its version and the read has the last word."""
+    version = await pod.put("LOOSE", {"a": 1})
+    await pod.get("LOOSE/items/a", least=version)
+    may_load.clear()
+
+    async def was_there(connection: Connection, target: Dict) -> int:
+        return version + 5
+
+    monkeypatch.setattr(store, "committed_version", was_there)
+    refused = await pod.get("LOOSE/items/a", least=version + 5)
+    assert (*refusal(refused), refused.source) == (409, "VERSION_NOT_COMMITTED", version, "postgres_fallback")
+    assert fallbacks(pod, "LOOSE") == 0
+
+
+async def test_a_reader_that_goes_leaves_its_place(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: the question others wait for goes on without it."""
+    async with pods(barrierWaiters=2, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
+        version = await pod.put("LOOSE", {"a": 1})
+        asked = Asked(monkeypatch)
+        asked.may_answer.clear()
+        first, second = (asyncio.create_task(barrier_read(pod)) for _ in range(2))
+        await waiting(pod, 2)
+        await ended(first)
+        await waiting(pod, 1)
+        asked.may_answer.set()
+        await second
+        assert (await pod.get("LOOSE/items/a", least=version)).json == 1
+
+
+async def barrier_read(pod: PodRig) -> None:
+    """Wait at the barrier itself, for a version that never comes."""
+    assert pod.pod.desk._behind is not None
+    with pytest.raises(Conflict):
+        await pod.pod.desk._behind[1].reach(Reach("acme", "LOOSE", ABSURD, "items", ["a"]))

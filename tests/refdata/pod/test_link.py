@@ -1,0 +1,238 @@
+"""R21: what serving processes ask the loader of their pod, over a socket between the two."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from penstock.kernel.errors import Transient
+from penstock.kernel.waiting import ended
+from penstock.refdata.model import Mark
+from penstock.refdata.pod.link import (
+    Answer,
+    Document,
+    Find,
+    Items,
+    Link,
+    Question,
+    Reach,
+    Ready,
+    Refused,
+    Show,
+    answering,
+)
+
+PATIENCE = 30.0
+LARGE = 20 * 1024 * 1024
+
+
+class Linked:
+    """Both ends."""
+
+    def __init__(self, link: Link, taking: "asyncio.Task[None]", loader: "asyncio.Task[None]") -> None:
+        self.link = link
+        self.taking = taking
+        self.loader = loader
+
+
+@asynccontextmanager
+async def linked(answer: Callable[[Question], Awaitable[Answer]]) -> AsyncIterator[Linked]:
+    """A loader that answers like *answer*, and who asks it."""
+    ours, theirs = socket.socketpair()
+    for sock in (ours, theirs):
+        sock.setblocking(False)
+    loader = asyncio.create_task(answering(ours, answer))
+    link = await Link.over(theirs)
+    taking = asyncio.create_task(link.run())
+    try:
+        yield Linked(link, taking, loader)
+    finally:
+        await ended(taking)
+        await link.close()
+        await ended(loader)
+
+
+async def echo(question: Question) -> Answer:
+    assert isinstance(question, Show)
+    return Document(200, "text/plain", question.path.encode())
+
+
+async def ask(link: Link, path: str, patience: float = PATIENCE) -> str:
+    answer = await link.ask(Show(path), patience)
+    assert isinstance(answer, Document)
+    return answer.body.decode()
+
+
+async def test_answers_come_in_any_order_each_to_its_question() -> None:
+    """R21: nobody waits behind another's barrier, and nobody gets another's answer."""
+    total = 500
+    asked: dict[str, asyncio.Event] = {}
+    all_asked = asyncio.Event()
+
+    async def answer(question: Question) -> Answer:
+        assert isinstance(question, Show)
+        asked[question.path] = asyncio.Event()
+        if len(asked) == total:
+            all_asked.set()
+        await asked[question.path].wait()
+        return await echo(question)
+
+    async with linked(answer) as both:
+        order: list[str] = []
+
+        async def note(path: str) -> None:
+            assert await ask(both.link, path) == path
+            order.append(path)
+
+        asking = [asyncio.create_task(note(str(number))) for number in range(total)]
+        await all_asked.wait()
+        expected = [str(number) for number in reversed(range(total))]
+        for path, task in zip(expected, reversed(asking), strict=True):
+            asked[path].set()
+            await task
+        assert order == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Ready(),
+        Items(Mark(2**62, 2**62), {"ключ": '{"n":1}', "": "null"}),
+        Refused(409, "VERSION_NOT_COMMITTED", "not yet", "ask later", 7),
+        Refused(503, "TOO_MANY_WAITERS", "too many"),
+        Document(503, "application/json", bytes(range(256))),
+    ],
+)
+async def test_every_kind_of_answer_comes_as_it_was_given(answer: Answer) -> None:
+    """R21: also the questions."""
+    questions: list[Question] = [
+        Reach("acme", "LOOSE", 2**62, "items", ["a,b", "ключ"]),
+        Find("acme", "ключ"),
+        Show("/docs"),
+    ]
+    heard: list[Question] = []
+
+    async def given(question: Question) -> Answer:
+        heard.append(question)
+        return answer
+
+    async with linked(given) as both:
+        for question in questions:
+            assert await both.link.ask(question, PATIENCE) == answer
+    assert heard == questions
+
+
+async def test_large_answers_come_whole_among_small_ones() -> None:
+    """R21: many items from the primary are one answer."""
+
+    async def answer(question: Question) -> Answer:
+        assert isinstance(question, Show)
+        is_large = question.path.startswith("large")
+        return Items(Mark(1, 1), {"k": question.path[-1] * LARGE}) if is_large else await echo(question)
+
+    async with linked(answer) as both:
+        large = [asyncio.create_task(both.link.ask(Show(f"large {number}"), PATIENCE)) for number in range(3)]
+        small = [asyncio.create_task(ask(both.link, f"small {number}")) for number in range(50)]
+        for number, task in enumerate(large):
+            assert await task == Items(Mark(1, 1), {"k": str(number) * LARGE})
+        assert [await task for task in small] == [f"small {number}" for number in range(50)]
+
+
+async def test_who_asks_waits_no_longer_than_it_wants() -> None:
+    """R21: an answer that comes too late is nobody's, and the next question gets its own."""
+    may_answer = asyncio.Event()
+
+    async def answer(question: Question) -> Answer:
+        if question == Show("slow"):
+            await may_answer.wait()
+        return await echo(question)
+
+    async with linked(answer) as both:
+        with pytest.raises(Transient) as refused:
+            await ask(both.link, "slow", 0.01)
+        assert (refused.value.code, refused.value.status) == ("LOADER_SILENT", 503)
+        may_answer.set()
+        assert await ask(both.link, "next") == "next"
+        assert both.link._waiting == {}
+
+
+async def test_who_goes_away_leaves_nothing_behind() -> None:
+    """R21: a client that hangs up takes its question along."""
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer(question: Question) -> Answer:
+        is_asked.set()
+        await may_answer.wait()
+        return await echo(question)
+
+    async with linked(answer) as both:
+        asking = asyncio.create_task(both.link.ask(Show("gone"), PATIENCE))
+        await is_asked.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        may_answer.set()
+        assert await ask(both.link, "next") == "next"
+        assert both.link._waiting == {}
+
+
+async def test_a_loader_that_ends_cancels_what_is_under_way() -> None:
+    """R21: its end closes the link, so that whoever serves notices; who asked is refused in time."""
+    is_asked, is_cancelled = asyncio.Event(), asyncio.Event()
+
+    async def answer(question: Question) -> Answer:
+        is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+        return Ready()
+
+    async with linked(answer) as both:
+        asking = asyncio.create_task(both.link.ask(Show("under way"), 1.0))
+        await is_asked.wait()
+        await ended(both.loader)
+        async with asyncio.timeout(PATIENCE):
+            await is_cancelled.wait()
+            await asyncio.wait([both.taking])
+        with pytest.raises(Transient):
+            await asking
+
+
+async def test_a_question_to_a_loader_that_is_gone_is_refused() -> None:
+    """R21: 503, whether the link's end was noticed or not, and however often it is asked."""
+    async with linked(echo) as both:
+        assert await ask(both.link, "first") == "first"
+        await ended(both.loader)
+        for path in ("unnoticed", "second", "third"):
+            with pytest.raises(Transient) as refused:
+                await ask(both.link, path, 0.05)
+            assert refused.value.code == "LOADER_SILENT"
+        await asyncio.wait([both.taking])
+        with pytest.raises(Transient):
+            await ask(both.link, "noticed", 0.05)
+
+
+async def test_a_server_that_goes_ends_its_questions() -> None:
+    """R21: what a dead serving process asked is not worked on any longer."""
+    is_asked, is_cancelled = asyncio.Event(), asyncio.Event()
+
+    async def answer(question: Question) -> Answer:
+        is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+        return Ready()
+
+    async with linked(answer) as both:
+        asking = asyncio.create_task(both.link.ask(Show("under way"), PATIENCE))
+        await is_asked.wait()
+        await ended(both.taking)
+        await both.link.close()
+        async with asyncio.timeout(PATIENCE):
+            await is_cancelled.wait()
+            await asyncio.wait([both.loader])
+        asking.cancel()
+        await asyncio.wait([asking])
