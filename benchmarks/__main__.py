@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import harness, kernel, refdata_write, tracking
+from benchmarks import freshness, harness, kernel, refdata_read, refdata_write, tracking
 from penstock.kernel.telemetry import configure_logging
 
 GROUPS = {
@@ -15,6 +15,12 @@ GROUPS = {
     "tracking": tracking.benches,
     "tracking-large": tracking.large_benches,
     "refdata-write": refdata_write.benches,
+    "refdata-read": refdata_read.benches,
+    "freshness": freshness.benches,
+}
+CONCLUSIONS: dict[str, harness.Conclude] = {
+    "refdata-read": refdata_read.conclusions,
+    "freshness": freshness.conclusions,
 }
 
 
@@ -34,7 +40,9 @@ async def _measure(group: str, rounds: int, only: str, *, as_json: bool) -> str:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         async with GROUPS[group](Path(folder) / "postgres") as found:
             chosen = [bench for bench in found if only in bench.name]
-            return harness.report(await harness.run(chosen, rounds), as_json=as_json)
+            figures = await harness.run(chosen, rounds)
+    notes = CONCLUSIONS[group](figures) if group in CONCLUSIONS else []
+    return harness.report(figures, as_json=as_json, notes=notes)
 
 
 if __name__ == "__main__":

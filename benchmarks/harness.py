@@ -8,10 +8,12 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from penstock import __version__
 
 Measure = Callable[[], Awaitable[float]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,25 @@ class Figure:
         }
 
 
+class Shared(Generic[T]):
+    """One run for several figures: whoever asks a second time has it done again."""
+
+    def __init__(self, run: Callable[[], Awaitable[T]]) -> None:
+        self._run = run
+        self._last: list[T] = []
+        self._told: set[str] = set()
+
+    async def result(self, figure: str) -> T:
+        """What the run gave that *figure* was not told of yet."""
+        if not self._last or figure in self._told:
+            self._last, self._told = [await self._run()], set()
+        self._told.add(figure)
+        return self._last[0]
+
+
+Conclude = Callable[[Sequence[Figure]], list[str]]
+
+
 async def run(benches: Sequence[Bench], rounds: int) -> list[Figure]:
     """Measure every bench once per round, so that a slow minute of the machine hits them all; round 0 warms up."""
     rates: dict[str, list[float]] = {bench.name: [] for bench in benches}
@@ -74,10 +95,20 @@ def machine() -> Mapping[str, object]:
     }
 
 
-def report(figures: Sequence[Figure], *, as_json: bool) -> str:
-    """The figures for people, or for programs."""
+def ratio(figures: Sequence[Figure], ours: str, theirs: str) -> float | None:
+    """The median of what ours was to theirs in each round; None when they were not both measured."""
+    named = {figure.bench.name: figure for figure in figures}
+    if ours not in named or theirs not in named:
+        return None
+    pairs = zip(named[ours].rounds, named[theirs].rounds, strict=True)
+    return statistics.median(one / other for one, other in pairs)
+
+
+def report(figures: Sequence[Figure], *, as_json: bool, notes: Sequence[str] = ()) -> str:
+    """The figures for people, or for programs, and what follows from them."""
     if as_json:
-        return json.dumps({"machine": machine(), "figures": [figure.as_dict() for figure in figures]}, indent=2)
+        told = {"machine": machine(), "figures": [figure.as_dict() for figure in figures]}
+        return json.dumps({**told, **({"notes": notes} if notes else {})}, indent=2, ensure_ascii=False)
     head = ["measured", "median", "slowest", "fastest", "target"]
     rows = [head, *(_row(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -86,13 +117,13 @@ def report(figures: Sequence[Figure], *, as_json: bool) -> str:
         for row in rows
     ]
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
-    return "\n".join([*lines, "", about])
+    return "\n".join([*lines, *(["", *notes] if notes else []), "", about])
 
 
 def _row(figure: Figure) -> list[str]:
     bench = figure.bench
     worst, best = (max, min) if bench.is_duration else (min, max)
-    target = f"≥ {bench.target:,.0f}" if bench.target else ""
+    target = f"{'≤' if bench.is_duration else '≥'} {bench.target:,.0f}" if bench.target else ""
     return [
         bench.name,
         f"{_shown(figure.median, bench)} {bench.label}",

@@ -1,0 +1,47 @@
+"""nginx that gives everybody the same answer: one worker, nothing logged, nothing looked up."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+from benchmarks.servers import SERVER_CORE, Served, free_port, listening, pinned, tool
+
+_CONFIG = """
+worker_processes 1;
+daemon off;
+pid %(folder)s/nginx.pid;
+error_log /dev/null crit;
+events { worker_connections 1024; }
+http {
+    access_log off;
+    keepalive_requests 1000000000;
+    keepalive_timeout 600s;
+    default_type application/json;
+    client_body_temp_path %(folder)s/body;
+    proxy_temp_path %(folder)s/proxy;
+    fastcgi_temp_path %(folder)s/fastcgi;
+    uwsgi_temp_path %(folder)s/uwsgi;
+    scgi_temp_path %(folder)s/scgi;
+    server {
+        listen 127.0.0.1:%(port)d;
+        location / { return 200 '%(body)s'; }
+    }
+}
+"""
+
+
+@asynccontextmanager
+async def constant_reply(folder: Path, body: str) -> AsyncIterator[Served]:
+    """Its address, and the process id of its worker."""
+    assert "'" not in body, "a body for nginx's configuration"
+    assert "$" not in body, "a body for nginx's configuration"
+    place = folder / "nginx"
+    place.mkdir()
+    port, file = free_port(), place / "nginx.conf"
+    file.write_text(_CONFIG % {"folder": place, "port": port, "body": body})
+    command = [tool("nginx"), "-p", str(place), "-c", str(file), "-e", "stderr"]
+    async with listening(*pinned(SERVER_CORE, *command), port=port) as master:
+        (worker,) = psutil.Process(master).children()
+        yield Served(f"http://127.0.0.1:{port}", worker.pid)

@@ -1,0 +1,79 @@
+"""Redis, which keeps nothing on disk; asked by its own redis-benchmark, since wrk does not speak its protocol."""
+
+import asyncio
+import csv
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import redis
+
+from benchmarks.servers import (
+    CLIENT_CORE,
+    SERVER_CORE,
+    children_seconds,
+    free_port,
+    listening,
+    pinned,
+    processor_seconds,
+    tool,
+)
+from benchmarks.wrk import CONNECTIONS, SECONDS, Load
+
+_A_SECOND = 100_000  # about what one core answers
+_AT_ONCE = 1_000
+
+
+class RedisPeer:
+    """One server on loopback."""
+
+    def __init__(self, port: int, pid: int) -> None:
+        self.port = port
+        self.pid = pid
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def get(self, key: str, value: str) -> Load:
+        """GET of one value from as many clients as wrk has connections, one command at a time each."""
+        with redis.Redis(port=self.port) as client:
+            client.set(key, value)
+        times = int(_A_SECOND * SECONDS)
+        command = [tool("redis-benchmark"), "-p", str(self.port), "-c", str(CONNECTIONS), "-n", str(times), "--csv"]
+        before, asked = processor_seconds([self.pid]), children_seconds()
+        process = await asyncio.create_subprocess_exec(
+            *pinned(CLIENT_CORE, *command, "GET", key), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        (told,) = csv.DictReader(output.decode().splitlines())
+        seconds = times / float(told["rps"])
+        load = Load(
+            rate=float(told["rps"]),
+            p50=float(told["p50_latency_ms"]),
+            p99=float(told["p99_latency_ms"]),
+            busy=(processor_seconds([self.pid]) - before) / seconds,
+            client_busy=(children_seconds() - asked) / seconds,
+        )
+        print(f"  {load}", file=sys.stderr)
+        return load
+
+    def memory_of(self, items: int, value: str) -> float:
+        """Bytes it takes for each of so many items; they are gone afterwards."""
+        with redis.Redis(port=self.port, decode_responses=True) as client:
+            client.flushall()
+            before = int(client.info("memory")["used_memory"])
+            for start in range(0, items, _AT_ONCE):
+                client.mset({f"{number:08}": value for number in range(start, min(start + _AT_ONCE, items))})
+            taken = int(client.info("memory")["used_memory"]) - before
+            client.flushall()
+            return taken / items
+
+
+@asynccontextmanager
+async def redis_peer(*, core: int | None = SERVER_CORE) -> AsyncIterator[RedisPeer]:
+    """A Redis of our own, until the end."""
+    port = free_port()
+    command = [tool("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    async with listening(*(command if core is None else pinned(core, *command)), port=port) as pid:
+        yield RedisPeer(port, pid)

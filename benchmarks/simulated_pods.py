@@ -1,0 +1,110 @@
+"""Pods without serving processes, many in one program: each listens, asks the primary and keeps its own memory.
+
+What each hears and what it then holds goes to a file, a line for each: the pod, which of both, when, which version.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from penstock.kernel.db import Database
+from penstock.kernel.telemetry import Telemetry, configure_logging
+from penstock.kernel.waiting import ended
+from penstock.ports import make_refdata_redis
+from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.contract import INVALIDATIONS
+from penstock.refdata.model import Dict
+from penstock.refdata.pod.loader import Loader
+from penstock.refdata.pod.memory import Memory
+from penstock.refdata.pod.metrics import PodMetrics
+from penstock.settings import Settings, load_settings
+
+HEARD, HELD = "heard", "held"
+_LIMIT = 64 * 1024 * 1024
+Note = Callable[[str, int], None]
+
+
+class _Pod(Loader):
+    """A loader that tells when it hears of a version before it does what there is to do."""
+
+    note: Note
+    target: Dict
+
+    def hear(self, body: str) -> None:
+        with contextlib.suppress(msgspec.MsgspecError):
+            told = INVALIDATIONS.decode(body)
+            if (told.tenant_id, told.dict_code) == self.target:  # on the channel are all dictionaries
+                self.note(HEARD, told.version)
+        super().hear(body)
+
+
+async def run(settings: Settings, name: str, count: int, file: Path, target: Dict) -> None:
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-", dir="/dev/shm")))
+        lines = stack.enter_context(file.open("w", buffering=1))
+        opened = Database.open(settings.database.url, size=count, looks_up=True, decodes_json=False)
+        db = await stack.enter_async_context(opened)
+        for number in range(count):
+            pod = await _start(stack, settings, db, folder / str(number), f"{name}-{number}")
+            seen = dict.fromkeys((HEARD, HELD), 0)
+
+            def note(what: str, version: int, *, who: str = f"{name}-{number}", seen: dict[str, int] = seen) -> None:
+                if version > seen[what]:
+                    seen[what] = version
+                    print(who, what, time.time(), version, file=lines)
+
+            pod.note, pod.target = note, target
+            following = asyncio.create_task(_follow(pod, target, note))
+            stack.push_async_callback(ended, following)
+        print(json.dumps({"api": name}), flush=True)
+        await stopping.wait()
+
+
+async def _start(stack: AsyncExitStack, settings: Settings, db: Database, folder: Path, name: str) -> _Pod:
+    folder.mkdir()
+    memory, telemetry, section = Memory(folder, limit=_LIMIT), Telemetry(), settings.refdata
+    stack.callback(memory.close)
+    signals = make_refdata_redis(settings)
+    stack.push_async_callback(signals.close)
+    pod = _Pod(db, Catalogue(section), memory, section.query, PodMetrics(telemetry.registry), telemetry)
+    pod.note, pod.target = (lambda _what, _version: None), Dict("", "")
+    await stack.enter_async_context(pod.running(signals, name))
+    await pod.is_loaded.wait()
+    return pod
+
+
+async def _follow(pod: Loader, target: Dict, note: Note) -> None:
+    holding = pod.find(target)
+    while True:
+        await holding.reaches(holding.version + 1)
+        note(HELD, holding.version)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--file", type=Path, required=True)
+    args = parser.parse_args()
+    configure_logging("WARNING")
+    settings = load_settings(args.config)
+    section = settings.refdata
+    target = Dict((section.tenants or [""])[0], section.dictionaries[0].code)
+    uvloop.run(run(settings, args.name, args.count, args.file, target))
+
+
+if __name__ == "__main__":
+    main()
