@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 else:  # asyncpg's classes are generic only in their stubs
     Connection = asyncpg.Connection | PoolConnectionProxy
 ACQUIRE_TIMEOUT = 30.0
+_RELEASE_TIMEOUT = 5.0
 # A statement's plan is kept. One made while a table was small reads all of it, and goes on doing so, for a minute or
 # more, when the table has grown: on the first day of a queue, or after every large delivery.
 _LOOK_UP = dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin"), "off")
@@ -157,7 +158,9 @@ class Database:
         try:
             yield connection
         finally:
-            await self._pool.release(connection)
+            # A query that was cancelled waits for the server to agree; who waits too long loses the connection.
+            with suppress(TimeoutError):
+                await self._pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
 
 async def plan_freely(tx: Connection) -> None:

@@ -63,6 +63,10 @@ class Snapshot:
         is_whole = bool(steps) and versions == list(range(mark.version, self.mark.version + 1))
         return steps[1:] if is_whole and steps[0].mark == mark and steps[-1].mark == self.mark else None
 
+    async def commits_after(self, version: int) -> list[Step]:
+        """The commits after *version*, as far as they are remembered and not too many."""
+        return await store.changes_since(self._tx, self.target, version + 1, limit=STEPS_FOLLOWED)
+
     async def shares(self, mark: Mark) -> bool:
         """R24: whether *mark* is of the past of this one, as far as that is remembered."""
         if mark.is_pinned or self.mark.is_pinned:

@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
             or grant.until < front.now
             or head.least > entry.version
             or (grant.tenant != entry.tenant and not grant.is_operator)
-            or not key.translate(None, b"-_.~").isalnum()
+            or not (key.isalnum() or key.translate(None, b"-_.~").isalnum())
             or len(key) > layout.LONGEST
             or (value := front.view.txn.get(entry.prefix + key)) is None
         ):

@@ -142,4 +142,4 @@ class Holding:
 
 def is_lasting(error: PenstockError) -> bool:
     """Whether only a person can mend it."""
-    return error.status != 503
+    return error.status != 503 or error.code == "MEMORY_FULL"

@@ -90,7 +90,7 @@ class Loads:
         generation = self._memory.begin()
         try:
             async with dictionary.provider.snapshot(self._db, target) as snapshot:
-                steps = await snapshot.steps_since(held) if held else None
+                steps = await snapshot.commits_after(held.version) if held and not snapshot.mark.is_pinned else ()
                 has_other_past = held is not None and not await snapshot.shares(held)
                 count = await self._fill(generation, snapshot)
             mark = snapshot.mark
@@ -98,7 +98,7 @@ class Loads:
         except BaseException:
             self._memory.discard(generation)
             raise
-        return _Loaded(mark, steps or (), has_other_past)
+        return _Loaded(mark, steps, has_other_past)
 
     async def _fill(self, generation: int, snapshot: Snapshot) -> int:
         count = added = 0
@@ -122,12 +122,15 @@ class Loads:
         """R26: say what is read from now on, and add it to the traces that led to it."""
         about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
         log = structlog.get_logger()
-        for step in loaded.steps:
-            one = {**about, "eventId": str(step.event_id), "version": step.mark.version, "source": step.source}
-            log.debug("dictionary_changed", **one)
-            self._telemetry.trace("refdata.swap", step.trace, began, **one)
-        if not loaded.steps:
-            log.info("dictionary_loaded", **about, version=loaded.mark.version)
+        made = [
+            {"eventId": str(one.event_id), "source": one.source, "version": one.mark.version} for one in loaded.steps
+        ]
+        for step, said in zip(loaded.steps, made, strict=True):
+            self._telemetry.trace("refdata.swap", step.trace, began, **about, **said)
+            if kind == "delta":
+                log.debug("dictionary_changed", **about, **said)
+        if kind == "full":
+            log.info("dictionary_loaded", **{**about, **(made[-1] if made else {}), "version": loaded.mark.version})
 
     def _tell_reset(self, holding: Holding, mark: Mark) -> None:
         """R24: loudly: versions that readers were told are no more."""

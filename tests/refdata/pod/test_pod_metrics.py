@@ -1,0 +1,217 @@
+"""R26: what Prometheus, a collector of traces and the log are told of a pod."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from penstock.settings import Settings
+from tests.refdata.pod.podrig import PodRig, running_pod
+from tests.refdata.rig import Json, create_schemas, opened, settings_on, upsert
+from tests.services.collector import Collector
+from tests.services.program import CommandApi, QueryApi, Work
+from tests.services.redis import RedisCluster, redis_binary
+from tests.services.require import require
+from tests.services.until import becomes
+
+OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
+SELDOM = {**OFTEN, "reconcileEvery": "PT60S"}
+NORWAY = {"name": "Norway"}
+Samples = dict[tuple[str, ...], float]
+
+
+def parsed(text: str, name: str) -> Samples:
+    """The values of one metric, by those of its labels in the order of their names."""
+    found = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
+    return {tuple(one.labels[label] for label in sorted(one.labels)): one.value for one in found}
+
+
+async def exposed(pod: PodRig, name: str) -> Samples:
+    async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        return parsed(await response.text(), name)
+
+
+async def shows(pod: PodRig, name: str, labels: tuple[str, ...], value: float) -> None:
+    async def is_so() -> bool:
+        return (await exposed(pod, name)).get(labels, 0) == value
+
+    await becomes(is_so, f"{name}{labels} is {value}")
+
+
+@pytest.fixture
+async def quiet_settings(database_url: str) -> Settings:
+    """Nothing is looked at but what is told."""
+    await create_schemas(database_url)
+    return settings_on(database_url, query={**SELDOM, "barrierWaitMs": 0})
+
+
+async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: Path) -> None:
+    """R26: every load is in `cache_reload_duration_seconds`, by dictionary and kind, when it is done."""
+    name = "cache_reload_duration_seconds_count"
+    async with running_pod(quiet_settings, tmp_path) as pod:
+        first = await pod.put("LOOSE", {"a": 0})
+        assert (await pod.get("LOOSE/all", least=first)).source == "memory"
+        for number in range(1, 4):
+            await pod.put("LOOSE", {"a": number})
+            await pod.rig.relay()
+            await shows(pod, name, ("LOOSE", "delta"), number)
+        await pod.put("COUNTRY", {"NO": NORWAY})
+        full = (await exposed(pod, name))["COUNTRY", "full"]
+        await pod.rig.relay()
+        await shows(pod, name, ("COUNTRY", "full"), full + 1)
+        total = await exposed(pod, "cache_reload_duration_seconds_sum")
+        assert 0 < total["LOOSE", "delta"] < 60
+        assert await exposed(pod, "cache_reload_errors_total") == {}
+        assert (await exposed(pod, "dict_version_lag"))["LOOSE",] == 0
+        assert (await exposed(pod, "penstock_refdata_items"))["LOOSE",] == 1
+
+
+async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodRig) -> None:
+    """R26: with its table gone a dictionary falls behind, by its name and with the reason; then it catches up."""
+    await pod.rig.db.execute("ALTER VIEW all_products RENAME TO no_products")
+    for sku in (1, 2):
+        await pod.put("PRODUCT", {str(sku): {"brand": 1, "price": 1}})
+    await shows(pod, "dict_version_lag", ("PRODUCT",), 2)
+
+    async def is_counted() -> bool:
+        errors = await exposed(pod, "cache_reload_errors_total")
+        assert {code for _, code in errors} <= {"PRODUCT"}
+        return sum(errors.values()) >= 1
+
+    await becomes(is_counted, "an error")
+    assert (await exposed(pod, "dict_version_lag"))["LOOSE",] == 0
+    await pod.rig.db.execute("ALTER VIEW no_products RENAME TO all_products")
+    await shows(pod, "dict_version_lag", ("PRODUCT",), 0)
+    assert (await pod.get("PRODUCT/version")).version == 2
+
+
+async def test_reads_from_the_primary_are_counted(quiet_settings: Settings, tmp_path: Path) -> None:
+    """R26: each answer from the primary is one in `postgres_fallback_reads_total`; those from memory are none."""
+    name = "postgres_fallback_reads_total"
+    async with running_pod(quiet_settings, tmp_path) as pod:
+        fallbacks = 0
+        for number in range(5):
+            version = await pod.put("LOOSE", {"a": number})
+            found = await pod.get("LOOSE/items/a", least=version)
+            assert (found.status, found.json, found.version) == (200, number, version)
+            fallbacks += found.source == "postgres_fallback"
+        assert (await pod.get("LOOSE/items/a")).source == "memory"
+        assert fallbacks > 0
+        assert (await exposed(pod, name))["LOOSE",] == fallbacks
+        assert (await exposed(pod, "penstock_query_barrier_waits_total"))[()] >= fallbacks
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    running = RedisCluster(redis_binary() or require("redis"))
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+async def test_the_slowest_pod_is_the_lag_of_the_stream(
+    database_url: str, cluster: RedisCluster, tmp_path: Path
+) -> None:
+    """R26: `redis_stream_lag` is what the slowest group has yet to be handed, and 0 when there is none behind."""
+    await create_schemas(database_url)
+    settings = settings_on(database_url, query=OFTEN, redis={"nodes": cluster.addresses})
+    stream, group = settings.refdata.redis.stream_key, f"{settings.refdata.redis.consumer_group}:slow"
+    async with running_pod(settings, tmp_path) as pod:
+        holder = cluster.holder(stream)
+        holder.xgroup_create(stream, group, id="$", mkstream=True)
+        for number in range(3):
+            await pod.put("LOOSE", {"a": number})
+            assert await pod.rig.relay() == 1
+        await shows(pod, "redis_stream_lag", (), 3)
+        holder.xgroup_destroy(stream, group)
+        await shows(pod, "redis_stream_lag", (), 0)
+
+
+def environment(url: str, folder: Path, **refdata: Any) -> None:
+    document: Json = {"database": {"url": url}, "telemetry": {"log_level": "DEBUG", "log_format": "json"}}
+    known = {"dictionaries": [{"code": "LOOSE"}], "tenants": ["acme"], "query": OFTEN, **refdata}
+    (folder / "penstock.yaml").write_text(json.dumps({**document, "refdata": known}))
+
+
+async def test_commands_that_wait_are_the_lag_of_their_topic(database_url: str, tmp_path: Path) -> None:
+    """R26: `kafka_consumer_lag` of the apply role is what is not settled yet, by topic, on whatever bus."""
+    topic = f"refdata.test.{os.urandom(4).hex()}"
+    environment(database_url, tmp_path, kafka={"commandsTopic": topic})
+    settings = settings_on(database_url).model_dump(mode="json", by_alias=True)
+    settings["refdata"]["kafka"]["commandsTopic"] = topic
+    holder = await asyncpg.connect(database_url)
+    try:
+        async with opened(Settings.model_validate(settings)) as writer, httpx.AsyncClient() as client:
+            await writer.send("LOOSE", upsert("a", 0))
+            await writer.apply()
+            with Work(tmp_path, "apply") as apply:
+
+                async def has_lag(wanted: int) -> bool:
+                    text = (await client.get(f"{apply.api}/actuator/prometheus")).text
+                    return parsed(text, "kafka_consumer_lag").get((topic,)) == wanted
+
+                async with holder.transaction():
+                    await holder.execute("SELECT FROM dictionary_meta FOR UPDATE")
+                    for number in range(3):
+                        await writer.send("LOOSE", upsert("a", number))
+                    await becomes(lambda: has_lag(3), "three wait")
+                await becomes(lambda: has_lag(0), "none waits")
+    finally:
+        await holder.close()
+
+
+async def test_a_trace_and_the_log_go_from_the_request_to_the_swap(database_url: str, tmp_path: Path) -> None:
+    """R26: four processes, one trace; the pod's stage and its line in the log tell what was swapped."""
+    environment(database_url, tmp_path)
+    trace = os.urandom(16).hex()
+    with ExitStack() as stack:
+        collector = stack.enter_context(Collector())
+        env = collector.env
+        api, pod = CommandApi(tmp_path, env=env), QueryApi(tmp_path, env=env)
+        for server in (api, pod, *(Work(tmp_path, role, env=env) for role in ("apply", "relay"))):
+            stack.callback(server.__exit__, None, None, None)
+            await asyncio.to_thread(server.__enter__)
+        async with httpx.AsyncClient() as client:
+
+            async def is_visible() -> bool:
+                found = await client.get(f"{pod.api}/v1/tenants/acme/dictionaries/LOOSE/version")
+                return bool(found.json()["version"] == 1)
+
+            updates = f"{api.api}/v1/tenants/acme/updates"
+            body = {"dictCode": "LOOSE", "eventType": "DELTA", "items": [upsert("a", 1)]}
+            await client.post(updates, json=body)
+            await becomes(is_visible, "the first version is loaded")
+            traced = {"traceparent": f"00-{trace}-{'1' * 16}-01"}
+            event_id = (await client.post(updates, json=body, headers=traced)).json()["eventId"]
+        spans = await asyncio.to_thread(collector.of, trace, "refdata.apply", "refdata.announce", "refdata.swap")
+        (swap,) = [span for span in spans if span.name == "refdata.swap"]
+        about = {"tenantId": "acme", "dictCode": "LOOSE", "eventId": event_id, "version": 2, "source": "REST"}
+        assert swap.about == {**about, "kind": "delta"}
+        lines = [json.loads(line) for line in pod.log_file.read_text().splitlines() if line.startswith("{")]
+        changed = [line for line in lines if line["event"] == "dictionary_changed"][-1]
+        assert {name: changed[name] for name in about} == about
+        assert changed["level"] == "debug"
+        loaded = next(line for line in lines if line["event"] == "dictionary_loaded")
+        assert (loaded["tenantId"], loaded["dictCode"], loaded["version"]) == ("acme", "LOOSE", 0)
+
+
+async def test_the_first_version_is_told_like_all_others(pod: PodRig) -> None:
+    """R26: also the version after none tells which event made it, where from and when it was swapped."""
+    with capture_logs() as logs:
+        event_id = await pod.rig.send("LOOSE", upsert("a", 1))
+        await pod.rig.apply()
+        assert (await pod.get("LOOSE/all", least=1)).source == "memory"
+    told = [line for line in logs if line["event"] in ("dictionary_changed", "dictionary_loaded")]
+    about = {"eventId": str(event_id), "dictCode": "LOOSE", "version": 1, "source": "REST", "tenantId": "acme"}
+    assert [{name: line.get(name) for name in about} for line in told] == [about]

@@ -1,0 +1,296 @@
+"""R22, R23, R28: what happens to Redis, and what readers of a pod notice of it: nothing, or not for long."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import pods
+from penstock.kernel.signals import Resync, Signal
+from penstock.kernel.signals.redis import RedisSignals
+from penstock.refdata.pod.loader import Loader
+from penstock.settings import Settings
+from tests.refdata.pod.podrig import PodRig, running_pod
+from tests.refdata.rig import Json, Rig, create_schemas, opened, settings_on, upsert
+from tests.services.redis import MASTERS, RedisCluster, redis_binary
+from tests.services.require import require
+from tests.services.until import becomes
+
+SELDOM, OFTEN = "PT60S", "PT0.2S"  # so seldom that a look cannot help, so often that signals need not
+NOWHERE = "127.0.0.1:1"
+EVERYTHING = ("on", "nopass", "allkeys", "allchannels", "+@all")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    running = RedisCluster(redis_binary() or require("redis"))
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+class House:
+    """A database, a channel in Redis, somebody who writes, and pods as they are opened."""
+
+    def __init__(self, url: str, folder: Path, cluster: RedisCluster, writer: Rig, route: Json) -> None:
+        self.url, self.folder, self.cluster, self.writer, self.route = url, folder, cluster, writer, route
+        self.stream: str = route["streamKey"]
+        self.user = f"pod-{os.urandom(4).hex()}"
+        self.allow(*EVERYTHING)
+
+    def allow(self, *rules: str) -> None:
+        """Change what pods may do; the writer may do everything."""
+        for number in range(len(self.cluster.addresses)):
+            self.cluster.node(number).execute_command("ACL", "SETUSER", self.user, *rules)  # type: ignore[no-untyped-call]
+
+    def cut(self) -> int:
+        """Close every connection of pods; how many there were."""
+        nodes = [self.cluster.node(number) for number in range(len(self.cluster.addresses))]
+        return sum(node.execute_command("CLIENT", "KILL", "USER", self.user) for node in nodes)  # type: ignore[no-untyped-call]
+
+    @asynccontextmanager
+    async def pod(self, every: str = SELDOM, **sections: Any) -> AsyncIterator[PodRig]:
+        async with running_pod(self.settings(every, **sections), self.folder) as pod:
+            if not sections:
+                await becomes(lambda: self.listens(1), "the pod listens")
+            yield pod
+
+    def settings(self, every: str, **sections: Any) -> Settings:
+        query = {"reconcileEvery": every, "auditEvery": None}
+        return settings_on(self.url, **{"redis": {**self.route, "username": self.user}, "query": query, **sections})
+
+    async def put(self, value: Any, *, tells: bool = True, code: str = "LOOSE") -> int:
+        """Commit a version, and tell the pods of it."""
+        await self.writer.send(code, upsert("a", value))
+        await self.writer.apply()
+        if tells:
+            assert await self.writer.relay() == 1
+        return await self.writer.version(code)
+
+    def groups(self) -> list[Json]:
+        found: list[Json] = self.cluster.holder(self.stream).xinfo_groups(self.stream)
+        return found
+
+    async def listens(self, count: int) -> bool:
+        """Whether so many pods are on both paths."""
+        holder = self.cluster.holder(self.stream)
+        subscribers = dict(holder.pubsub_numsub(self.route["pubChannel"]))
+        consumers = sum(group["consumers"] for group in self.groups()) if holder.exists(self.stream) else 0
+        return subscribers[self.route["pubChannel"]] >= count and consumers >= count
+
+
+@pytest.fixture
+async def house(database_url: str, tmp_path: Path, cluster: RedisCluster) -> AsyncIterator[House]:
+    async with housed(database_url, tmp_path, cluster) as house:
+        yield house
+
+
+@asynccontextmanager
+async def housed(url: str, folder: Path, cluster: RedisCluster) -> AsyncIterator[House]:
+    await create_schemas(url)
+    name = f"t{os.urandom(4).hex()}"
+    names = {"pubChannel": f"{name}:pub", "streamKey": f"{name}:stream", "consumerGroup": f"{name}-pods"}
+    route = {"nodes": cluster.addresses, **names}
+    async with opened(settings_on(url, redis=route)) as writer:
+        yield House(url, folder, cluster, writer, route)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Loader]:
+    """Every look at the primary's versions, as it ends."""
+    seen: list[Loader] = []
+    look = Loader.look
+
+    async def counted(loader: Loader) -> None:
+        await look(loader)
+        seen.append(loader)
+
+    monkeypatch.setattr(Loader, "look", counted)
+    return seen
+
+
+async def shows(pod: PodRig, version: int, value: Any) -> None:
+    """Back when *pod* answers so from memory, asked without a version."""
+
+    async def is_so() -> bool:
+        found = await pod.get("LOOSE/items/a")
+        assert found.status in (200, 404)
+        return found.status == 200 and (found.version, found.json, found.source) == (version, value, "memory")
+
+    await becomes(is_so, f"version {version}")
+
+
+async def hear(house: House, looks: list[Loader], *pods: PodRig) -> None:
+    """Back when a version came to *pods* by word alone: those of before may have caused a look that was still due."""
+    values = count(100)
+
+    async def hear_one() -> bool:
+        seen, value = len(looks), next(values)
+        version = await house.put(value)
+        for pod in pods:
+            await shows(pod, version, value)
+        return len(looks) == seen
+
+    await becomes(hear_one, "a version comes without a look")
+
+
+async def test_without_pubsub_the_stream_tells(house: House, looks: list[Loader]) -> None:
+    """R22, R28: a pod that loses Pub/Sub for good hears from the stream, and looks at nothing else."""
+    async with house.pod() as pod:
+        await shows(pod, await house.put(1), 1)
+        house.allow("-subscribe")
+        assert house.cluster.client_kill_pubsub() == 1
+        await hear(house, looks, pod)
+        house.allow("+subscribe")
+        await becomes(lambda: house.listens(1), "Pub/Sub is back")
+        await hear(house, looks, pod)
+
+
+async def test_a_pod_that_was_away_catches_up(house: House) -> None:
+    """R22: what was announced while a pod had no connection at all is there once it has one; reads never stop."""
+    async with house.pod() as pod:
+        await shows(pod, await house.put(1), 1)
+        house.allow("off")
+        assert house.cut() >= 2
+        version = [await house.put(value) for value in (2, 3, 4)][-1]
+        assert (await pod.get("LOOSE/items/a")).json == 1
+        house.allow("on")
+        await shows(pod, version, 4)
+        (group,) = house.groups()
+        await becomes(lambda: house.listens(1), "the pod listens again")
+        assert group["name"].startswith(f"{house.route['consumerGroup']}:")
+
+
+async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(house: House) -> None:
+    """R22: trimmed past the pod's position: every dictionary is compared, told of or not."""
+    async with house.pod() as pod:
+        await shows(pod, await house.put(1), 1)
+        house.allow("off")
+        house.cut()
+        await house.put({"name": "Norway"}, code="COUNTRY")
+        version = await house.put(2)
+        assert house.cluster.holder(house.stream).xtrim(house.stream, maxlen=0, approximate=False) == 3
+        house.allow("on")
+        await shows(pod, version, 2)
+        assert (await pod.get("COUNTRY/items/a")).json["name"] == "Norway"
+
+
+async def test_a_redis_that_lost_everything_is_no_loss(house: House, looks: list[Loader]) -> None:
+    """R22: FLUSHALL, with a version announced before it and not heard: reconciled; later ones are heard again."""
+    async with house.pod() as pod:
+        house.allow("off")
+        house.cut()
+        version = await house.put(1)
+        house.cluster.wipe()
+        house.allow("on")
+        await shows(pod, version, 1)
+        await becomes(lambda: house.listens(1), "the pod listens again")
+        house.cluster.wipe()
+        await becomes(lambda: house.listens(1), "the pod has a group again")
+        await hear(house, looks, pod)
+
+
+async def test_a_failover_is_no_loss(database_url: str, tmp_path: Path) -> None:
+    """R22, R23: the master with the stream dies and its replica takes over: reads go on, news arrive over it."""
+    cluster = await asyncio.to_thread(RedisCluster, redis_binary() or require("redis"), replicas=True)
+    try:
+        async with housed(database_url, tmp_path, cluster) as house, house.pod() as pod:
+            await shows(pod, await house.put(1), 1)
+            owner = cluster.owner(house.stream)
+            cluster.kill(owner)
+            version = await house.put(2, tells=False)
+            assert (await pod.get("LOOSE/items/a")).json == 1
+            await asyncio.to_thread(cluster.wait_until_promoted, owner + MASTERS)
+            assert await house.writer.relay() == 1
+            await shows(pod, version, 2)
+            await shows(pod, await house.put(3), 3)
+    finally:
+        await asyncio.to_thread(cluster.stop)
+
+
+async def test_without_redis_pods_stay_fresh(database_url: str, tmp_path: Path) -> None:
+    """R23: Redis wholly gone: reads go on and follow the primary by looking; once back, signals tell again."""
+    cluster = await asyncio.to_thread(RedisCluster, redis_binary() or require("redis"))
+    try:
+        async with housed(database_url, tmp_path, cluster) as house, house.pod(OFTEN) as pod:
+            await shows(pod, await house.put(1), 1)
+            for number in range(MASTERS):
+                cluster.kill(number)
+            for value in (2, 3):
+                await shows(pod, await house.put(value, tells=False), value)
+            answer = await pod.get("LOOSE/items/a")
+            assert "X-Data-Age" not in answer.headers
+            await asyncio.gather(*(asyncio.to_thread(cluster.start, number) for number in range(MASTERS)))
+            house.allow(*EVERYTHING)
+            await becomes(lambda: house.listens(1), "the pod listens again")
+            assert await house.writer.relay() == 2
+            await shows(pod, await house.put(4), 4)
+
+            async def has_read_all() -> bool:
+                return [(group["pending"], group["lag"]) for group in house.groups()] == [(0, 0)]
+
+            await becomes(has_read_all, "the stream is read to its end")
+    finally:
+        await asyncio.to_thread(cluster.stop)
+
+
+async def test_a_pod_needs_neither_redis_nor_kafka(house: House) -> None:
+    """R23: with both out of reach a pod starts, is ready, serves, and follows the primary."""
+    version = await house.put(1)
+    settings = house.settings(OFTEN, redis={"nodes": [NOWHERE]}).model_dump(mode="json", by_alias=True)
+    settings["bus"]["kafka"] = {"bootstrap": NOWHERE}
+    async with running_pod(Settings.model_validate(settings), house.folder) as pod:
+        await shows(pod, version, 1)
+        async with pod.session.get(f"{pod.address}/actuator/health/readiness") as response:
+            assert response.status == 200
+        await shows(pod, await house.put(2), 2)
+
+
+async def test_every_pod_hears_everything_in_a_group_of_its_own(
+    house: House, looks: list[Loader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22: one group per pod under the configured prefix; each is handed every message; none outlives its pod."""
+    numbers = count()
+    monkeypatch.setattr(pods, "worker_name", lambda role: f"{role}@{next(numbers)}")  # else known by its process
+    async with AsyncExitStack() as stack:
+        three = [await stack.enter_async_context(house.pod()) for _ in range(3)]
+        await becomes(lambda: house.listens(3), "all pods listen")
+        await hear(house, looks, *three)
+        told = house.cluster.holder(house.stream).xlen(house.stream)
+
+        async def have_read_all() -> bool:
+            return [(one["entries-read"], one["pending"]) for one in house.groups()] == [(told, 0)] * 3
+
+        await becomes(have_read_all, "each group is handed everything")
+        assert all(str(one["name"]).startswith(f"{house.route['consumerGroup']}:") for one in house.groups())
+    assert house.groups() == []
+
+
+async def test_the_group_of_a_killed_pod_is_reaped(house: House) -> None:
+    """R22: a pod that died without a word leaves a group; another pod removes it, and keeps those of the living."""
+    holder, prefix = house.cluster.holder(house.stream), house.route["consumerGroup"]
+    for name in (f"{prefix}:dead", "foreign"):
+        holder.xgroup_create(house.stream, name, mkstream=True)
+        holder.xgroup_createconsumer(house.stream, name, "listener")
+    poll = timedelta(milliseconds=50)
+    names = {"pub_channel": house.route["pubChannel"], "stream_key": house.stream, "group_prefix": prefix}
+    signals = RedisSignals(house.cluster.addresses, **names, poll=poll, leftover_after=10 * poll)
+    async with signals.listen("one") as first, signals.listen("two") as second:
+        for feed in (first, second):
+            assert isinstance(await anext(feed), Resync)
+
+        async def is_reaped() -> bool:
+            return {one["name"] for one in house.groups()} == {f"{prefix}:one", f"{prefix}:two", "foreign"}
+
+        await becomes(is_reaped, "the dead one's group is gone")
+        await signals.announce(["news"])
+        for feed in (first, second):
+            assert await anext(feed) == Signal("news")
+    await signals.close()

@@ -1,0 +1,227 @@
+"""R20, R24: what is loaded when something changed, and when the primary has another past than the pod."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from penstock.refdata.loading import Rows, Snapshot
+from tests.refdata.pod.gate import Gate
+from tests.refdata.pod.podrig import PodRig, running_pod
+from tests.refdata.rig import Json, Rig, create_schemas, delete, opened, settings_on, upsert
+from tests.services.until import becomes
+
+OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
+TABLES = ("dictionary_meta", "outbox_event", "dictionary_item", "processed_event", "update_request", "mdm_country")
+CODES = ["LOOSE", "COUNTRY"]
+
+
+@pytest.fixture
+async def gate(database_url: str) -> AsyncIterator[Gate]:
+    await create_schemas(database_url)
+    async with Gate(database_url) as gate:
+        yield gate
+
+
+@pytest.fixture
+async def writer(database_url: str, gate: Gate) -> AsyncIterator[Rig]:
+    async with opened(settings_on(database_url)) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def pod(gate: Gate, tmp_path: Path) -> AsyncIterator[PodRig]:
+    async with running_pod(settings_on(gate.url, query=OFTEN), tmp_path) as pod:
+        yield pod
+
+
+async def put(writer: Rig, code: str, **items: str) -> int:
+    await writer.send(code, *(upsert(key, {"name": name}) for key, name in items.items()))
+    await writer.apply()
+    return await writer.version(code)
+
+
+async def back_up(writer: Rig) -> None:
+    for table in TABLES:
+        await writer.db.execute(f"CREATE TABLE backup_{table} AS SELECT * FROM {table}")
+
+
+async def restore(writer: Rig) -> None:
+    """Put the tables back as they were: in one moment, as a server that comes up from a backup."""
+    async with writer.db.transaction() as tx:
+        for table in TABLES:
+            await tx.execute(f"DELETE FROM {table}")
+            await tx.execute(f"INSERT INTO {table} SELECT * FROM backup_{table}")
+
+
+async def names(pod: PodRig, code: str) -> tuple[int, dict[str, str]]:
+    """The version and the names of its items, as one answer tells them."""
+    found = await pod.get(f"{code}/all")
+    assert found.status == 200
+    return found.version, {item["key"]: item["value"]["name"] for item in found.json["items"]}
+
+
+async def shows(pod: PodRig, code: str, version: int, **items: str) -> None:
+    async def is_so() -> bool:
+        return await names(pod, code) == (version, items)
+
+    await becomes(is_so, f"version {version} with {items}", within=15)
+
+
+async def samples(pod: PodRig, name: str, code: str) -> dict[str, float]:
+    """The values of a metric of one dictionary, by their kind."""
+    async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
+        families = list(text_string_to_metric_families(await response.text()))
+    found = [one for family in families for one in family.samples if one.name == name]
+    return {one.labels.get("kind", ""): one.value for one in found if one.labels.get("dict_code") == code}
+
+
+async def loads(pod: PodRig, code: str) -> dict[str, float]:
+    return await samples(pod, "cache_reload_duration_seconds_count", code)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("later", [(), ("b",), ("b", "c")], ids=["lower", "the same", "higher"])
+async def test_a_primary_with_another_past_has_the_last_word(
+    gate: Gate, writer: Rig, pod: PodRig, code: str, later: tuple[str, ...]
+) -> None:
+    """R24: restored from a backup, and perhaps written to since: its content is served, and it is said loudly."""
+    await put(writer, code, a="kept")
+    await back_up(writer)
+    lost = await put(writer, code, a="lost", x="lost")
+    await shows(pod, code, lost, a="lost", x="lost")
+    with capture_logs() as logs:
+        await gate.shut()
+        await restore(writer)
+        for key in later:
+            await put(writer, code, **{key: "later"})
+        await gate.open()
+        version = 1 + len(later)
+        await shows(pod, code, version, a="kept", **dict.fromkeys(later, "later"))
+    told = [one for one in logs if one["event"] == "primary_has_another_past"]
+    about = ("acme", code, version, lost)
+    assert [(one["tenantId"], one["dictCode"], one["version"], one["held"]) for one in told] == [about]
+    assert told[0]["log_level"] == "error"
+    assert await samples(pod, "penstock_refdata_history_resets_total", code) == {"": 1}
+    refused = await pod.get(f"{code}/items/a", least=version + 1)
+    assert (refused.status, refused.json["code"]) == (409, "VERSION_NOT_COMMITTED")
+    after = await put(writer, code, d="after")
+    await shows(pod, code, after, a="kept", d="after", **dict.fromkeys(later, "later"))
+    assert len([one for one in logs if one["event"] == "primary_has_another_past"]) == 1
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_a_primary_that_forgot_a_dictionary_is_followed(writer: Rig, pod: PodRig, code: str) -> None:
+    """R24: a backup of before its first version, while the pod looks on: empty it is, and its new first one counts."""
+    await back_up(writer)
+    await shows(pod, code, await put(writer, code, a="lost"), a="lost")
+    with capture_logs() as logs:
+        await restore(writer)
+        await shows(pod, code, 0)
+    assert [one["dictCode"] for one in logs if one["event"] == "primary_has_another_past"] == [code]
+    await shows(pod, code, await put(writer, code, b="new"), b="new")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The keys that were looked up on the primary, each time."""
+    seen: list[list[str]] = []
+    only = Snapshot.only
+
+    async def noted(snapshot: Snapshot, keys: list[str]) -> Rows:
+        seen.append(keys)
+        return await only(snapshot, keys)
+
+    monkeypatch.setattr(Snapshot, "only", noted)
+    return seen
+
+
+async def test_only_what_changed_is_loaded(writer: Rig, pod: PodRig, asked: list[list[str]]) -> None:
+    """R20, R29: a change of a few keys costs a look-up of these keys, whatever else there is."""
+    await shows(pod, "LOOSE", await put(writer, "LOOSE", **{f"k{n}": "x" for n in range(50)}), **_many(50, "x"))
+    before = await loads(pod, "LOOSE")
+    asked.clear()
+    await writer.send("LOOSE", upsert("k1", {"name": "y"}), delete("k2"), upsert("new", {"name": "z"}))
+    await writer.apply()
+    left = {key: name for key, name in _many(50, "x").items() if key != "k2"}
+    await shows(pod, "LOOSE", 2, **{**left, "k1": "y", "new": "z"})
+    assert asked == [["k1", "k2", "new"]]
+    assert await loads(pod, "LOOSE") == {**before, "delta": before.get("delta", 0) + 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "many", "spoil", "kind"),
+    [
+        ("LOOSE", 100, None, "delta"),
+        ("LOOSE", 101, None, "full"),
+        ("LOOSE", 2, "DELETE FROM outbox_event WHERE version = 2", "full"),
+        ("COUNTRY", 2, None, "full"),
+    ],
+    ids=["as many keys as are told", "more than are told", "a gap in the history", "reloadOnEvent FULL"],
+)
+async def test_everything_is_loaded_where_not_all_is_told(
+    gate: Gate, writer: Rig, pod: PodRig, code: str, many: int, spoil: str | None, kind: str
+) -> None:
+    """R20: what changed is loaded alone only while every commit since tells its keys, and the dictionary wants it."""
+    await shows(pod, code, await put(writer, code, a="1"), a="1")
+    before = await loads(pod, code)
+    await gate.shut()
+    await put(writer, code, a="2")
+    await put(writer, code, **_many(many, "3"))
+    if spoil:
+        await writer.db.execute(spoil)
+    await gate.open()
+    await shows(pod, code, 3, a="2", **_many(many, "3"))
+    after = await loads(pod, code)
+    assert {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)} == {
+        kind: 1
+    }
+
+
+def _many(count: int, name: str) -> dict[str, str]:
+    return {f"k{number}": name for number in range(count)}
+
+
+SPELT: list[tuple[str, str, Callable[[str], str]]] = [
+    ("bigint", ":key::bigint", lambda key: str(int(key))),
+    ("numeric(10, 2)", ":key::numeric", lambda key: f"{float(key):.2f}"),
+    ("uuid", ":key::uuid", str.lower),
+    ("text", "upper(:key)", str.upper),
+    ("char(6)", ":key", str.strip),
+]
+KEYS = {"bigint": ("007", "8"), "numeric(10, 2)": ("1", "2.00"), "text": ("no", "SE"), "char(6)": ("no", "xxxxxx")}
+UUIDS = ("0AF76519-16CD-43DD-8448-EB211C80319C", "0af76519-16cd-43dd-8448-eb211c80319d")
+
+
+@pytest.mark.parametrize(("kind", "key", "spelt"), SPELT, ids=[kind for kind, _, _ in SPELT])
+async def test_keys_that_tables_spell_another_way(
+    database_url: str, tmp_path: Path, kind: str, key: str, spelt: Callable[[str], str]
+) -> None:
+    """R20: a command names a key one way, its table another: written, changed and deleted, it ends up as there."""
+    settings = settings_on(database_url, dictionaries=[_own(kind, key)], query=OFTEN)
+    async with opened(settings) as writer:
+        await writer.db.execute(f"CREATE TABLE own (tenant_id text, k {kind}, v jsonb, PRIMARY KEY (tenant_id, k))")
+        async with running_pod(settings, tmp_path) as pod:
+            one, two = KEYS.get(kind, UUIDS)
+            await shows(
+                pod, "OWN", await put(writer, "OWN", **{one: "1", two: "1"}), **{spelt(one): "1", spelt(two): "1"}
+            )
+            await shows(pod, "OWN", await put(writer, "OWN", **{one: "2"}), **{spelt(one): "2", spelt(two): "1"})
+            await writer.send("OWN", delete(one))
+            await writer.apply()
+            await shows(pod, "OWN", 3, **{spelt(two): "1"})
+            found = await pod.get(f"OWN/items/{spelt(two)}", least=3)
+            assert (found.status, found.json) == (200, {"name": "1"})
+
+
+def _own(kind: str, key: str) -> Json:
+    apply: dict[str, Any] = {
+        "upsertSql": f"insert into own values (:tenantId, {key}, :payload) on conflict (tenant_id, k) "
+        "do update set v = excluded.v",
+        "deleteSql": f"delete from own where tenant_id = :tenantId and k = {key}",
+        "snapshotReplaceSql": "select :tenantId, :snapshotJson::jsonb",
+    }
+    return {"code": "OWN", "loadSql": "select k, v from own where tenant_id = :tenantId", "apply": apply}

@@ -1,0 +1,213 @@
+"""R21, R23: the primary is down, frozen or gone: reads go on, say how old they are, and are fresh again after it."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.settings import Settings
+from tests.refdata.pod.gate import Gate
+from tests.refdata.pod.podrig import Answer, PodRig, running_pod
+from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
+from tests.services.program import QueryApi
+from tests.services.until import becomes
+
+QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None, "barrierWaitMs": 50, "fallbackTimeoutMs": 300}
+AGE = "X-Data-Age"
+ANSWERED_WITHIN = 0.05 + 2 * 0.3 + 1.5  # the wait, two questions, and a busy machine
+READERS = 20
+
+
+@pytest.fixture
+async def gate(database_url: str) -> AsyncIterator[Gate]:
+    await create_schemas(database_url)
+    async with Gate(database_url) as gate:
+        yield gate
+
+
+@pytest.fixture
+async def writer(database_url: str, gate: Gate) -> AsyncIterator[Rig]:
+    """Somebody for whom the primary is always there."""
+    async with opened(settings_on(database_url)) as rig:
+        yield rig
+
+
+@pytest.fixture
+def through_gate(gate: Gate) -> Settings:
+    return settings_on(gate.url, query=QUERY)
+
+
+@pytest.fixture
+async def pod(through_gate: Settings, tmp_path: Path, writer: Rig) -> AsyncIterator[PodRig]:
+    await put(writer, 1)
+    async with running_pod(through_gate, tmp_path) as pod:
+        yield pod
+
+
+async def put(writer: Rig, value: Any, code: str = "LOOSE") -> int:
+    await writer.send(code, upsert("a", value))
+    await writer.apply()
+    return await writer.version(code)
+
+
+async def metric(pod: PodRig, name: str) -> float:
+    async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
+        families = list(text_string_to_metric_families(await response.text()))
+    return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+async def answers(pod: PodRig, holds: Callable[[Answer], bool], what: str, path: str = "LOOSE/items/a") -> None:
+    """Back when it *holds* of an answer; every one on the way must be an answer from memory."""
+
+    async def is_so() -> bool:
+        found = await pod.get(path)
+        assert (found.status, found.source) == (200, "memory")
+        return holds(found)
+
+    await becomes(is_so, what)
+
+
+async def read_unknown(pod: PodRig, version: int) -> None:
+    """Many ask for a version that the pod does not have: each is refused, none waits for ever."""
+
+    async def ask(path: str) -> None:
+        began = monotonic()
+        refused = await pod.get(path, least=version)
+        assert (refused.status, monotonic() - began < ANSWERED_WITHIN) == (503, True), refused.body
+        assert refused.version < version
+
+    paths = ("LOOSE/items/a", "LOOSE/items?keys=a,b", "LOOSE/all", "LOOSE/version")
+    await asyncio.gather(*(ask(paths[number % 4]) for number in range(READERS)))
+
+
+async def test_a_primary_that_is_down_leaves_reads_as_they_were(gate: Gate, writer: Rig, pod: PodRig) -> None:
+    """R21, R23: reads go on under a growing age; a version nobody can look up is 503; then all is fresh again."""
+    before = await pod.get("LOOSE/items/a", least=1)
+    assert (before.status, before.json, AGE in before.headers) == (200, 1, False)
+    assert await metric(pod, "penstock_refdata_data_age_seconds") == 0
+    await gate.shut()
+    await answers(pod, lambda found: AGE in found.headers, "an age")
+    await answers(pod, lambda found: int(found.headers[AGE]) >= 1, "an age that grows")
+    assert await metric(pod, "penstock_refdata_data_age_seconds") >= 1
+    held = await pod.get("LOOSE/items/a", least=1)
+    assert (held.status, held.json, held.version) == (200, 1, 1)
+    version = await put(writer, 2)
+    await read_unknown(pod, version)
+    async with pod.session.get(f"{pod.address}/actuator/health/readiness") as response:
+        assert response.status == 200
+    await gate.open()
+    await answers(pod, lambda found: found.version == version and found.json == 2, "the new version")
+    await answers(pod, lambda found: AGE not in found.headers, "no age")
+    assert await metric(pod, "penstock_refdata_data_age_seconds") == 0
+    assert (await pod.get("LOOSE/items/a", least=version)).json == 2
+
+
+async def test_a_primary_that_is_frozen_holds_up_nobody(gate: Gate, writer: Rig, pod: PodRig) -> None:
+    """R21, R23: a server that takes connections and says nothing is one that is down, for readers and in time."""
+    gate.freeze()
+    version = await put(writer, 2)
+    for _ in range(3):
+        await read_unknown(pod, version)
+    await answers(pod, lambda found: AGE in found.headers, "an age")
+    assert (await pod.get("LOOSE/items/a", least=1)).json == 1
+    await read_unknown(pod, version)
+    assert await metric(pod, "penstock_refdata_data_age_seconds") > 0
+    gate.thaw()
+    await answers(pod, lambda found: found.version == version and AGE not in found.headers, "it is fresh")
+    assert (await pod.get("LOOSE/items/a", least=version)).status == 200
+
+
+@pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
+async def test_a_primary_that_moved_without_a_word_is_found_again(
+    gate: Gate, writer: Rig, pod: PodRig, code: str
+) -> None:
+    """R23: connections that went silent for ever do not keep a pod from what new ones would tell it."""
+    version = await put(writer, {"name": "old"}, code)
+    await answers(pod, lambda found: found.version == version, "it is loaded", f"{code}/version")
+    gate.lose()
+    version = await put(writer, {"name": "new"}, code)
+
+    async def is_reached() -> bool:
+        found = await pod.get(f"{code}/items/a", least=version)
+        assert found.status in (200, 503)
+        return found.status == 200 and found.json["name"] == "new"
+
+    await becomes(is_reached, "a reader of the new version is answered", within=20)
+
+    async def is_fresh() -> bool:
+        found = await pod.get(f"{code}/items/a")
+        assert found.version == version or AGE in found.headers or is_early(), "old data that passes for fresh"
+        return found.version == version and AGE not in found.headers
+
+    lost_at = monotonic()
+
+    def is_early() -> bool:
+        return monotonic() - lost_at < 15  # until then nobody can know that it is not just slow
+
+    await becomes(is_fresh, "it is fresh", within=20)
+    answered = []
+    for number in range(3):
+        version = await put(writer, {"name": str(number)}, code)
+        answered.append((await pod.get(f"{code}/items/a", least=version)).status)
+    await gate.shut()  # now they are known to be lost, and a stop need not wait for them
+    await gate.open()
+    assert answered == [200] * 3, "the primary answers, yet readers are told that it does not"
+
+
+async def test_a_pod_that_starts_without_a_primary_says_so(gate: Gate, database_url: str, tmp_path: Path) -> None:
+    """R23: alive and not ready; what is not loaded is never served as if it were not there; then ready by itself."""
+    await gate.shut()
+    settings = settings_on(gate.url, query=QUERY).model_dump(mode="json", by_alias=True)
+    (tmp_path / "penstock.yaml").write_bytes(_yaml(settings))
+    port = _free_port()
+    pod = QueryApi(tmp_path, port=port)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def got(path: str) -> tuple[int, Any]:
+                async with session.get(address + path) as response:
+                    return response.status, await response.json(content_type=None)
+
+            async def is_alive() -> bool:
+                try:
+                    status, told = await got("/actuator/health/liveness")
+                except aiohttp.ClientConnectionError:
+                    return False
+                return (status, told["status"]) == (200, "UP")
+
+            await becomes(is_alive, "the pod lives")
+            assert (await got("/actuator/health/readiness"))[0] == 503
+            for path in ("items/a", "items?keys=a", "all", "version"):
+                status, told = await got(f"/v1/tenants/acme/dictionaries/LOOSE/{path}")
+                assert (status, told["code"]) == (503, "NOT_LOADED")
+            async with opened(settings_on(database_url)) as writer:
+                await put(writer, 7)
+            await gate.open()
+            await asyncio.to_thread(pod.__enter__)
+
+            async def is_ready() -> bool:  # an answer of before is good for a moment
+                return (await got("/actuator/health/readiness"))[0] == 200
+
+            await becomes(is_ready, "the pod is ready")
+            assert await got("/v1/tenants/acme/dictionaries/LOOSE/items/a") == (200, 7)
+            assert await asyncio.to_thread(pod.stop) == 0
+    finally:
+        await asyncio.to_thread(pod.__exit__, None, None, None)
+
+
+def _yaml(settings: Any) -> bytes:
+    return json.dumps({name: settings[name] for name in ("database", "refdata")}).encode()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
