@@ -122,9 +122,7 @@ class Loads:
         """R26: say what is read from now on, and add it to the traces that led to it."""
         about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
         log = structlog.get_logger()
-        made = [
-            {"eventId": str(one.event_id), "source": one.source, "version": one.mark.version} for one in loaded.steps
-        ]
+        made = [_made(step) for step in loaded.steps]
         for step, said in zip(loaded.steps, made, strict=True):
             self._telemetry.trace("refdata.swap", step.trace, began, **about, **said)
             if kind == "delta":
@@ -144,6 +142,11 @@ class Loads:
             held=holding.version,
             hint="was it restored from a backup? Versions above this one are lost, unless they are sent again",
         )
+
+
+def _made(step: Step) -> dict[str, Any]:
+    """What made a version."""
+    return {"eventId": str(step.event_id), "source": step.source, "version": step.mark.version}
 
 
 async def _changes(db: Database, target: Dict, held: Mark, dictionary: Dictionary) -> _Changes | None:
