@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
+from time import monotonic
 
 import orjson
 import structlog
@@ -35,6 +36,7 @@ from penstock.refdata.pod.metrics import PodMetrics
 from penstock.settings import Settings
 
 _JSON = "application/json"
+_LIVED_WELL = 10.0  # seconds after which the death of a process is news, not the same again
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon-32x32.png": "image/png"}
 
 
@@ -160,7 +162,10 @@ class _Process:
     async def _keep_running(self) -> None:
         backoff, log = Backoff(), structlog.get_logger().bind(process=self._number)
         while not self._stopping.is_set():
+            began = monotonic()
             code = await self._run()
+            if monotonic() - began > _LIVED_WELL:
+                backoff.reset()
             if not self._stopping.is_set():
                 log.error("serving_process_died", exit_code=code)
                 await happens(self._stopping, backoff.next().total_seconds())

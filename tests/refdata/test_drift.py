@@ -2,12 +2,13 @@
 
 import pytest
 
+from penstock.kernel.db import Connection
 from penstock.kernel.errors import Corrupt
 from penstock.refdata import definitions, store
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.drift import DriftWatch
-from penstock.refdata.model import Dict
+from penstock.refdata.model import Dict, Mark
 from tests.refdata.rig import Rig, upsert
 
 DRIFTS = 'penstock_refdata_drifts_total{dict_code="COUNTRY"}'
@@ -76,15 +77,15 @@ async def test_version_and_rows_are_of_one_snapshot(rig: Rig, monkeypatch: pytes
     await rig.apply()
     target = Dict("acme", "LOOSE")
     provider = rig.refdata.catalogue.get(target).provider
-    seen = store.committed_version
+    seen = store.standing
 
-    async def and_then_a_commit(connection: object, asked: Dict) -> int:
-        version = await seen(connection, asked)  # type: ignore[arg-type]
+    async def and_then_a_commit(connection: Connection, asked: Dict) -> tuple[Mark, str | None] | None:
+        standing = await seen(connection, asked)
         await rig.send("LOOSE", upsert("n", 2))
         await rig.apply()
-        return version
+        return standing
 
-    monkeypatch.setattr(store, "committed_version", and_then_a_commit)
+    monkeypatch.setattr(store, "standing", and_then_a_commit)
     loaded = await provider.load_all(rig.db, target)
     monkeypatch.undo()
     assert (loaded.version, dict(loaded.items)) == (1, {"n": "1"})

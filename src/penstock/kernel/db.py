@@ -109,12 +109,12 @@ class Database:
     async def session(self) -> AsyncIterator[Connection]:
         """A connection whose settings and locks may be changed: they are put back at the end."""
         async with self._borrowed() as connection:
-            try:
-                with translated():
+            with translated():
+                try:
                     yield connection
-            finally:
-                if not connection.is_closed():
-                    await connection.reset()
+                finally:
+                    if not connection.is_closed():
+                        await connection.reset()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -159,7 +159,8 @@ class Database:
             yield connection
         finally:
             # A query that was cancelled waits for the server to agree; who waits too long loses the connection.
-            with suppress(TimeoutError):
+            # Nor may one that was lost meanwhile make itself heard in place of what went before.
+            with suppress(TimeoutError, asyncpg.InternalClientError, asyncpg.InterfaceError):
                 await self._pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_CANCEL_AGAIN = 10.0
 
 
 async def happens(event: asyncio.Event, within: float) -> bool:
@@ -19,8 +20,10 @@ async def happens(event: asyncio.Event, within: float) -> bool:
 
 async def ended(task: "asyncio.Task[None]") -> None:
     """Cancel *task* and wait for its end. To suppress CancelledError here would also swallow the caller's own."""
-    task.cancel()
-    await asyncio.wait([task])
+    while not task.done():
+        task.cancel()
+        # Again, should it get lost: something on the way may raise another error in its place.
+        await asyncio.wait([task], timeout=_CANCEL_AGAIN)
     if not task.cancelled():
         task.result()
 

@@ -106,7 +106,7 @@ class Link:
             self._writer.write(_frame((number, question)))
             async with asyncio.timeout(within):
                 return await answer
-        except (TimeoutError, OSError) as error:
+        except (TimeoutError, OSError, RuntimeError) as error:  # the last is uvloop's word for a line that is closed
             raise Transient("LOADER_SILENT", "the pod's loader does not answer", hint="try again") from error
         finally:
             del self._waiting[number]

@@ -107,7 +107,10 @@ class Server:
         if isinstance(found, Reach):
             self._counters[Count.BARRIER_WAITS] += 1
         assert isinstance(found, Audit | Find | Reach | Show)  # noqa: S101 - what is left
-        answer = await self._link.ask(found, _AUDITED_WITHIN if isinstance(found, Audit) else self._patience)
+        try:
+            answer = await self._link.ask(found, _AUDITED_WITHIN if isinstance(found, Audit) else self._patience)
+        except Transient as error:
+            answer = Refused(error.status, error.code, error.message, error.hint)
         if isinstance(answer, Ready):
             self.front.renew()
             return None

@@ -1,0 +1,299 @@
+"""R21, R28: three real pods, those who write and those who read, all noted in one history."""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+from urllib.parse import quote
+from uuid import UUID
+
+import aiohttp
+import asyncpg
+from ruamel.yaml import YAML
+from yarl import URL
+
+from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.errors import Transient
+from penstock.kernel.waiting import happens
+from penstock.refdata.contract import Status, decode
+from penstock.refdata.model import Dict
+from penstock.roles import ROLES
+from penstock.settings import Settings
+from tests.refdata.pod.history import History, Hold, Read, Write
+from tests.refdata.rig import Json, Rig, command, delete, opened, upsert
+from tests.services.program import QueryApi
+from tests.services.redis import RedisCluster
+
+# A commit that was answered must outlive a server that is killed, so unlike elsewhere it is written at once.
+SERVER = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
+TARGETS = [Dict(tenant, code) for tenant in ("acme", "globex") for code in ("LOOSE", "TABLED", "WHOLE")]
+PROCESSES, WAITS = (1, 2, 1), (100, 0, 20)  # of each pod: how many serve, and how long a barrier waits for memory
+WRITERS, READERS = 4, 24
+KEYS = [*(f"k{number}" for number in range(10)), "a/b, ü?"]
+TABLE = "CREATE TABLE campaign_item (code text, tenant_id text, key text, v jsonb, PRIMARY KEY (code, tenant_id, key))"
+_PATIENCE = aiohttp.ClientTimeout(total=20)
+_PLAIN = ("Accept", "Accept-Encoding", "User-Agent")  # left out, so that the shortest way to an answer is gone, too
+
+
+def tabled(code: str, reload: str) -> Json:
+    """A dictionary in a table of its user's."""
+    mine = f"code = '{code}' and tenant_id = :tenantId"
+    put = "on conflict (code, tenant_id, key) do update set v = excluded.v"
+    new = "select item ->> 'key' as key, item -> 'payload' as v from jsonb_array_elements(:snapshotJson) item"
+    return {
+        "code": code,
+        "loadSql": f"select key as k, v from campaign_item where {mine}",
+        "reloadOnEvent": reload,
+        "apply": {
+            "mode": "SQL_TEMPLATE",
+            "upsertSql": f"insert into campaign_item values ('{code}', :tenantId, :key, :payload) {put}",
+            "deleteSql": f"delete from campaign_item where {mine} and key = :key",
+            "snapshotReplaceSql": f"with new as ({new}), gone as (delete from campaign_item where {mine}"
+            " and key not in (select key from new))"
+            f" insert into campaign_item select '{code}', :tenantId, key, v from new {put}",
+        },
+    }
+
+
+def document(url: str, redis: RedisCluster) -> Json:
+    name = os.urandom(4).hex()
+    refdata = {
+        "kafka": {"commandsTopic": f"refdata.test.{name}"},
+        "redis": {"nodes": redis.addresses, "streamKey": f"{name}:stream", "pubChannel": f"{name}:pub"},
+        "tenants": sorted({target.tenant_id for target in TARGETS}),
+        "apply": {"workers": 1, "lease": "PT1S", "maxAttempts": 100},
+        "query": {"reconcileEvery": "PT0.5S", "auditEvery": None, "memoryLimitMb": 64, "memoryDir": "memory"},
+        "dictionaries": [{"code": "LOOSE"}, tabled("TABLED", "DELTA"), tabled("WHOLE", "FULL")],
+    }
+    return {"database": {"url": url}, "server": {"drain_timeout": "PT2S"}, "refdata": refdata}
+
+
+class Pod:
+    """`penstock serve query-api`, always on the port it had first."""
+
+    def __init__(self, number: int, folder: Path, document: Json) -> None:
+        self.number = number
+        self.processes = PROCESSES[number]
+        self._folder = folder / f"pod-{number}"
+        self._folder.mkdir()
+        query = {**document["refdata"]["query"], "barrierWaitMs": WAITS[number]}
+        own = {**document, "refdata": {**document["refdata"], "query": query}}
+        YAML(typ="safe").dump(own, self._folder / "penstock.yaml")
+        self._port = 0
+        self._server: QueryApi | None = None
+
+    async def start(self) -> None:
+        """Back when it is ready: every dictionary is loaded."""
+        self._server = QueryApi(self._folder, "--processes", str(self.processes), port=self._port)
+        await asyncio.to_thread(self.server.__enter__)
+        self._port = self.server.port
+
+    @property
+    def server(self) -> QueryApi:
+        assert self._server is not None
+        return self._server
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.__exit__(None, None, None)
+
+
+class Asked(NamedTuple):
+    """What a reader is about to ask."""
+
+    pod: Pod
+    target: Dict
+    least: int | None
+
+
+@dataclass
+class Campaign:
+    """The stage, and all that happened on it."""
+
+    random: Random
+    rig: Rig
+    redis: RedisCluster
+    postgres: Path
+    pods: list[Pod]
+    history: History = field(default_factory=History)
+    barriers: int = 0  # answers to those who named a version
+    known: dict[Dict, int] = field(default_factory=lambda: dict.fromkeys(TARGETS, 0))
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    acts: "Counter[str]" = field(default_factory=Counter)
+    relay: AsyncExitStack = field(default_factory=AsyncExitStack)
+    walks: "count[int]" = field(default_factory=lambda: count(1))
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _latest: Dict = TARGETS[0]
+    _numbers: "count[int]" = field(default_factory=lambda: count(1))
+
+    @contextmanager
+    def hold(self, pod: Pod) -> Iterator[None]:
+        """A time in which nobody can blame *pod* for no answer."""
+        hold = Hold(pod.number, time.monotonic())
+        self.history.holds.append(hold)
+        yield  # not in a finally: what broke the campaign leaves the pod as it is
+        hold.until = time.monotonic()
+
+    async def relay_again(self) -> None:
+        await self.relay.enter_async_context(ROLES["relay"](self.rig.platform))
+
+    async def write(self) -> None:
+        """Write, one command after the other, each until its version is known."""
+        while not self.ending.is_set():
+            write = self._command()
+            self.history.writes.append(write)
+            items = [*(upsert(key, value) for key, value in write.puts.items()), *map(delete, write.deletes)]
+            kind = "SNAPSHOT" if write.is_snapshot else "DELTA"
+            event_id = UUID(int=self.random.getrandbits(128), version=4)
+            body = decode(command(write.target.dict_code, *items, event_type=kind, eventId=str(event_id)))
+            write.sent_at = time.monotonic()
+            while not write.version:
+                try:
+                    update = await self.rig.refdata.submit(write.target.tenant_id, body, timedelta(seconds=1))
+                except Transient:
+                    await happens(self.ending, 0.05)
+                    continue
+                assert update.status is not Status.FAILED, update
+                write.version = update.committed_version or 0
+            self._learn(write)
+            await happens(self.ending, self.random.uniform(0, 0.15))
+
+    def _command(self) -> Write:
+        chance, target = self.random.random(), self.random.choice(TARGETS)
+        puts = {key: {"n": next(self._numbers)} for key in self.random.sample(KEYS, self.random.randint(0, 4))}
+        if chance < 0.1:
+            return Write(target, puts, is_snapshot=True)
+        rest = [key for key in KEYS if key not in puts]
+        deletes = self.random.sample(rest, self.random.randint(0 if puts else 1, 2))
+        return Write(target, puts, deletes)
+
+    def _learn(self, write: Write) -> None:
+        write.known_at = time.monotonic()
+        self.known[write.target] = max(self.known[write.target], write.version)
+        self._latest = write.target
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def read(self) -> None:
+        """Read, whenever something was committed and also otherwise."""
+        async with aiohttp.ClientSession(timeout=_PATIENCE, skip_auto_headers=_PLAIN) as session:
+            reader, ways = Reader(self, session), ("item",) * 4 + ("items",) * 3 + ("version", "page", "all", "again")
+            while not self.ending.is_set():
+                await happens(self._news, self.random.uniform(0, 0.2))
+                await getattr(reader, self.random.choice(ways))(self._question())
+
+    def _question(self) -> Asked:
+        pod = self.random.choice(self.pods)
+        target = self._latest if self.random.random() < 0.5 else self.random.choice(TARGETS)
+        known, chance = self.known[target], self.random.random()
+        if chance < 0.15:
+            return Asked(pod, target, None)
+        if chance < 0.25:
+            return Asked(pod, target, self.random.randint(0, known))
+        if chance < 0.35:
+            return Asked(pod, target, known + self.random.choice((1, 1, 1, 1_000_000_000)))
+        return Asked(pod, target, known)
+
+
+class Reader:
+    """Asks, and notes what was answered."""
+
+    def __init__(self, campaign: Campaign, session: aiohttp.ClientSession) -> None:
+        self._campaign = campaign
+        self._random = campaign.random
+        self._session = session
+        self._walk = 0
+
+    async def item(self, asked: Asked) -> None:
+        key = self._random.choice(KEYS)
+        await self._get(asked, "item", f"items/{quote(key, safe='')}", (key,))
+
+    async def again(self, asked: Asked) -> None:
+        """R31: read an item, and then ask whether it is still good."""
+        key = self._random.choice(KEYS)
+        path = f"items/{quote(key, safe='')}"
+        first, headers = await self._get(asked, "item", path, (key,))
+        if first.status == 200:
+            await self._get(asked, "item", path, (key,), first.body, {"If-None-Match": headers["ETag"]})
+
+    async def items(self, asked: Asked) -> None:
+        keys = tuple(self._random.sample(KEYS, self._random.randint(1, 6)))
+        await self._get(asked, "items", "items?" + "&".join(f"key={quote(key, safe='')}" for key in keys), keys)
+
+    async def version(self, asked: Asked) -> None:
+        await self._get(asked, "version", "version")
+
+    async def all(self, asked: Asked) -> None:
+        await self._get(asked, "all", "all", headers={"Accept": "application/x-ndjson"})
+
+    async def page(self, asked: Asked) -> None:
+        """Page after page, to the end; any of them may be asked of another pod, and of a later version."""
+        self._walk = next(self._campaign.walks)
+        page = f"all?limit={self._random.randint(1, 5)}"
+        read, _ = await self._get(asked, "page", page)
+        while read.status == 200 and read.body["next"] is not None:
+            if self._random.random() < 0.2:
+                pod, least = self._random.choice(self._campaign.pods), self._campaign.known[asked.target]
+                asked = asked._replace(pod=pod, least=self._random.choice((asked.least, least)))
+            read, _ = await self._get(asked, "page", f"{page}&cursor={quote(read.body['next'])}")
+
+    async def _get(
+        self,
+        asked: Asked,
+        what: str,
+        path: str,
+        keys: tuple[str, ...] = (),
+        holds: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[Read, Mapping[str, str]]:
+        least = {} if asked.least is None else {"X-Min-Version": str(asked.least)}
+        url = f"{asked.pod.address}/v1/tenants/{asked.target.tenant_id}/dictionaries/{asked.target.dict_code}/{path}"
+        now = time.monotonic()
+        read = Read(asked.pod.number, asked.target, what, asked.least, now, now, keys, holds=holds, walk=self._walk)
+        told: Mapping[str, str] = {}
+        try:
+            async with self._session.get(URL(url, encoded=True), headers={**least, **(headers or {})}) as response:
+                raw, told = await response.read(), response.headers
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            read = replace(read, ended=time.monotonic())
+        else:
+            read = read.answered(time.monotonic(), response.status, told, raw)
+        self._campaign.history.reads.append(read)
+        if read.status is None:
+            await happens(self._campaign.ending, 0.2)  # as a client does that finds nobody there
+        elif asked.least is not None:
+            self._campaign.barriers += 1
+        return read, told
+
+
+@asynccontextmanager
+async def staged(folder: Path, redis: RedisCluster, random: Random) -> AsyncIterator[Campaign]:
+    """Everything running and nothing written yet."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_postgres(folder / "postgres", settings=SERVER))
+        connection = await asyncpg.connect(url)
+        await connection.execute(TABLE)
+        await connection.close()
+        said = document(url, redis)
+        rig = await stack.enter_async_context(opened(Settings.model_validate(said)))
+        await stack.enter_async_context(ROLES["apply"](rig.platform))
+        pods = [Pod(number, folder, said) for number in range(len(PROCESSES))]
+        for pod in pods:
+            stack.callback(pod.close)
+        await asyncio.gather(*(pod.start() for pod in pods))
+        campaign = Campaign(random, rig, redis, folder / "postgres", pods)
+        async with campaign.relay:
+            await campaign.relay_again()
+            yield campaign

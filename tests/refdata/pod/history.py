@@ -1,0 +1,245 @@
+"""R21: what was written, what was read and who was held down meanwhile; and which of the answers are lies."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+import orjson
+
+from penstock.refdata.model import Dict
+
+LONGEST = 15.0  # seconds for an answer of a pod that nobody holds
+SOURCES = ("memory", "postgres_fallback")
+Content = Mapping[str, Any]
+_MISSING = object()
+DATA = (200, 304, 404)
+
+
+@dataclass
+class Write:
+    """A command: what it puts and deletes, when it was sent, and when its version was known."""
+
+    target: Dict
+    puts: Content
+    deletes: Sequence[str] = ()
+    is_snapshot: bool = False
+    sent_at: float = 0.0
+    version: int = 0
+    known_at: float = inf
+
+    def upon(self, content: Content) -> Content:
+        """The content after it."""
+        kept = {} if self.is_snapshot else {key: value for key, value in content.items() if key not in self.deletes}
+        return {**kept, **self.puts}
+
+
+@dataclass(frozen=True)
+class Read:
+    """A question to a pod and its answer; status None when there came none.
+
+    *what* is `item`, `items`, `version`, `all` or `page`. Pages of one *walk* are parts of one answer. Whoever *holds*
+    a value already asks only whether it is still good.
+    """
+
+    pod: int
+    target: Dict
+    what: str
+    least: int | None
+    began: float
+    ended: float
+    keys: tuple[str, ...] = ()
+    status: int | None = None
+    version: int | None = None
+    source: str | None = None
+    body: Any = None
+    holds: Any = None
+    walk: int = 0
+
+    def answered(self, ended: float, status: int, told: Mapping[str, str], raw: bytes) -> "Read":
+        """With its answer: the status, the headers and the body."""
+        version, source = told.get("X-Dict-Version"), told.get("X-Data-Source")
+        lines = raw.splitlines() if self.what == "all" and status == 200 else None
+        body = [orjson.loads(line) for line in lines] if lines is not None else orjson.loads(raw or b"null")
+        named = None if version is None else int(version)
+        return replace(self, ended=ended, status=status, version=named, source=source, body=body)
+
+
+@dataclass
+class Hold:
+    """A time in which a pod may fail to answer: its serving processes are frozen, dead or just being started."""
+
+    pod: int
+    since: float
+    until: float = inf
+
+
+@dataclass
+class History:
+    """All that happened; `lies` is what must be empty."""
+
+    writes: list[Write] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+
+    def figures(self) -> Mapping[str, Any]:
+        """How many commits, and answers of each kind, with and without a barrier."""
+        kinds = Counter((read.least is not None, read.status, read.source) for read in self.reads)
+        return {
+            "commits": len(self.writes),
+            "barrier_reads": {kind[1:]: number for kind, number in kinds.most_common() if kind[0]},
+            "other_reads": {kind[1:]: number for kind, number in kinds.most_common() if not kind[0]},
+            "slowest": max((read.ended - read.began for read in self.reads), default=0.0),
+        }
+
+    def lies(self) -> list[str]:
+        """Every answer that no honest pod could have given, and why."""
+        return list(_Checker(self).lies())
+
+
+class _Checker:
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._writes: dict[Dict, list[Write]] = defaultdict(list)
+        for write in sorted(history.writes, key=lambda write: write.version):
+            self._writes[write.target].append(write)
+        pages = [read for read in history.reads if read.what == "page" and read.status == 200]
+        self._begun = {page.walk: page.version or 0 for page in reversed(pages)}  # in which version
+        self._contents = {target: _contents(writes) for target, writes in self._writes.items()}
+
+    def lies(self) -> Iterator[str]:
+        yield from self._gaps()
+        walks: dict[int, list[Read]] = defaultdict(list)
+        for read in self._history.reads:
+            yield from (f"{why}: {read}" for why in self._lies_in(read))
+            if read.what == "page" and read.status == 200:
+                walks[read.walk].append(read)
+        for pages in walks.values():
+            yield from (f"{why}: {pages}" for why in self._lies_in_walk(pages))
+
+    def _gaps(self) -> Iterator[str]:
+        for target, writes in self._writes.items():
+            versions = [write.version for write in writes]
+            if versions != list(range(1, len(versions) + 1)):
+                yield f"the versions of {target} have gaps, or one was given twice: {versions}"
+
+    def _lies_in(self, read: Read) -> Iterator[str]:
+        if not self._was_held(read):
+            yield from _lies_of_the_free(read)
+        if read.status in DATA:
+            yield from self._lies_in_data(read)
+        elif read.status == 409:
+            yield from self._lies_in_refusal(read)
+        elif read.status not in (None, 503) and (read.status, read.what) != (410, "page"):
+            yield f"status {read.status} is no answer"
+
+    def _lies_in_data(self, read: Read) -> Iterator[str]:
+        """Of which version it is, and whether it is what was written."""
+        if read.version is None or read.source not in SOURCES:
+            yield "it does not tell its version and source"
+            return
+        if read.least is not None and read.version < read.least:
+            yield "R21: less than was asked for"
+        content = self._at(read.target, read.version)
+        if content is None or self._sent_at(read.target, read.version) > read.ended:
+            yield "a version that was not committed"
+        elif not _is_told(read, content):
+            yield f"not what version {read.version} is: {content}"
+
+    def _lies_in_refusal(self, read: Read) -> Iterator[str]:
+        """R21: 409 is for versions that nobody could know of, and tells how far the primary is; or for old cursors."""
+        if read.body.get("code") == "CURSOR_TOO_OLD":
+            if read.least is None or self._begun.get(read.walk, read.least) >= read.least:
+                yield "a cursor that is not too old"
+        elif read.least is None or read.version is None or read.body.get("code") != "VERSION_NOT_COMMITTED":
+            yield "a refusal without a reason"
+        elif read.version >= read.least or self._sent_at(read.target, read.version) > read.ended:
+            yield "a refusal that names a version as it cannot be"
+        elif read.version < (known := self._known_before(read)):
+            yield f"R21: version {known} was known to be committed before the question"
+
+    def _lies_in_walk(self, pages: Sequence[Read]) -> Iterator[str]:
+        """R17, R18: pages together are one version, from its beginning, and all of it when they say so."""
+        if len({page.version for page in pages}) > 1:
+            yield "pages of several versions"
+            return
+        content = self._at(pages[0].target, pages[0].version or 0)
+        found = [(item["key"], item["value"]) for page in pages for item in page.body["items"]]
+        whole = _in_order(content or {})
+        is_last = pages[-1].body["next"] is None
+        if found != (whole if is_last else whole[: len(found)]):
+            yield f"pages that together are not what version {pages[0].version} is: {whole}"
+
+    def _at(self, target: Dict, version: int) -> Content | None:
+        contents = self._contents.get(target, [{}])
+        return contents[version] if 0 <= version < len(contents) else None
+
+    def _sent_at(self, target: Dict, version: int) -> float:
+        """When the command was sent that made *version*: it cannot have been committed before."""
+        writes = self._writes.get(target, ())
+        if not 0 <= version <= len(writes):
+            return inf
+        return writes[version - 1].sent_at if version else -inf
+
+    def _known_before(self, read: Read) -> int:
+        """The last version whose commit somebody had been told of when *read* began."""
+        known = [write.version for write in self._writes.get(read.target, ()) if write.known_at <= read.began]
+        return max(known, default=0)
+
+    def _was_held(self, read: Read) -> bool:
+        return any(
+            hold.pod == read.pod and hold.since <= read.ended and read.began <= hold.until
+            for hold in self._history.holds
+        )
+
+
+def _contents(writes: Sequence[Write]) -> list[Content]:
+    """What a dictionary is, version by version; 0 is empty."""
+    contents: list[Content] = [{}]
+    for write in writes:
+        contents.append(write.upon(contents[-1]))
+    return contents
+
+
+def _lies_of_the_free(read: Read) -> Iterator[str]:
+    """What is excused only while somebody holds the pod."""
+    if read.status is None:
+        yield "no answer, though nobody held the pod"
+    elif read.ended - read.began > LONGEST:
+        yield f"an answer after {read.ended - read.began:.1f} s"
+    if read.status == 503 and read.least is None:
+        yield "R23: no data for somebody who named no version"
+
+
+def _is_told(read: Read, content: Content) -> bool:
+    """Whether the body of an answer is what it must be in the version it names."""
+    if read.what == "item":
+        return _is_item_told(read, content.get(read.keys[0], _MISSING))
+    if read.status != 200:
+        return False
+    if read.what == "items":
+        found = {key: content[key] for key in read.keys if key in content}
+        missing = [key for key in read.keys if key not in content]
+        return bool(read.body == {"version": read.version, "items": found, "missing": missing})
+    if read.what == "version":
+        return _is_version_told(read, content)
+    if read.what == "all":
+        return [(line["key"], line["value"]) for line in read.body] == _in_order(content)
+    return bool(read.body["version"] == read.version)  # the rest is seen in its walk
+
+
+def _is_item_told(read: Read, value: Any) -> bool:
+    if read.status == 404:
+        return value is _MISSING and read.body["code"] == "UNKNOWN_KEY"
+    return bool(value == (read.holds if read.status == 304 else read.body))
+
+
+def _is_version_told(read: Read, content: Content) -> bool:
+    named = {"tenantId": read.target.tenant_id, "dictCode": read.target.dict_code, "version": read.version}
+    counted = {"items": len(content)} if read.source == "memory" else {}
+    return bool({**read.body, **named, **counted} == read.body)
+
+
+def _in_order(content: Content) -> list[tuple[str, Any]]:
+    return sorted(content.items(), key=lambda item: item[0].encode())

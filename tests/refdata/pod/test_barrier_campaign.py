@@ -1,0 +1,299 @@
+"""R21, R28: whoever names a version never sees less, whatever breaks meanwhile."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from pathlib import Path
+from random import Random
+from urllib.parse import quote
+
+import aiohttp
+import asyncpg
+import psutil
+import pytest
+import structlog
+
+from penstock.kernel.waiting import happens
+from tests.refdata.pod.campaign import READERS, TARGETS, WRITERS, Asked, Campaign, Pod, Reader, staged
+from tests.refdata.pod.history import DATA
+from tests.refdata.pod.podrig import PodRig
+from tests.services.redis import MASTERS, RedisCluster, redis_binary
+from tests.services.require import require
+from tests.services.soak import examples
+from tests.services.until import becomes, until
+
+SEED = "PENSTOCK_SEED"
+Act = Callable[[], Awaitable[None]]
+LEVEL_WITHIN = 10.0  # seconds, once everything is healed
+
+
+class Villain:
+    """Breaks things, each kind in a lane of its own, and mends what it broke."""
+
+    def __init__(self, campaign: Campaign) -> None:
+        self._campaign = campaign
+        self._random = campaign.random
+        self._redis = campaign.redis
+
+    def lanes(self) -> Sequence[tuple[Sequence[Act], float]]:
+        """What is done one after the other, and about how long nothing is done between."""
+        redis = (self.cut_pubsub, self.freeze_redis, self.restart_redis, self.fail_over, self.wipe_redis)
+        primary = (self.restart_fast, self.restart_immediately, self.freeze_primary, self.lock_table)
+        common = [(redis, 0.5), (primary, 1.0), ((self.stop_relay,), 2.0)]
+        return [*common, *((self._acts_on(pod), 1.5) for pod in self._campaign.pods)]
+
+    def _acts_on(self, pod: Pod) -> Sequence[Act]:
+        frozen = (self.freeze_loader, self.freeze_serving, self.freeze_pod)
+        return [_bound(act, pod) for act in (*frozen, self.kill_serving, self.kill_pod, self.kill_loader)]
+
+    async def rage(self, acts: Sequence[Act], pause: float) -> None:
+        """One act after the other, until the end."""
+        deck: list[Act] = []
+        while not await happens(self._campaign.ending, self._random.uniform(0, 2 * pause)):
+            deck = deck or self._random.sample(acts, len(acts))
+            act = deck.pop()
+            await act()
+            self._campaign.acts[act.__name__] += 1
+
+    async def cut_pubsub(self) -> None:
+        """R22: what is told meanwhile must come by another way."""
+        await asyncio.to_thread(self._redis.client_kill_pubsub)
+
+    async def freeze_redis(self) -> None:
+        master = self._random.choice(await asyncio.to_thread(self._masters))
+        self._redis.freeze(master)
+        await self._while(0.2, 2.5)
+        self._redis.thaw(master)
+        await asyncio.to_thread(self._redis.wait_until_ok)
+
+    async def restart_redis(self) -> None:
+        """What that master held is gone, unless its replica was quicker."""
+        master = self._random.choice(await asyncio.to_thread(self._masters))
+        self._redis.kill(master)
+        await self._while(0, 0.3)
+        await asyncio.to_thread(self._redis.start, master)
+
+    async def fail_over(self) -> None:
+        master = self._random.choice(await asyncio.to_thread(self._masters))
+        self._redis.kill(master)
+        await happens(self._campaign.ending, 5.0)
+        await asyncio.to_thread(self._redis.start, master)
+
+    async def wipe_redis(self) -> None:
+        for master in await asyncio.to_thread(self._masters):
+            await asyncio.to_thread(self._redis.node(master).flushall)
+
+    async def restart_fast(self) -> None:
+        await self._restart_primary(signal.SIGINT)
+
+    async def restart_immediately(self) -> None:
+        await self._restart_primary(signal.SIGQUIT)
+
+    async def freeze_primary(self) -> None:
+        with _frozen(self._postmaster()):
+            await self._while(0.5, 2.5)
+
+    async def lock_table(self) -> None:
+        """Loads wait, and so do reads from the primary; writes, too."""
+        connection = await asyncpg.connect(self._campaign.rig.db.dsn)
+        try:
+            async with connection.transaction():
+                await connection.execute("LOCK TABLE campaign_item IN ACCESS EXCLUSIVE MODE")
+                await self._while(0.3, 3.0)
+        finally:
+            await connection.close()
+
+    async def freeze_loader(self, pod: Pod) -> None:
+        """The others go on serving: nobody is excused for no answer."""
+        with _frozen(psutil.Process(pod.server.pid), with_children=False):
+            await self._while(0.2, 2.0)
+
+    async def freeze_serving(self, pod: Pod) -> None:
+        with self._campaign.hold(pod), _frozen(psutil.Process(self._random.choice(pod.server.serving_pids))):
+            await self._while(0.2, 2.0)
+
+    async def freeze_pod(self, pod: Pod) -> None:
+        with self._campaign.hold(pod), _frozen(psutil.Process(pod.server.pid)):
+            await self._while(0.2, 2.0)
+
+    async def kill_serving(self, pod: Pod) -> None:
+        """The pod must start another."""
+        with self._campaign.hold(pod):
+            victim = self._random.choice(pod.server.serving_pids)
+            os.kill(victim, signal.SIGKILL)
+            await asyncio.to_thread(until, lambda: self._is_replaced(pod, victim), "no other", 15)
+            await _is_served(pod)
+
+    async def kill_pod(self, pod: Pod) -> None:
+        await self._restart_pod(pod, with_children=True)
+
+    async def kill_loader(self, pod: Pod) -> None:
+        """Its serving processes must not outlive it for long, nor lie meanwhile."""
+        await self._restart_pod(pod, with_children=False)
+
+    async def stop_relay(self) -> None:
+        """R15: nobody is told anything for a while."""
+        await self._campaign.relay.aclose()
+        await self._while(0.2, 2.0)
+        await self._campaign.relay_again()
+
+    async def _while(self, least: float, most: float) -> None:
+        """The time an accident takes."""
+        await happens(asyncio.Event(), self._random.uniform(least, most))
+
+    def _masters(self) -> list[int]:
+        found = []
+        for number in range(2 * MASTERS):
+            role = self._redis.node(number).execute_command("ROLE")  # type: ignore[no-untyped-call]
+            found += [number] if role[0] == "master" else []
+        return found
+
+    def _postmaster(self) -> psutil.Process:
+        return psutil.Process(int((self._campaign.postgres / "data" / "postmaster.pid").read_text().split()[0]))
+
+    async def _restart_primary(self, how: signal.Signals) -> None:
+        """Whoever guards it starts it again."""
+        before = self._postmaster()
+        before.send_signal(how)
+        await becomes(lambda: self._answers(before.pid), "the primary does not come back")
+
+    async def _answers(self, before: int) -> bool:
+        try:
+            connection = await asyncpg.connect(self._campaign.rig.db.dsn, timeout=5)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            return False
+        await connection.close()
+        return self._postmaster().pid != before
+
+    def _is_replaced(self, pod: Pod, victim: int) -> bool:
+        with suppress(psutil.NoSuchProcess):  # one that ends while we look
+            serving = pod.server.serving_pids
+            return victim not in serving and len(serving) == pod.processes
+        return False
+
+    async def _restart_pod(self, pod: Pod, *, with_children: bool) -> None:
+        with self._campaign.hold(pod):
+            children = psutil.Process(pod.server.pid).children()
+            for process in children if with_children else ():
+                process.kill()
+            pod.close()
+            _, left = await asyncio.to_thread(psutil.wait_procs, children, timeout=30)
+            assert not left, f"they outlive their loader: {left}"
+            await pod.start()
+
+
+async def _is_served(pod: Pod) -> None:
+    """Back when every process of *pod* answers, as far as chance deals connections out among them."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+        for _ in range(1 if pod.processes == 1 else 8):
+            async with session.get(f"{pod.address}/actuator/health/liveness") as response:
+                assert response.status == 200
+
+
+def _bound(act: Callable[[Pod], Awaitable[None]], pod: Pod) -> Act:
+    @wraps(act)
+    async def bound() -> None:
+        await act(pod)
+
+    return bound
+
+
+@contextmanager
+def _frozen(process: psutil.Process, *, with_children: bool = True) -> Iterator[None]:
+    """SIGSTOP, first to the one who could start others, and at the end SIGCONT."""
+    process.suspend()
+    others = process.children(recursive=True) if with_children else []
+    for one in others:
+        with suppress(psutil.NoSuchProcess):
+            one.suspend()
+    try:
+        yield
+    finally:
+        for one in (process, *others):
+            with suppress(psutil.NoSuchProcess):
+                one.resume()
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    running = RedisCluster(redis_binary() or require("redis"), replicas=True)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_whoever_names_a_version_never_sees_less(cluster: RedisCluster, tmp_path: Path) -> None:
+    """R18–R24, R28: no read is below its barrier, torn, mislabelled or wrongly refused; healed, all pods are level."""
+    seed = int(os.environ.get(SEED) or Random().getrandbits(32))
+    log = structlog.get_logger().bind(**{SEED: seed})
+    log.info("campaign_begins")
+    reads = examples(600, soak=10_000)
+    async with staged(tmp_path, cluster, Random(seed)) as campaign:
+        await _play(campaign, reads)
+        await _converge(campaign)
+        history = campaign.history
+        log.info("campaign_ended", **history.figures(), acts=campaign.acts)
+        lies = history.lies()
+        assert not lies, "\n".join(
+            [f"{SEED}={seed}: {len(lies)} lies", *lies[:10], *[await _log(pod) for pod in campaign.pods]]
+        )
+        told = [read for read in history.reads if read.least is not None and read.status in DATA]
+        assert len(told) > reads // 3, f"hardly anybody was told anything: {history.figures()}"
+        for pod in campaign.pods:
+            assert await asyncio.to_thread(pod.server.stop) == 0, await _log(pod)
+
+
+async def test_a_cursor_is_no_way_below_the_barrier(pod: PodRig) -> None:
+    """R17, R21: pages are of the version they began with; whoever names a later one does not get them."""
+    await pod.put("LOOSE", {"a": 1, "b": 1})
+    first = await pod.get("LOOSE/all?limit=1", least=1)
+    version = await pod.put("LOOSE", {"b": 2})
+    more = await pod.get(f"LOOSE/all?limit=1&cursor={quote(first.json['next'])}", least=version)
+    assert more.status != 200 or more.version >= version
+
+
+async def _play(campaign: Campaign, reads: int) -> None:
+    """Writers, readers and the villain, until so many reads have named a version and enough was broken."""
+
+    async def end() -> None:
+        async def is_enough() -> bool:
+            return campaign.barriers >= reads and campaign.acts.total() >= reads // 50
+
+        await becomes(is_enough, "too few reads, or acts", within=3_000)
+        campaign.ending.set()
+
+    villain = Villain(campaign)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WRITERS):
+            group.create_task(campaign.write())
+        for _ in range(READERS):
+            group.create_task(campaign.read())
+        for acts, pause in villain.lanes():
+            group.create_task(villain.rage(acts, pause))
+        group.create_task(end())
+
+
+async def _converge(campaign: Campaign) -> None:
+    """R22: all pods reach the last version by themselves, in time, whichever of their processes is asked."""
+    async with asyncio.TaskGroup() as group:
+        for pod in campaign.pods:
+            group.create_task(becomes(partial(_is_level, campaign, pod), "behind", LEVEL_WITHIN, partial(_log, pod)))
+
+
+async def _is_level(campaign: Campaign, pod: Pod) -> bool:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+        reader, begun = Reader(campaign, session), len(campaign.history.reads)
+        for target in TARGETS * pod.processes:  # over a connection each, so that every process has its turn
+            await reader.all(Asked(pod, target, None))
+    found = [read for read in campaign.history.reads[begun:] if read.pod == pod.number]
+    return all(read.version == campaign.known[read.target] for read in found)
+
+
+async def _log(pod: Pod) -> str:
+    return pod.server.log_file.read_text()[-3000:]
