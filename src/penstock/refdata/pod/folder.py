@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import time
 
+import structlog
+
 from penstock.kernel.datadir import make_folder
 from penstock.kernel.errors import Conflict
 from penstock.kernel.locks import file_lock
 
 _PREFIX, _NEW = "penstock-pod-", "penstock-new-"
+_LITTLE = 256  # MB
 _LEFT_AFTER = 60.0  # seconds; until then a new one may still be made
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is ours alone
 
@@ -29,10 +32,18 @@ def pod_folder(chosen: Path | None, data_dir: Path, holder: str) -> Iterator[Pat
     try:
         with file_lock(made / "lock", holder):
             made.rename(folder)
+            _warn_of_little_room(parent)
             yield folder
     finally:
         for left in (made, folder):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _warn_of_little_room(parent: Path) -> None:
+    free = shutil.disk_usage(parent).free // 1024**2
+    if free < _LITTLE:
+        hint = "containers give /dev/shm 64 MB: mount a memory-backed volume and name it as refdata.query.memoryDir"
+        structlog.get_logger().warning("pod_memory_small", folder=str(parent), free_mb=free, hint=hint)
 
 
 def _reap(parent: Path) -> None:
