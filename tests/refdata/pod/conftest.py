@@ -1,13 +1,16 @@
 """A pod in this process, on a database of the test's own; signals go over PostgreSQL."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.settings import Settings
+from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import create_schemas, settings_on
+from tests.refdata.rig import Rig, create_schemas, opened, settings_on
+from tests.services.redis import RedisCluster, redis_binary
+from tests.services.require import require
 
 # LOOSE lives in dictionary_item, COUNTRY and CURRENCY in tables of their own.
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None}
@@ -23,3 +26,27 @@ async def pod_settings(database_url: str) -> Settings:
 async def pod(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodRig]:
     async with running_pod(pod_settings, tmp_path) as rig:
         yield rig
+
+
+@pytest.fixture
+async def gate(database_url: str) -> AsyncIterator[Gate]:
+    """The way to the primary, which can be shut."""
+    await create_schemas(database_url)
+    async with Gate(database_url) as gate:
+        yield gate
+
+
+@pytest.fixture
+async def writer(database_url: str, gate: Gate) -> AsyncIterator[Rig]:
+    """Somebody for whom the primary is always there."""
+    async with opened(settings_on(database_url)) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    running = RedisCluster(redis_binary() or require("redis"))
+    try:
+        yield running
+    finally:
+        running.stop()

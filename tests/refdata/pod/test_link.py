@@ -177,24 +177,30 @@ async def test_who_goes_away_leaves_nothing_behind() -> None:
         assert both.link._waiting == {}
 
 
-async def test_a_loader_that_ends_cancels_what_is_under_way() -> None:
-    """R21: its end closes the link, so that whoever serves notices; who asked is refused in time."""
-    is_asked, is_cancelled = asyncio.Event(), asyncio.Event()
+class Silent:
+    """Never answers."""
 
-    async def answer(question: Question) -> Answer:
-        is_asked.set()
+    def __init__(self) -> None:
+        self.is_asked, self.is_cancelled = asyncio.Event(), asyncio.Event()
+
+    async def answer(self, question: Question) -> Answer:
+        self.is_asked.set()
         try:
             await asyncio.Event().wait()
         finally:
-            is_cancelled.set()
+            self.is_cancelled.set()
         return Ready()
 
-    async with linked(answer) as both:
+
+async def test_a_loader_that_ends_cancels_what_is_under_way() -> None:
+    """R21: its end closes the link, so that whoever serves notices; who asked is refused in time."""
+    silent = Silent()
+    async with linked(silent.answer) as both:
         asking = asyncio.create_task(both.link.ask(Show("under way"), 1.0))
-        await is_asked.wait()
+        await silent.is_asked.wait()
         await ended(both.loader)
         async with asyncio.timeout(PATIENCE):
-            await is_cancelled.wait()
+            await silent.is_cancelled.wait()
             await asyncio.wait([both.taking])
         with pytest.raises(Transient):
             await asking
@@ -216,23 +222,14 @@ async def test_a_question_to_a_loader_that_is_gone_is_refused() -> None:
 
 async def test_a_server_that_goes_ends_its_questions() -> None:
     """R21: what a dead serving process asked is not worked on any longer."""
-    is_asked, is_cancelled = asyncio.Event(), asyncio.Event()
-
-    async def answer(question: Question) -> Answer:
-        is_asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            is_cancelled.set()
-        return Ready()
-
-    async with linked(answer) as both:
+    silent = Silent()
+    async with linked(silent.answer) as both:
         asking = asyncio.create_task(both.link.ask(Show("under way"), PATIENCE))
-        await is_asked.wait()
+        await silent.is_asked.wait()
         await ended(both.taking)
         await both.link.close()
         async with asyncio.timeout(PATIENCE):
-            await is_cancelled.wait()
+            await silent.is_cancelled.wait()
             await asyncio.wait([both.loader])
         asking.cancel()
         await asyncio.wait([asking])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.rig import Json, create_schemas, opened, settings_on, upsert
 from tests.services.collector import Collector
 from tests.services.program import CommandApi, QueryApi, Work
-from tests.services.redis import RedisCluster, redis_binary
-from tests.services.require import require
+from tests.services.redis import RedisCluster
 from tests.services.until import becomes
 
 OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
@@ -109,15 +107,6 @@ async def test_reads_from_the_primary_are_counted(quiet_settings: Settings, tmp_
         assert fallbacks > 0
         assert (await exposed(pod, name))["LOOSE",] == fallbacks
         assert (await exposed(pod, "penstock_query_barrier_waits_total"))[()] >= fallbacks
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RedisCluster]:
-    running = RedisCluster(redis_binary() or require("redis"))
-    try:
-        yield running
-    finally:
-        running.stop()
 
 
 async def test_the_slowest_pod_is_the_lag_of_the_stream(

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from itertools import count
@@ -25,15 +25,6 @@ from tests.services.until import becomes
 SELDOM, OFTEN = "PT60S", "PT0.2S"  # so seldom that a look cannot help, so often that signals need not
 NOWHERE = "127.0.0.1:1"
 EVERYTHING = ("on", "nopass", "allkeys", "allchannels", "+@all")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RedisCluster]:
-    running = RedisCluster(redis_binary() or require("redis"))
-    try:
-        yield running
-    finally:
-        running.stop()
 
 
 class House:

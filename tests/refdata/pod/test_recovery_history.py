@@ -11,25 +11,12 @@ from structlog.testing import capture_logs
 from penstock.refdata.loading import Rows, Snapshot
 from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Json, Rig, create_schemas, delete, opened, settings_on, upsert
+from tests.refdata.rig import Json, Rig, delete, opened, settings_on, upsert
 from tests.services.until import becomes
 
 OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 TABLES = ("dictionary_meta", "outbox_event", "dictionary_item", "processed_event", "update_request", "mdm_country")
 CODES = ["LOOSE", "COUNTRY"]
-
-
-@pytest.fixture
-async def gate(database_url: str) -> AsyncIterator[Gate]:
-    await create_schemas(database_url)
-    async with Gate(database_url) as gate:
-        yield gate
-
-
-@pytest.fixture
-async def writer(database_url: str, gate: Gate) -> AsyncIterator[Rig]:
-    async with opened(settings_on(database_url)) as rig:
-        yield rig
 
 
 @pytest.fixture

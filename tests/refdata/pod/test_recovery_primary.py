@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.settings import Settings
 from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import Answer, PodRig, running_pod
-from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, opened, settings_on, upsert
 from tests.services.program import QueryApi
 from tests.services.until import becomes
 
@@ -23,20 +23,6 @@ QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None, "barrierWaitMs": 50, "f
 AGE = "X-Data-Age"
 ANSWERED_WITHIN = 0.05 + 2 * 0.3 + 1.5  # the wait, two questions, and a busy machine
 READERS = 20
-
-
-@pytest.fixture
-async def gate(database_url: str) -> AsyncIterator[Gate]:
-    await create_schemas(database_url)
-    async with Gate(database_url) as gate:
-        yield gate
-
-
-@pytest.fixture
-async def writer(database_url: str, gate: Gate) -> AsyncIterator[Rig]:
-    """Somebody for whom the primary is always there."""
-    async with opened(settings_on(database_url)) as rig:
-        yield rig
 
 
 @pytest.fixture

@@ -88,7 +88,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         is_between = self._reader.is_between
-        if is_between and self._task is None and not self._is_closing and self._answer_straight(data):
+        is_free = self._task is None and not self._waiting and not self._is_closing
+        if is_between and is_free and self._answer_straight(data):
             return
         if self._refusal is not None or self._is_closing:
             return  # it is read to its end, so that the refusal is not lost on the way
@@ -146,7 +147,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._may_write.set()
         self._go_on()
-        if len(self._waiting) <= _WAITING_LIMIT:
+        if self._may_write.is_set() and len(self._waiting) <= _WAITING_LIMIT:
             self._transport.resume_reading()
 
     def _take(self, request: Request) -> None:

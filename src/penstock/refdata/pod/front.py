@@ -28,7 +28,7 @@ from penstock.refdata.pod.state import State
 from penstock.refdata.pod.view import View
 
 GRANT_SECONDS = 1.0  # so long a token is not looked at again
-_GRANTS = 10_000
+_GRANTS = 2_000  # tokens may be long
 _READS = (b"GET", b"HEAD")
 
 
