@@ -33,9 +33,11 @@ from penstock.refdata.pod.link import Answer, Document, Question, answering
 from penstock.refdata.pod.loader import Loader
 from penstock.refdata.pod.memory import Memory
 from penstock.refdata.pod.metrics import PodMetrics
+from penstock.refdata.pod.state import Count
 from penstock.settings import Settings
 
 _JSON = "application/json"
+_LOOK_AFTER_IT, _MISSES = 5.0, 6  # seconds, and how often in a row nothing was seen
 _LIVED_WELL = 10.0  # seconds after which the death of a process is news, not the same again
 _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon-32x32.png": "image/png"}
 
@@ -179,14 +181,15 @@ class _Process:
         )
         theirs.close()
         answers = asyncio.create_task(answering(ours, self._answer), name="link")
+        watch = asyncio.create_task(self._watch(process), name="watch")
         stop = asyncio.create_task(self._stop(process), name="stop")
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died at once: its exit code tells
                 await process.communicate(self._told(*descriptors))
             return await process.wait()
         finally:
-            await ended(answers)
-            await ended(stop)
+            for task in (answers, watch, stop):
+                await ended(task)
 
     def _told(self, listening: int, link: int) -> bytes:
         settings = self._pod.settings.model_dump(mode="json", by_alias=True)
@@ -196,6 +199,18 @@ class _Process:
     async def _answer(self, question: Question) -> Answer:
         self.is_up.set()
         return await self._pod.desk.answer(question)
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill it when it shows no sign of life: as long as it is frozen, nothing it has seen can be freed."""
+        counters, seen, misses = self._pod.memory.state.counters(self._number), -1, 0
+        while misses < _MISSES:  # counted, not timed: we may have been frozen ourselves
+            await asyncio.sleep(_LOOK_AFTER_IT)
+            beats = counters[Count.BEATS]
+            misses = misses + 1 if beats == seen and self.is_up.is_set() else 0
+            seen = beats
+        structlog.get_logger().error("serving_process_frozen", process=self._number, pid=process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
 
     async def _stop(self, process: asyncio.subprocess.Process) -> None:
         await self._stopping.wait()

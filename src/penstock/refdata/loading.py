@@ -42,17 +42,22 @@ class Snapshot:
             while rows := await cursor.fetch(READ_AT_ONCE):
                 yield _checked(self.target, rows)
 
-    async def only(self, keys: Sequence[str]) -> Rows:
-        """The items of *keys* that there are."""
+    async def only(self, keys: Sequence[str]) -> Rows | None:
+        """The items of *keys* that there are; None when one of them is nothing the table's keys can be."""
         with _readable(self.target):
             query = f"{self._source.rows} WHERE k = ANY ($2::text[]{await self._source.key_cast(self._tx)})"
             try:
                 async with self._tx.transaction():
                     return _checked(self.target, await self._tx.fetch(query, self.target.tenant_id, keys))
-            except asyncpg.DataError:  # one of them is nothing the table's keys can be
-                if len(keys) == 1:
-                    return []
-        return [row for key in keys for row in await self.only([key])]
+            except asyncpg.DataError:
+                return None
+
+    async def any_of(self, keys: Sequence[str]) -> Rows:
+        """The items of *keys* that there are, whatever the others are."""
+        found = await self.only(keys)
+        if found is not None:
+            return found
+        return [row for key in keys for row in await self.only([key]) or ()]
 
     async def steps_since(self, mark: Mark) -> list[Step] | None:
         """The commits after *mark* up to this one; None when they are not all known, or *mark* is of another past."""
@@ -64,8 +69,9 @@ class Snapshot:
         return steps[1:] if is_whole and steps[0].mark == mark and steps[-1].mark == self.mark else None
 
     async def commits_after(self, version: int) -> list[Step]:
-        """The commits after *version*, as far as they are remembered and not too many."""
-        return await store.changes_since(self._tx, self.target, version + 1, limit=STEPS_FOLLOWED)
+        """The commits after *version* up to this one, the last of them if they are many."""
+        first = max(version, self.mark.version - STEPS_FOLLOWED) + 1
+        return await store.changes_since(self._tx, self.target, first, limit=STEPS_FOLLOWED)
 
     async def shares(self, mark: Mark) -> bool:
         """R24: whether *mark* is of the past of this one, as far as that is remembered."""
@@ -79,6 +85,8 @@ class Snapshot:
 
 class Loading:
     """What every provider reads with."""
+
+    has_exact_keys = False
 
     def __init__(self, load_sql: str) -> None:
         load = template.parse(load_sql, ["tenantId"])

@@ -23,6 +23,7 @@ class DictionaryProvider(Protocol):
     """R2: how one dictionary is read and written, whatever tables it lives in."""
 
     load_hash: str  # changes with the way it is read
+    has_exact_keys: bool  # whether a key is read back just as it was written
 
     def snapshot(self, db: Database, target: Dict) -> AbstractAsyncContextManager[Snapshot]:
         """The dictionary as it is at one moment, to be read under the version it has then."""
@@ -106,6 +107,8 @@ class _Templates:
 
 class ItemTableProvider(Loading):
     """A dictionary in `dictionary_item`, for those without tables of their own."""
+
+    has_exact_keys = True
 
     def __init__(self, code: str) -> None:
         # A code has no quote in it, see contract.NAME.

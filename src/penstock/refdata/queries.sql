@@ -407,6 +407,17 @@ WHERE ctid = ANY (ARRAY(
     LIMIT $1
 ));
 
+-- name: hold_pins
+-- Let nobody pin while versions are let go.
+LOCK TABLE dictionary_pin IN SHARE MODE;
+
+-- name: readable_version
+-- The version a dictionary stands at, and the one that is read in its place.
+SELECT m.version, p.version AS pinned
+FROM dictionary_meta m
+LEFT JOIN dictionary_pin p ON p.tenant_id = m.tenant_id AND p.dict_code = m.dict_code
+WHERE m.tenant_id = $1 AND m.dict_code = $2;
+
 -- name: forget_kept
 -- Forget the versions that were let go and have no items left.
 DELETE FROM kept_version k

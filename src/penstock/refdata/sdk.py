@@ -28,7 +28,8 @@ class Dictionaries:
     """The dictionaries of one tenant. What was written or seen here is never read older here.
 
     `versions` is what has been seen, by dictionary: handed to another of its kind, in whatever process, that one reads
-    no older either.
+    no older either. Should the primary be restored from a backup and lose a version that was seen, reads are refused
+    until it is taken out of there.
     """
 
     def __init__(
@@ -120,7 +121,8 @@ class Dictionaries:
     async def _committed(self, dict_code: str, commands: list[Command]) -> int:
         for command in commands:
             command.event_id = uuid4()  # sent twice it counts once
-            await self._patiently(partial(self._commands.submit, self._tenant, command, waits=True))
+            waits = command is commands[-1]
+            await self._patiently(partial(self._commands.submit, self._tenant, command, waits=waits))
         return self._seen(dict_code, await self._version_of(commands[-1]))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -137,7 +139,7 @@ class Dictionaries:
     async def _version_of(self, command: Command) -> int:
         deadline, event_id = monotonic() + self._timeout, str(command.event_id)
         while True:
-            told = await self._commands.update(self._tenant, event_id)
+            told = await self._patiently(partial(self._commands.update, self._tenant, event_id))
             if told["status"] == "COMMITTED":
                 return int(told["committedVersion"])
             if told["status"] == "FAILED":

@@ -176,7 +176,7 @@ async def changes_since(connection: Connection, target: Dict, version: int, *, l
     rows = await connection.fetch(SQL["changes_since"], *target, version, limit)
     return [
         Step(
-            Mark(row["version"], _stamp(row["created_at"])),
+            Mark(row["version"], stamp_of(row["created_at"])),
             row["event_id"],
             row["source"],
             None if row["keys"] is None else msgspec.json.decode(row["keys"], type=list[str]),
@@ -184,6 +184,12 @@ async def changes_since(connection: Connection, target: Dict, version: int, *, l
         )
         for row in rows
     ]
+
+
+async def readable_version(connection: Connection, target: Dict) -> tuple[int, int | None]:
+    """The version *target* stands at, and the one that is pinned in its place."""
+    row = await connection.fetchrow(SQL["readable_version"], *target)
+    return (0, None) if row is None else (row["version"], row["pinned"])
 
 
 async def history(connection: Connection, target: Dict, *, before: int, limit: int) -> list[Version]:
@@ -261,11 +267,12 @@ def _update(row: asyncpg.Record) -> Update:
 def _mark(row: asyncpg.Record) -> Mark:
     """What is read now: the last version, or what is pinned in its place."""
     if row["pinned"] is not None:
-        return Mark(row["pinned"], _stamp(row["pinned_at"]), is_pinned=True)
-    return Mark(row["version"], _stamp(row["updated_at"]))
+        return Mark(row["pinned"], stamp_of(row["pinned_at"]), is_pinned=True)
+    return Mark(row["version"], stamp_of(row["updated_at"]))
 
 
-def _stamp(moment: datetime) -> int:
+def stamp_of(moment: datetime) -> int:
+    """*moment* in µs, as a mark has it."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 

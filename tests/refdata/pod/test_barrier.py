@@ -63,10 +63,10 @@ class Asked:
         self.count = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self._ask = store.committed_version
-        monkeypatch.setattr(store, "committed_version", self)
+        self._ask = store.readable_version
+        monkeypatch.setattr(store, "readable_version", self)
 
-    async def __call__(self, connection: Connection, target: Dict) -> int:
+    async def __call__(self, connection: Connection, target: Dict) -> tuple[int, int | None]:
         self.count += 1
         await self.may_answer.wait()
         return await self._ask(connection, target)
@@ -193,7 +193,7 @@ async def test_all_items_wait_for_the_load(pods: Pods, may_load: asyncio.Event) 
         may_load.clear()
         version = await pod.put("LOOSE", {"b": 2})
         late = await pod.get("LOOSE/all", least=version)
-        assert (*refusal(late), late.source) == (503, "PRIMARY_SLOW", before, "memory")
+        assert (*refusal(late), late.source) == (503, "NOT_LOADED", before, "memory")
         assert fallbacks(pod, "LOOSE") == 0
     may_load.set()
     async with pods(fallbackTimeoutMs=60_000, barrierWaitMs=0) as pod:
@@ -214,7 +214,7 @@ async def test_fallbacks_at_once_are_capped(
     running: list[int] = [0]
     may_read, only = asyncio.Event(), Snapshot.only
 
-    async def held_up(self: Snapshot, keys: list[str]) -> Rows:
+    async def held_up(self: Snapshot, keys: list[str]) -> Rows | None:
         running.append(running[-1] + 1)
         await may_read.wait()
         try:
@@ -263,10 +263,10 @@ async def test_a_fallback_that_finds_less_gives_nothing(
     await pod.get("LOOSE/items/a", least=version)
     may_load.clear()
 
-    async def was_there(connection: Connection, target: Dict) -> int:
-        return version + 5
+    async def was_there(connection: Connection, target: Dict) -> tuple[int, int | None]:
+        return version + 5, None
 
-    monkeypatch.setattr(store, "committed_version", was_there)
+    monkeypatch.setattr(store, "readable_version", was_there)
     refused = await pod.get("LOOSE/items/a", least=version + 5)
     assert (*refusal(refused), refused.source) == (409, "VERSION_NOT_COMMITTED", version, "postgres_fallback")
     assert fallbacks(pod, "LOOSE") == 0

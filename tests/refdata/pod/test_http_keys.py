@@ -144,7 +144,7 @@ async def test_whoever_has_it_already_is_told_so(pod: PodRig, path: str) -> None
     version = await _held(pod, {"a": {"n": 1}, "b": 2})
     async with connected(pod.address) as wire:
         tag = (await wire.ask(asking(f"{ACME}/{path}"))).headers["etag"]
-        assert await _statuses(wire, path, tag) == [304] * 6 + [200] * 4
+        assert await _statuses(wire, path, tag.removeprefix("W/")) == [304] * 6 + [200] * 4
         later = await _held(pod, {"b": 3})
         assert later > version
         same = await wire.ask(asking(f"{ACME}/{path}", LOCAL, f"If-None-Match: {tag}"))

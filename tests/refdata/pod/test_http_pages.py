@@ -91,7 +91,7 @@ async def test_a_cursor_is_of_one_dictionary(filled: PodRig) -> None:
             f"/v1/tenants/{tenant}/dictionaries/LOOSE/all?cursor={cursor}" for tenant in ("globex", "tenant-a")
         ]
         for path in (*elsewhere, f"{COUNTRY}/all?cursor={cursor}"):
-            assert (await wire.ask(asking(path))).status == 410, path
+            assert (await wire.ask(asking(path))).status in (409, 410), path
         forged = [
             *([mark[0] + step, *mark[1:], place] for step in (-1, 1)),
             *([number, *mark[1:], place] for number in (-1, -2, 2**62, 2**63 - 1, -(2**63))),
@@ -104,7 +104,7 @@ async def test_a_cursor_is_of_one_dictionary(filled: PodRig) -> None:
         for values in forged:
             made_up = paging.encode(values) if isinstance(values, list) else "eyJhIjoxfQ"
             refused = await wire.ask(asking(f"{ACME}/all?cursor={made_up}"))
-            assert (refused.status in (410, 422), refused.is_last) == (True, False), (values, refused)
+            assert (refused.status in (409, 410, 422), refused.is_last) == (True, False), (values, refused)
         for made_up in ("x", "%00", "a" * 5_000, "%FF", "", "W10", "bnVsbA"):
             refused = await wire.ask(asking(f"{ACME}/all?cursor={made_up}"))
             assert (refused.status, refused.code, refused.is_last) == (422, "BAD_CURSOR", False), made_up

@@ -118,7 +118,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     seen: list[list[str]] = []
     only = Snapshot.only
 
-    async def noted(snapshot: Snapshot, keys: list[str]) -> Rows:
+    async def noted(snapshot: Snapshot, keys: list[str]) -> Rows | None:
         seen.append(keys)
         return await only(snapshot, keys)
 

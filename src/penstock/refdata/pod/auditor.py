@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager, closing
 from hashlib import blake2b
 
 import msgspec
@@ -47,77 +47,87 @@ class Auditor:
         self._looking = asyncio.Lock()
 
     async def audit(self, target: Dict) -> Finding:
-        """Compare; what disagrees is reported, and loaded anew."""
-        async with self._looking:
-            holding = self._loader.find(target)
-            try:
-                finding = await self._compare(holding)
-            except PenstockError:
-                self._metrics.audits.labels(target.dict_code, "failed").inc()
-                raise
-        self._metrics.audits.labels(target.dict_code, "agrees" if finding.agrees else "disagrees").inc()
-        if not finding.agrees:
-            structlog.get_logger().error("audit_disagrees", **msgspec.to_builtins(finding))
-            holding.want(0, at_once=True, anew=True)
-        return finding
+        """Compare; what disagrees is reported, and loaded anew. Transient while another dictionary is looked at."""
+        if self._looking.locked():
+            raise Transient("AUDIT_BUSY", "a dictionary is being compared already", hint="try again when it is done")
+        return await self._audit(self._loader.find(target))
 
     async def audit_all(self) -> None:
         """Every dictionary that is held, one after the other."""
         for holding in self._loader.holdings():
             if holding.mark is not None:
                 try:
-                    await self.audit(holding.target)
+                    await self._audit(holding)
                 except PenstockError as error:  # the next round looks again
                     about = {"tenantId": holding.target.tenant_id, "dictCode": holding.target.dict_code}
                     structlog.get_logger().warning("audit_failed", code=error.code, error=error.message, **about)
 
+    async def _audit(self, holding: Holding) -> Finding:
+        code = holding.target.dict_code
+        async with self._looking:
+            try:
+                finding = await self._compare(holding)
+            except PenstockError:
+                self._metrics.audits.labels(code, "failed").inc()
+                raise
+        self._metrics.audits.labels(code, "agrees" if finding.agrees else "disagrees").inc()
+        if not finding.agrees:
+            structlog.get_logger().error("audit_disagrees", **msgspec.to_builtins(finding))
+            holding.want(0, at_once=True, anew=True)
+        return finding
+
     async def _compare(self, holding: Holding) -> Finding:
-        target, loader = holding.target, self._loader
+        """First as a whole, which is quick; only what disagrees is looked at item by item."""
         for _ in range(_TRIES):
-            provider = loader.catalogue.get(target).provider
-            async with provider.snapshot(loader.db, target) as snapshot:
-                await self._comes(holding, snapshot)
-                view = loader.memory.view()
-                try:
-                    finding = await _finding(view, snapshot)
-                finally:
-                    view.txn.abort()
-                if finding is not None:
-                    return finding
-        said = f"{target.dict_code} changes too fast to be compared"
+            async with self._primary_at(holding) as snapshot:
+                view = self._loader.memory.view()
+                has = await _digest(_primary(snapshot))
+            with closing(view):  # the transaction must not idle meanwhile
+                held = await _digest(_held(view, snapshot))
+            if held is not None and held == has:
+                return Finding(*holding.target, snapshot.mark.version, held[1], agrees=True)
+            async with self._primary_at(holding) as snapshot:
+                with closing(self._loader.memory.view()) as view:
+                    finding = await _differences(view, snapshot)
+            if finding is not None:
+                return finding
+        said = f"{holding.target.dict_code} changes too fast to be compared"
         raise Transient("AUDIT_UNSETTLED", said, hint="try again when it is quieter")
 
-    async def _comes(self, holding: Holding, snapshot: Snapshot) -> None:
-        if holding.mark != snapshot.mark:
-            holding.want(snapshot.mark.version, at_once=True)
-        try:
-            await within(_COMES_WITHIN, holding.reaches(snapshot.mark.version))
-        except TimeoutError as error:
-            said = f"the pod does not get to version {snapshot.mark.version}"
-            raise Transient("AUDIT_BEHIND", said, hint="its log tells why it cannot load") from error
+    @asynccontextmanager
+    async def _primary_at(self, holding: Holding) -> AsyncIterator[Snapshot]:
+        """The primary at a version that memory has come to."""
+        target, loader = holding.target, self._loader
+        async with loader.catalogue.get(target).provider.snapshot(loader.db, target) as snapshot:
+            if holding.mark != snapshot.mark:
+                holding.want(snapshot.mark.version, at_once=True)
+            try:
+                await within(_COMES_WITHIN, holding.reaches(snapshot.mark.version))
+            except TimeoutError as error:
+                said = f"the pod does not get to version {snapshot.mark.version}"
+                raise Transient("AUDIT_BEHIND", said, hint="its log tells why it cannot load") from error
+            yield snapshot
 
 
-async def _finding(view: View, snapshot: Snapshot) -> Finding | None:
-    """What the comparison finds; None when memory does not know the primary's version any more."""
-    target, version = snapshot.target, snapshot.mark.version
-    held = await _digest(_held(view, snapshot))
-    if held is None:
+async def _differences(view: View, snapshot: Snapshot) -> Finding | None:
+    """Some of the keys that differ, piece by piece: neither side is held as a whole; None when memory moved on."""
+    version = view.at(snapshot.target, snapshot.mark)
+    if version is None:
         return None
-    has = await _digest(_primary(snapshot))
-    if held == has:
-        return Finding(*target, version, held[1], agrees=True)
-    ours = {place: value async for batch in _held(view, snapshot) for place, value in batch or ()}
-    theirs = {place: value async for batch in _primary(snapshot) for place, value in batch}
-    both = ours.keys() & theirs.keys()
-    return Finding(
-        *target,
-        version,
-        len(theirs),
-        agrees=False,
-        missing=_keys({place: theirs[place] for place in theirs.keys() - ours.keys()}),
-        extra=_keys({place: ours[place] for place in ours.keys() - theirs.keys()}),
-        different=_keys({place: ours[place] for place in both if ours[place] != theirs[place]}),
-    )
+    items, missing, different, extra = 0, list[str](), list[str](), list[str]()
+    async for batch in _primary(snapshot):
+        items += len(batch)
+        for place, value in batch:
+            held = version.get(place)
+            if held != value:
+                (missing if held is None else different).append(layout.key_of(place, value).decode())
+    async for page in _held(view, snapshot):
+        keys = [layout.key_of(place, value).decode() for place, value in page or ()]
+        there = {key for key, _ in await snapshot.any_of(keys)} if keys else set()
+        extra += [key for key in keys if key not in there]
+    agrees = not (missing or different or extra)
+    told = [sorted(keys)[:_TOLD] for keys in (missing, extra, different)]
+    return Finding(*snapshot.target, snapshot.mark.version, items, agrees, *told)
 
 
 async def _held(view: View, snapshot: Snapshot) -> AsyncIterator[Batch | None]:
@@ -148,7 +158,3 @@ async def _digest(batches: "AsyncIterator[Batch | None] | AsyncIterator[Batch]")
             total += int.from_bytes(blake2b(len(place).to_bytes(2) + place + value, digest_size=16).digest())
             count += 1
     return total % 2**128, count
-
-
-def _keys(items: dict[bytes, bytes]) -> list[str]:
-    return sorted(layout.key_of(place, value).decode() for place, value in items.items())[:_TOLD]

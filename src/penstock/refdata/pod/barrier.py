@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, TypeVar
 
+import structlog
+
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, PenstockError, Transient
 from penstock.kernel.waiting import within
@@ -16,6 +18,7 @@ from penstock.refdata.pod.holding import Holding
 from penstock.refdata.pod.link import Answer, Items, Reach, Ready
 from penstock.refdata.pod.loader import Loader
 from penstock.refdata.pod.metrics import PodMetrics
+from penstock.refdata.pod.request import check_size
 
 T = TypeVar("T")
 _ASK_AGAIN = 0.02  # seconds between two questions for one version, however many want to know it
@@ -41,48 +44,54 @@ class Barrier:
         """
         holding, began = self._loader.find(Dict(asked.tenant_id, asked.dict_code)), monotonic()
         async with self._among_the_waiting():
-            if await self._comes(holding, asked.version, began):
+            if await self._comes(holding, asked, began):
                 return Ready()
-            committed = await self._version(holding.target, since=began)
-            if committed < asked.version:
-                raise _not_committed(asked, committed)
-            holding.want(committed, at_once=True)
-            found = await self._in_time(self._read(holding.target, asked))
+            await self._must_be_committed(holding, asked, began)
             if asked.what == "all":  # all of it from the primary is a load: let it be the one that everybody gets
-                await self._in_time(holding.reaches(asked.version))
-                return Ready()
+                return await self._loaded(holding, asked)
+            found = await self._in_time(self._read(holding.target, asked))
             self._metrics.fallbacks.labels(asked.dict_code).inc()
             return found
 
-    async def _comes(self, holding: Holding, version: int, began: float) -> bool:
+    async def _comes(self, holding: Holding, asked: Reach, began: float) -> bool:
         """Whether memory gets there in the short time there is; nobody then waits for debounce or jitter."""
         holding.hurry()
         try:
-            return await within(self._wait, self._catch_up(holding, version, began))
+            await within(self._wait, self._catch_up(holding, asked, began))
         except (TimeoutError, Transient):
-            return holding.version >= version
-
-    async def _catch_up(self, holding: Holding, version: int, began: float) -> bool:
-        # The signal may have been lost: look, as many as we are, with one question.
-        committed = await self._version(holding.target, since=began)
-        if committed > holding.version:
-            holding.want(committed, at_once=True)
-        if committed < version:
-            return False
-        await holding.reaches(version)
+            return holding.version >= asked.version
         return True
 
-    async def _version(self, target: Dict, *, since: float) -> int:
-        """The primary's version, asked after *since*; an answer that others got by then is as good."""
-        committed = self._committed.setdefault(target, _Committed(self._loader.db, target, self._patience))
-        return await self._in_time(committed.after(since))
+    async def _catch_up(self, holding: Holding, asked: Reach, began: float) -> None:
+        # The signal may have been lost: look, as many as we are, with one question.
+        await self._must_be_committed(holding, asked, began)
+        await holding.reaches(asked.version)
+
+    async def _must_be_committed(self, holding: Holding, asked: Reach, began: float) -> None:
+        """Conflict unless the primary has the version that is asked for, and lets it be read; then it is loaded."""
+        known = self._committed.setdefault(holding.target, _Committed(self._loader.db, holding.target, self._patience))
+        committed, pinned = await self._in_time(known.after(began))
+        if committed < asked.version:
+            raise _not_committed(asked, committed)
+        if pinned is not None and pinned < asked.version:
+            raise _pinned(asked, pinned)
+        holding.want(committed if pinned is None else pinned, at_once=True)
+
+    async def _loaded(self, holding: Holding, asked: Reach) -> Answer:
+        try:
+            await within(self._patience, holding.reaches(asked.version))
+        except TimeoutError as error:
+            said = f"version {asked.version} of {asked.dict_code} is committed, and still being loaded"
+            raise Transient("NOT_LOADED", said, hint="try again") from error
+        return Ready()
 
     async def _read(self, target: Dict, asked: Reach) -> Answer:
         provider = self._loader.catalogue.get(target).provider
         async with self._fallbacks, provider.snapshot(self._loader.db, target) as snapshot:
             if snapshot.mark.version < asked.version:
                 raise (_pinned if snapshot.mark.is_pinned else _not_committed)(asked, snapshot.mark.version)
-            found = dict(await snapshot.only(asked.keys)) if asked.keys else {}
+            found = dict(await snapshot.any_of(asked.keys)) if asked.keys else {}
+        check_size(sum(map(len, found.values())))
         return Items(snapshot.mark, {key: found[key] for key in asked.keys if key in found})
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
@@ -109,11 +118,11 @@ class _Committed:
     def __init__(self, db: Database, target: Dict, patience: float) -> None:
         self._db, self._target, self._patience = db, target, patience
         self._asked_at = -_ASK_AGAIN
-        self._answer: int | PenstockError = 0
+        self._answer: tuple[int, int | None] | PenstockError = (0, None)
         self._asking: asyncio.Task[None] | None = None
 
-    async def after(self, since: float) -> int:
-        """The answer to a question that was put after *since*."""
+    async def after(self, since: float) -> tuple[int, int | None]:
+        """The version that is committed and the one that is pinned, asked after *since*."""
         while self._asked_at <= since:
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask(), name="ask for a version")
@@ -131,12 +140,15 @@ class _Committed:
             self._answer = _slow()
         except PenstockError as error:
             self._answer = error
+        except Exception as error:  # noqa: BLE001 - the edge of the task: those who wait are told
+            structlog.get_logger().exception("version_not_asked")
+            self._answer = Transient("PRIMARY_SLOW", f"the primary cannot be asked: {error}", hint="try again")
         finally:
             self._asked_at, self._asking = asked_at, None
 
-    async def _read(self) -> int:
+    async def _read(self) -> tuple[int, int | None]:
         async with self._db.connection() as connection:
-            return await store.committed_version(connection, self._target)
+            return await store.readable_version(connection, self._target)
 
 
 def _slow() -> Transient:

@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._refusal: PenstockError | None = None  # the last thing it will be told
         self._is_closing = self._has_ended = self._is_feeding = False
         self._since = monotonic()  # since when it is as it is
+        self._unsent = 0
         self._reader = RequestReader(self._take)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -159,6 +160,10 @@ class Connection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Let go of whoever is too slow, or says nothing any more."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self._since = now  # slowly, but it reads
+        self._unsent = unsent
         for_long = now - self._since
         if self._is_closing or self._refusal is not None or not self._may_write.is_set():
             if for_long > STUCK_SECONDS:

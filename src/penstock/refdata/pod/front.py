@@ -7,6 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from penstock.kernel.auth import Principal
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.middleware import foreign_page
 from penstock.refdata.access import acts_for
 from penstock.refdata.config import TenantSection
@@ -67,7 +68,6 @@ class Front:
         self.sequence = -1
         self.entries: dict[bytes, Entry] = {}  # by the path that leads to its items
         self.grants: dict[bytes | None, Grant] = {}
-        self.hosts: set[bytes | None] | None = None if local_names is None else set()
         self.now = 0.0
         self.date = b""
         self.is_draining = False
@@ -124,17 +124,20 @@ class Front:
             given = request.headers.get(b"authorization")
             return Authenticate(None if given is None else given.decode("latin-1"))
         self._admit(grant.principal, request, address.target)
-        least = request.headers.get(b"x-min-version")
-        least_version = None if least is None else version_of(least)
         if self.cells[0] != self.sequence:
             self.renew()
         entry = self.entry(address.target)
-        if entry is None:
-            return Find(*address.target)
+        return Find(*address.target) if entry is None else self._of(entry, address, request)
+
+    def _of(self, entry: Entry, address: Address, request: Request) -> Found:
+        try:
+            least = version_of(request.headers.get(b"x-min-version", b"0"))
+        except PenstockError as error:
+            return reads.refusal(error, answers.version_headers(entry.shelf.mark, answers.MEMORY, entry.age), request)
         if address.what == "audit":
             return Audit(*address.target)
-        if least_version is not None and entry.version < least_version:
-            return _reach(address, least_version)
+        if entry.version < least:
+            return _reach(address, least)
         return reads.read(self.view, entry, address, request)
 
     def entry(self, target: Dict) -> Entry | None:
@@ -168,15 +171,13 @@ class Front:
         host = request.headers.get(b"host")
         if host is None and not request.is_old:
             raise BadRequest("NO_HOST", "an HTTP/1.1 request names its host", hint="send the header Host")
-        if self._local_names is None or self.hosts is None:
+        if self._local_names is None:
             return
         refusal = foreign_page(
             {name: value.decode("latin-1") for name, value in request.headers.items()}, self._local_names
         )
         if refusal is not None:
             raise refusal
-        if len(self.hosts) < _GRANTS:
-            self.hosts.add(host)
 
     def _admit(self, principal: Principal, request: Request, target: Dict) -> None:
         named = request.headers.get(b"x-tenant-id")

@@ -46,7 +46,10 @@ class Holding:
         self._wishes = 0  # so many times a version was wanted that was not held
         self._is_hurried = False  # whether somebody waited already when the load began
         self._hurry = asyncio.Event()
+        self._again = asyncio.Event()
         self._changed = asyncio.Event()
+        self._has_slot = False
+        self.behind_since = 0.0  # monotonic; while a version is wanted that is not held
         self._began = -pace.debounce
         self._backoff = Backoff(_FIRST_RETRY, _LAST_RETRY)
         self._task: asyncio.Task[None] | None = None
@@ -66,6 +69,7 @@ class Holding:
         self._is_anew |= anew
         self._wishes += version > self.version
         if self._is_behind and self._task is None:
+            self.behind_since = monotonic()
             self._task = asyncio.create_task(self._refresh(), name=f"load {'/'.join(self.target)}")
         if at_once:
             self.hurry()
@@ -74,6 +78,11 @@ class Holding:
         """Somebody waits: no debounce, no jitter, no back-off for what is about to be loaded."""
         if self._task is not None:
             self._hurry.set()
+            self._again.set()
+
+    def try_again(self) -> None:
+        """The primary is there: what failed need not wait for its turn."""
+        self._again.set()
 
     async def reaches(self, version: int) -> None:
         """Return when *version* or a later one is held."""
@@ -88,7 +97,9 @@ class Holding:
     async def jitter(self) -> None:
         """Let the pods part, unless somebody waits or nothing is held yet."""
         if self.mark is not None and not self._is_hurried:
+            self._leave_slot()  # for others who need not wait
             await happens(self._hurry, uniform(0, self._pace.jitter))  # noqa: S311 - chance, not secrecy
+            await self._take_slot()
 
     async def end(self) -> None:
         """Load no more."""
@@ -106,15 +117,17 @@ class Holding:
             while self._is_behind:
                 await self._step()
         finally:
-            self._task = None
+            self._task, self.behind_since = None, 0.0
             self._hurry.clear()
 
     async def _step(self) -> None:
         await happens(self._hurry, self._began + self._pace.debounce - monotonic())
-        async with self._pace.slots:
+        await self._take_slot()
+        try:
             wishes, anew = self._wishes, self._is_anew
             self._began, self._is_anew, self._is_hurried = monotonic(), False, self._hurry.is_set()
             self._hurry.clear()
+            self._again.clear()
             try:
                 mark = await self._load(self, anew=anew)
             except PenstockError as error:
@@ -122,9 +135,20 @@ class Holding:
             else:
                 self._held(mark, wishes)
                 return
+        finally:
+            self._leave_slot()
         self._is_anew |= anew
         self._tell(failure)
-        await happens(self._hurry, self._backoff.next().total_seconds())
+        await happens(self._again, self._backoff.next().total_seconds())
+
+    async def _take_slot(self) -> None:
+        await self._pace.slots.acquire()
+        self._has_slot = True
+
+    def _leave_slot(self) -> None:
+        if self._has_slot:
+            self._pace.slots.release()
+            self._has_slot = False
 
     def _held(self, mark: Mark, wishes: int) -> None:
         self.mark = mark

@@ -20,7 +20,7 @@ from penstock.refdata.model import Dict, Mark
 ITEMS_FILE = "items"
 STATE_FILE = "state"
 _RESERVE = 32 * 1024 * 1024
-READERS = 1_024  # processes and streams that may read at once
+READERS = 16_384  # processes and streams that may read at once
 _NUMBER = Struct(">Q")
 LONGEST = 480  # bytes of a key that are kept as they are; LMDB takes 511 in all
 SHORT, _LONG = b"\0", b"\1"
@@ -61,9 +61,17 @@ class Replaced(msgspec.Struct, frozen=True, array_like=True):
     values: list[tuple[bytes, bytes | None]]
 
 
+class _Replacing(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of `Replaced`: what it replaced may be much."""
+
+    since: Mark
+    at: float
+
+
 _ENCODER = msgspec.msgpack.Encoder()
 _SHELVES = msgspec.msgpack.Decoder(Shelf)
 _REPLACED = msgspec.msgpack.Decoder(Replaced)
+_REPLACING = msgspec.msgpack.Decoder(_Replacing)
 _GENERATIONS = msgspec.msgpack.Decoder(Generation)
 
 
@@ -161,11 +169,11 @@ def head_of(response: bytes) -> bytes:
 
 
 def tag_over(values: Iterable[bytes]) -> bytes:
-    """An entity tag for several payloads together, with its quotes."""
+    """An entity tag for several payloads together; a weak one, for the version told with them may differ."""
     digest = blake2b(digest_size=8)
     for value in values:
         digest.update(_NUMBER.pack(len(value)) + value)
-    return b'"%b"' % digest.hexdigest().encode()
+    return b'W/"%b"' % digest.hexdigest().encode()
 
 
 def encode(record: Shelf | Replaced | Generation) -> bytes:
@@ -178,6 +186,11 @@ def decode_shelf(data: bytes) -> Shelf:
 
 def decode_replaced(data: bytes) -> Replaced:
     return _REPLACED.decode(data)
+
+
+def replaced_at(data: bytes) -> float:
+    """When a change replaced something."""
+    return _REPLACING.decode(data).at
 
 
 def decode_generation(data: bytes) -> Generation:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import msgspec
 import structlog
@@ -22,9 +23,11 @@ from penstock.refdata.pod.holding import Holding, Pace
 from penstock.refdata.pod.loads import Loads
 from penstock.refdata.pod.memory import Memory
 from penstock.refdata.pod.metrics import PodMetrics
+from penstock.refdata.store import stamp_of
 
 _LOOK_WITHIN = 10.0
 _FREE_EVERY = 1.0
+_BEHIND_AFTER = 5.0  # seconds after which a load is late
 _MOST_DICTIONARIES = 100_000
 
 
@@ -49,6 +52,7 @@ class Loader:
         self._holdings: dict[Dict, Holding] = {}
         slots = asyncio.Semaphore(section.loads)
         self._pace = Pace(section.debounce_ms / 1000, section.jitter_ms / 1000, slots)
+        self._patience = max(section.reconcile_every.total_seconds() * 2, _BEHIND_AFTER)
         self._must_look = asyncio.Event()
         self._has_looked = asyncio.Event()
         self.is_loaded = asyncio.Event()  # every dictionary there is, at least once
@@ -98,13 +102,19 @@ class Loader:
             holding = self._holdings.get(target := Dict(told.tenant_id, told.dict_code))
             if holding is None:
                 holding = self.find(target)
-        except (msgspec.MsgspecError, PenstockError):
+        except msgspec.MsgspecError as error:
+            structlog.get_logger().warning("invalidation_not_understood", error=str(error))
+            return
+        except PenstockError:  # of a dictionary or tenant that is not ours
             return
         if told.version > holding.version:
             holding.want(told.version)
+        elif holding.mark is not None and stamp_of(told.committed_at) > holding.mark.stamp:
+            self._must_look.set()  # R24: committed later, and yet not above what is held: the past has changed
 
     async def look(self) -> None:
         """R22, R24: compare all versions with the primary's."""
+        await self._drop_what_is_gone()
         known = {one.section.code: one for one in self.catalogue.all() if one.section.enabled}
         before = {target: holding.mark for target, holding in self._holdings.items()}
         try:
@@ -117,10 +127,14 @@ class Loader:
                 self._compare(self.find(target), before.get(target), marks.get(target))
             except (NotFound, Transient):  # of a tenant that is not ours, or more than can be held
                 continue
-        for gone in [one for one in self._holdings if not self._has(one)]:
-            await self._holdings.pop(gone).end()
-            self.memory.drop(gone)
         self.memory.state.looked()
+
+    async def _drop_what_is_gone(self) -> None:
+        """R1: what is not configured any more is held no more."""
+        for gone in [one for one in self._holdings if not self._has(one)]:
+            await self._holdings[gone].end()
+            self.memory.drop(gone)
+            del self._holdings[gone]
 
     async def _standings(self, codes: Sequence[str]) -> dict[Dict, Mark]:
         async with self.db.connection() as connection:
@@ -140,9 +154,13 @@ class Loader:
         if holding.mark is None or before is None or before != holding.mark:
             holding.want(at.version)
         elif mark is None or mark.version < before.version or (mark.version == before.version and mark != before):
-            holding.want(0, at_once=True, anew=True)
+            holding.want(0, anew=True)
         elif mark.version > before.version:
-            holding.want(mark.version, at_once=True)  # it was missed: nobody has to wait for it any longer
+            holding.want(mark.version)
+        holding.try_again()
+        if holding.behind_since and monotonic() - holding.behind_since > self._patience:
+            # R23: also who merely does not get on serves old data.
+            self.memory.mark_stale(holding.target, holding.behind_since)
 
     def _has(self, target: Dict) -> bool:
         try:

@@ -20,6 +20,8 @@ from penstock.refdata.pod.metrics import PodMetrics
 
 _KEYS_FOLLOWED = 20_000  # more, and everything is loaded anew
 _CHANGES_WITHIN = 10.0
+_SLOW_FOR = 600.0  # seconds that a dictionary whose keys cannot be looked up in time is loaded whole
+_JUST_NOW = 60_000_000  # µs
 _Changes = tuple[Mark, Sequence[Step], Sequence[str], dict[str, str]]
 
 
@@ -42,6 +44,7 @@ class Loads:
         self._memory = memory
         self._metrics = metrics
         self._telemetry = telemetry
+        self._slow_until: dict[Dict, float] = {}
 
     async def __call__(self, holding: Holding, *, anew: bool) -> Mark:
         began, began_ns = perf_counter(), time_ns()
@@ -59,7 +62,9 @@ class Loads:
 
     async def _load_either(self, holding: Holding, *, anew: bool) -> "tuple[_Loaded, str]":
         dictionary, held = self._catalogue.get(holding.target), holding.mark
-        if held is not None and not anew and dictionary.section.reload_on_event == "DELTA":
+        is_slow = self._slow_until.get(holding.target, 0.0) > monotonic()
+        is_delta = dictionary.section.reload_on_event == "DELTA" and not is_slow
+        if held is not None and not anew and is_delta:
             loaded = await self._load_changes(holding.target, held, dictionary)
             if loaded is not None:
                 return loaded, "delta"
@@ -68,12 +73,16 @@ class Loads:
 
     async def _load_changes(self, target: Dict, held: Mark, dictionary: Dictionary) -> "_Loaded | None":
         """R20: load what changed since; None when that is not known, or not all there is to it."""
-        changes = await within(_CHANGES_WITHIN, _changes(self._db, target, held, dictionary))
+        try:
+            changes = await within(_CHANGES_WITHIN, _changes(self._db, target, held, dictionary))
+        except TimeoutError:  # its statement does not look keys up: then all of it takes no longer
+            self._slow_until[target] = monotonic() + _SLOW_FOR
+            return None
         if changes is None:
             return None
         mark, steps, keys, found = changes
         gone = [key for key in keys if key not in found]
-        if not self._is_all(target, keys, found, gone):
+        if not dictionary.provider.has_exact_keys and not self._is_all(target, keys, found, gone):
             return None
         self._memory.change(target, mark, puts=found, deletes=gone)
         return _Loaded(mark, steps)
@@ -90,7 +99,7 @@ class Loads:
         generation = self._memory.begin()
         try:
             async with dictionary.provider.snapshot(self._db, target) as snapshot:
-                steps = await snapshot.commits_after(held.version) if held and not snapshot.mark.is_pinned else ()
+                steps = await _commits(snapshot, held)
                 has_other_past = held is not None and not await snapshot.shares(held)
                 count = await self._fill(generation, snapshot)
             mark = snapshot.mark
@@ -124,7 +133,9 @@ class Loads:
         log = structlog.get_logger()
         made = [_made(step) for step in loaded.steps]
         for step, said in zip(loaded.steps, made, strict=True):
-            self._telemetry.trace("refdata.swap", step.trace, began, **about, **said)
+            # A pod that starts loads what was committed long ago: that is no part of its trace any more.
+            if step.mark.stamp > time_ns() // 1000 - _JUST_NOW:
+                self._telemetry.trace("refdata.swap", step.trace, began, **about, **said)
             if kind == "delta":
                 log.debug("dictionary_changed", **about, **said)
         if kind == "full":
@@ -158,7 +169,16 @@ async def _changes(db: Database, target: Dict, held: Mark, dictionary: Dictionar
         keys = sorted({key for step in steps for key in step.keys or ()})
         if len(keys) > _KEYS_FOLLOWED:
             return None
-        return snapshot.mark, steps, keys, dict(await snapshot.only(keys)) if keys else {}
+        found = await snapshot.only(keys) if keys else []
+        return None if found is None else (snapshot.mark, steps, keys, dict(found))
+
+
+async def _commits(snapshot: Snapshot, held: Mark | None) -> Sequence[Step]:
+    """What led to what is loaded; of one that was not held before, its last commit."""
+    mark = snapshot.mark
+    if mark.is_pinned:
+        return ()
+    return await snapshot.commits_after(held.version if held else mark.version - 1)
 
 
 def _known(error: Exception) -> PenstockError:
@@ -166,5 +186,5 @@ def _known(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     if isinstance(error, TimeoutError):
-        return Transient("DATABASE_SLOW", "the primary does not tell what changed in time")
+        return Transient("DATABASE_SLOW", "the primary does not answer in time")
     return Corrupt("LOAD_FAILED", f"{type(error).__name__}: {error}", hint="mend loadSql or its tables")

@@ -115,10 +115,11 @@ class Memory:
 
     def drop(self, target: Dict) -> None:
         """Have a dictionary no more."""
-        shelf = self._shelves.pop(target, None)
+        shelf = self._shelves.get(target)
         if shelf is not None:
             with self._writing() as txn:
                 txn.delete(layout.shelf_key(target))
+            del self._shelves[target]
             self.discard(shelf.generation)
             self.state.touch()
 
@@ -128,7 +129,6 @@ class Memory:
 
     def free(self) -> bool:
         """Free a piece of what nobody reads any more; whether there is more to free now."""
-        self._env.reader_check()  # a process that was killed reads no more, and must hold nothing
         due = [one for one in self._retired if one[0] <= monotonic()]
         if not due:
             return False
@@ -174,7 +174,7 @@ class Memory:
             for _ in range(_PRUNED_AT_ONCE):
                 if not found or not cursor.key().startswith(prefix):
                     return
-                if layout.decode_replaced(cursor.value()).at >= oldest:
+                if layout.replaced_at(cursor.value()) >= oldest:
                     return
                 found = cursor.delete()
 
@@ -189,6 +189,7 @@ class Memory:
     @contextmanager
     def _writing(self) -> "Iterator[lmdb.Transaction[bytes]]":
         try:
+            self._env.reader_check()  # a process that was killed reads no more, and must hold nothing
             with self._env.begin(write=True) as txn:
                 yield txn
         except lmdb.Error as error:  # a full map, or a full file system

@@ -10,7 +10,8 @@ from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod import answers, layout
 from penstock.refdata.pod.layout import Shelf
-from penstock.refdata.pod.request import Address, BadRequest, Gone, Request, keys_of, version_of
+from penstock.refdata.pod.link import Reach
+from penstock.refdata.pod.request import Address, BadRequest, Gone, Request, check_size, keys_of, version_of
 from penstock.refdata.pod.view import Found, PageAt, View
 
 _PAGE, _LARGEST_PAGE = 1_000, 10_000
@@ -29,7 +30,7 @@ class Stream(NamedTuple):
 
     address: Address
     media_type: bytes
-    since: int | None = None
+    since: int | None = None  # or, of all items, the version they must not be below
 
 
 class Entry(NamedTuple):
@@ -45,7 +46,7 @@ class Entry(NamedTuple):
     opening: bytes  # how a good answer begins, up to what an item says of itself
 
 
-def read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Stream:
+def read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach | Stream:
     """What *address* names, or why it cannot be read, under the version there is."""
     try:
         return _read(view, entry, address, request)
@@ -58,7 +59,7 @@ def refusal(error: PenstockError, version_headers: bytes, request: Request) -> A
     return Answered(error.status, version_headers + answers.problem(error, request.id))
 
 
-def _read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Stream:
+def _read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach | Stream:
     if address.what == "item":
         return _item(view, entry, address.key, request)
     if address.what == "items":
@@ -68,7 +69,7 @@ def _read(view: View, entry: Entry, address: Address, request: Request) -> Answe
     if address.what == "changes":
         return Stream(address, answers.EVENTS, _since(address, request))
     if answers.NDJSON in request.headers.get(b"accept", b"").lower():
-        return Stream(address, answers.NDJSON)
+        return Stream(address, answers.NDJSON, _least(request))
     return _page(view, entry, address, request)
 
 
@@ -117,6 +118,7 @@ def _item(view: View, entry: Entry, key: bytes, request: Request) -> Answered:
 def _items(view: View, entry: Entry, keys: list[bytes], request: Request) -> Answered:
     found = ((key, view.get(entry.shelf, key)) for key in keys)
     bodies = {key: layout.body_of(response) for key, response in found if response is not None}
+    check_size(sum(map(len, bodies.values())))
     return items_answer(entry.version, entry.head, bodies, keys, request)
 
 
@@ -124,12 +126,14 @@ def _version(entry: Entry) -> Answered:
     return version_answer(entry.target, entry.version, entry.head, entry.shelf)
 
 
-def _page(view: View, entry: Entry, address: Address, request: Request) -> Answered:
+def _page(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach:
     limit, cursor = _limit(address.first("limit")), address.first("cursor")
     at = PageAt(entry.shelf.mark) if cursor is None else _at(cursor)
-    if at.mark.version < version_of(request.headers.get(b"x-min-version", b"0")):
+    if at.mark.version < _least(request):
         said = f"the cursor is of version {at.mark.version}, which is below X-Min-Version"
         raise Conflict("CURSOR_TOO_OLD", said, hint="begin again without a cursor, or ask for no version")
+    if at.mark.version > entry.version:  # another pod was quicker
+        return Reach(*address.target, at.mark.version, "all")
     found = view.page(address.target, at, limit, _PAGE_SIZE)
     if found is None:
         said = f"version {at.mark.version} of {address.target.dict_code} is not kept any more"
@@ -148,7 +152,13 @@ def _has(request: Request, tag: bytes) -> bool:
     given = request.headers.get(b"if-none-match")
     if given is None:
         return False
-    return given.strip() == b"*" or tag in [one.strip().removeprefix(b"W/") for one in given.split(b",")]
+    return given.strip() == b"*" or tag.removeprefix(b"W/") in [
+        one.strip().removeprefix(b"W/") for one in given.split(b",")
+    ]
+
+
+def _least(request: Request) -> int:
+    return version_of(request.headers.get(b"x-min-version", b"0"))
 
 
 def _limit(given: str | None) -> int:

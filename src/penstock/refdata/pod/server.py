@@ -117,7 +117,6 @@ class Server:
         if isinstance(answer, Document):
             return Answered(answer.status, answers.document(answer.media_type, answer.body))
         if isinstance(answer, Items):
-            self._counters[Count.FALLBACK] += 1
             return _from_primary(answer, request)
         return self._refused(answer, found, request)
 
@@ -147,6 +146,7 @@ class Server:
         front, self.now = self.front, monotonic()
         front.tick()
         self._counters[Count.OK] += self.hits
+        self._counters[Count.BEATS] += 1
         self.hits = 0
         if front.sequence != self._seen or front.is_draining:
             self._seen = front.sequence

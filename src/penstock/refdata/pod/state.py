@@ -28,10 +28,9 @@ class Count(IntEnum):
     NOT_FOUND = 3
     CONFLICT = 4
     SERVER_ERROR = 5
-    FALLBACK = 6
-    BARRIER_WAITS = 7
-    CONNECTIONS = 8  # open now
-    BYTES = 9
+    BARRIER_WAITS = 6
+    CONNECTIONS = 7  # open now
+    BEATS = 8  # signs of life
 
 
 _WIDTH = 16

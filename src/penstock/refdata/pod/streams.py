@@ -34,8 +34,9 @@ class Streams:
     def begin(self, stream: Stream) -> Pieces:
         """The pieces of a stream; the first of them are headers."""
         target = stream.address.target
-        pieces = self._changes(target, stream.since) if stream.media_type == answers.EVENTS else self._items(target)
-        return self._counted(pieces)
+        if stream.media_type == answers.EVENTS:
+            return self._counted(self._changes(target, stream.since))
+        return self._counted(self._items(target, stream.since or 0))
 
     async def _counted(self, pieces: Pieces) -> Pieces:
         if self._open >= _MOST:
@@ -48,19 +49,19 @@ class Streams:
             self._open -= 1
             await pieces.aclose()
 
-    async def _items(self, target: Dict) -> Pieces:
+    async def _items(self, target: Dict, least: int) -> Pieces:
         until = monotonic() + _LONGEST
         with self._front.view.all(target) as found:
             if found is None:
                 raise _gone(target)
             shelf, items = found
+            if shelf.version < least:  # in the moment since the barrier let it pass
+                raise _gone(target)
             age = self._front.age_of(shelf)
             yield answers.data_head(shelf.mark, answers.MEMORY, age, answers.NDJSON)
             while lines := [as_line(one) + b"\n" for one in islice(items, _LINES)]:
-                if monotonic() > until:
-                    raise ConnectionAbortedError(
-                        "the client reads too slowly"
-                    )  # cut off, so that it is not taken for all
+                if monotonic() > until:  # cut off, so that it is not taken for all
+                    raise ConnectionAbortedError("the client reads too slowly")
                 yield b"".join(lines)
                 await asyncio.sleep(0)  # others have their turn
 
@@ -73,20 +74,22 @@ class Streams:
         yield answers.data_head(entry.shelf.mark, answers.MEMORY, entry.age, answers.EVENTS)
         yield b": %d\n\n" % entry.version
         is_behind = entry.version < since  # perhaps whoever asks was told by a pod that is quicker
+        generation = entry.shelf.generation
         while not self.is_ending and (entry := self._front.entry(target)) is not None:
             changed = self._changed()
             if not is_behind or entry.version >= since:
                 is_behind = False
-                for event in self._since(entry, since):
+                for event in self._since(entry, since, is_same=generation == entry.shelf.generation):
                     yield event
-                since = entry.version
+                since, generation = entry.version, entry.shelf.generation
             if not await happens(changed, _PULSE):
                 is_behind = False  # that long no pod is behind: there is no such version any more
                 yield b":\n\n"
 
-    def _since(self, entry: Entry, since: int) -> Iterator[bytes]:
+    def _since(self, entry: Entry, since: int, *, is_same: bool) -> Iterator[bytes]:
+        """What happened after *since*; a version that is not the same, though its number is, is told as a reset."""
         steps = self._front.view.changes(entry.shelf, since)
-        if steps is None:
+        if steps is None or not (steps or is_same):
             yield _event("reset", entry.version, {"version": entry.version})
         for step in steps or ():
             yield _event("change", step.version, _told(step))

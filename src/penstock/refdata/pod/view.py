@@ -56,6 +56,9 @@ class View:
             yield view
             view.txn.abort()
 
+    def close(self) -> None:
+        self.txn.abort()
+
     def renew(self) -> None:
         self.txn.abort()
         self.txn = self._env.begin()
@@ -70,18 +73,19 @@ class View:
         found = self.txn.get(layout.items_prefix(shelf.generation) + place)
         return None if found is None else layout.response_of(place, found)
 
-    def page(self, target: Dict, at: PageAt, limit: int, size: int) -> list[Found] | None:
-        """Some items in order, as they were in that version, about *size* bytes and one at least; None when gone."""
+    def at(self, target: Dict, mark: Mark) -> "Version | None":
+        """A version that is still known; None when it is gone."""
         shelf = self.shelf(target)
         for generation in (shelf.generation, shelf.before) if shelf else ():
-            olds = self._replaced_since(target, generation, at.mark)
+            olds = self._replaced_since(target, generation, mark)
             if olds is not None:
-                break
-        else:
-            return None
-        was = sorted((place, value) for place, value in olds.items() if value is not None and place > at.after)
-        now = (found for found in self._items(self.txn, generation, at.after) if found[0] not in olds)
-        return list(_bounded(islice(heapq.merge(now, was), limit), size))
+                return Version(self.txn, generation, olds)
+        return None
+
+    def page(self, target: Dict, at: PageAt, limit: int, size: int) -> list[Found] | None:
+        """Some items in order, as they were in that version, about *size* bytes and one at least; None when gone."""
+        version = self.at(target, at.mark)
+        return None if version is None else list(_bounded(islice(version.items(at.after), limit), size))
 
     def changes(self, shelf: Shelf, since: int) -> list[Changed] | None:
         """What changed after version *since*, step by step; None when that is not remembered, or never was."""
@@ -100,20 +104,7 @@ class View:
                 yield None
                 return
             shelf = layout.decode_shelf(found)
-            yield shelf, self._items(txn, shelf.generation, b"")
-
-    def _items(self, txn: "lmdb.Transaction[bytes]", generation: int, after: bytes) -> Iterator[Found]:
-        prefix = layout.items_prefix(generation)
-        with txn.cursor() as cursor:
-            found = cursor.set_range(prefix + after)
-            if found and cursor.key() == prefix + after:
-                found = cursor.next()
-            while found:
-                key, value = cursor.item()
-                if not key.startswith(prefix):
-                    return
-                yield key[len(prefix) :], value
-                found = cursor.next()
+            yield shelf, items_after(txn, shelf.generation, b"")
 
     def _log(self, generation: int, since: int) -> "Iterator[tuple[int, layout.Replaced]]":
         """The changes of a generation after version *since*, the oldest first."""
@@ -138,6 +129,41 @@ class View:
         for _, change in reversed(steps):  # the oldest has the last word: it replaced what was there then
             olds.update((layout.place_of(key), old) for key, old in change.values)
         return olds
+
+
+class Version:
+    """A version as it was, whatever has replaced some of it since."""
+
+    def __init__(self, txn: "lmdb.Transaction[bytes]", generation: int, olds: dict[bytes, bytes | None]) -> None:
+        self._txn = txn
+        self._generation = generation
+        self._olds = olds
+
+    def get(self, place: bytes) -> bytes | None:
+        if place in self._olds:
+            return self._olds[place]
+        return self._txn.get(layout.items_prefix(self._generation) + place)
+
+    def items(self, after: bytes) -> Iterator[Found]:
+        """Its items behind a place, in order."""
+        was = sorted((place, value) for place, value in self._olds.items() if value is not None and place > after)
+        now = items_after(self._txn, self._generation, after)
+        return heapq.merge((found for found in now if found[0] not in self._olds), was)
+
+
+def items_after(txn: "lmdb.Transaction[bytes]", generation: int, after: bytes) -> Iterator[Found]:
+    """What lies in a generation behind a place, in order."""
+    prefix = layout.items_prefix(generation)
+    with txn.cursor() as cursor:
+        found = cursor.set_range(prefix + after)
+        if found and cursor.key() == prefix + after:
+            found = cursor.next()
+        while found:
+            key, value = cursor.item()
+            if not key.startswith(prefix):
+                return
+            yield key[len(prefix) :], value
+            found = cursor.next()
 
 
 def _bounded(items: Iterator[Found], size: int) -> Iterator[Found]:
