@@ -157,7 +157,7 @@ async def test_a_version_committed_before_the_read_is_never_refused(pod: PodRig)
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
 async def test_while_a_load_is_held_up_the_primary_answers(pod: PodRig, may_load: asyncio.Event, code: str) -> None:
     """R21: with what it has, under its version and marked as its own; then memory has it too, to the letter."""
-    before = await pod.put(code, {"a": COUNTRY, "b": COUNTRY})
+    before = await pod.hold(code, {"a": COUNTRY, "b": COUNTRY})
     assert (await pod.get(f"{code}/items/a", least=before)).source == "memory"
     may_load.clear()
     await pod.put(code, {"a": COUNTRY | {"name": "Syldavia"}})

@@ -133,6 +133,9 @@ async def _is_told_the_same(pod: PodRig, sent: Sequence[bytes]) -> None:
 @example(request=asking(A))
 @example(request=asking(f"{ACME}/items/" + "x" * 480))
 @example(request=asking(f"{ACME}/items/a.b"))
+@example(request=asking(f"{ACME}/items/%61"))
+@example(request=asking(f"{ACME}/items/a?b"))
+@example(request=asking(f"{ACME}/items/a b"))
 async def test_a_first_line_means_the_same_on_either_way(filled: PodRig, request: bytes) -> None:
     """R17: whatever stands in it: spaces, controls, another method or version, an absolute address, any key."""
     await _is_told_the_same(filled, [request])

@@ -7,7 +7,7 @@ from tests.refdata.pod.podrig import PodRig
 
 async def test_an_item_is_read_as_it_was_written(pod: PodRig) -> None:
     """R17: an item, several, all of them and the version, each under the version it belongs to."""
-    version = await pod.put("LOOSE", {"a": {"n": 1}, "b": {"n": 2}})
+    version = await pod.hold("LOOSE", {"a": {"n": 1}, "b": {"n": 2}})
     one = await pod.get("LOOSE/items/a", least=version)
     assert (one.status, one.json, one.version, one.source) == (200, {"n": 1}, version, "memory")
     several = await pod.get("LOOSE/items?keys=a,x")

@@ -170,6 +170,11 @@ async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(house:
         assert house.cluster.holder(house.stream).xtrim(house.stream, maxlen=0, approximate=False) == 3
         house.allow("on")
         await shows(pod, version, 2)
+
+        async def has_come() -> bool:
+            return (await pod.get("COUNTRY/items/a")).status == 200
+
+        await becomes(has_come, "the dictionary that nobody told of")
         assert (await pod.get("COUNTRY/items/a")).json["name"] == "Norway"
 
 
