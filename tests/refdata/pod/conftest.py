@@ -1,7 +1,9 @@
 """A pod in this process, on a database of the test's own; signals go over PostgreSQL."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,22 @@ from tests.services.require import require
 
 # LOOSE lives in dictionary_item, COUNTRY and CURRENCY in tables of their own.
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None}
+
+
+Pods = Callable[..., AbstractAsyncContextManager[PodRig]]
+
+
+@pytest.fixture
+async def pods(database_url: str, tmp_path: Path) -> Pods:
+    """Pods with settings of their own, beside what is usual here."""
+    await create_schemas(database_url)
+
+    @asynccontextmanager
+    async def running(**query: Any) -> AsyncIterator[PodRig]:
+        async with running_pod(settings_on(database_url, query={**QUERY, **query}), tmp_path) as rig:
+            yield rig
+
+    return running
 
 
 @pytest.fixture

@@ -2,10 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,27 +15,12 @@ from penstock.refdata.pod import barrier
 from penstock.refdata.pod.holding import Holding
 from penstock.refdata.pod.link import Reach
 from penstock.refdata.pod.loads import Loads
-from tests.refdata.pod.conftest import QUERY
-from tests.refdata.pod.podrig import Answer, PodRig, running_pod
-from tests.refdata.rig import create_schemas, settings_on
+from tests.refdata.pod.conftest import Pods
+from tests.refdata.pod.podrig import Answer, PodRig
 from tests.services.until import becomes
 
 ABSURD = 10**12
 COUNTRY = {"name": "Ruritania"}
-Pods = Callable[..., AbstractAsyncContextManager[PodRig]]
-
-
-@pytest.fixture
-async def pods(database_url: str, tmp_path: Path) -> Pods:
-    """Pods with their own barrier."""
-    await create_schemas(database_url)
-
-    @asynccontextmanager
-    async def opened(**query: Any) -> AsyncIterator[PodRig]:
-        async with running_pod(settings_on(database_url, query={**QUERY, **query}), tmp_path) as rig:
-            yield rig
-
-    return opened
 
 
 @pytest.fixture

@@ -30,7 +30,10 @@ def loaded(pod: PodRig, code: str, kind: str) -> float:
 async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
     pod: PodRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R20, R23: a statement that takes no key filter is not tried again and again: everything is loaded."""
+    """R20, R23: a statement that takes no key filter is not tried again and again: everything is loaded.
+
+    Once in a while the primary is merely slow: that makes no dictionary slow for long.
+    """
     await pod.hold("LOOSE", {"a": 1})
     tries = 0
 
@@ -40,12 +43,21 @@ async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
         await asyncio.Event().wait()
         return None
 
+    only = Snapshot.only
+    monkeypatch.setattr(Snapshot, "only", never)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(loads, "_CHANGES_WITHIN", 0.05)
+        await pod.hold("LOOSE", {"a": "once"})
+    monkeypatch.setattr(Snapshot, "only", only)
+    before = loaded(pod, "LOOSE", "delta")
+    await pod.hold("LOOSE", {"a": "quick again"})
+    assert (tries, loaded(pod, "LOOSE", "delta")) == (1, before + 1)
     monkeypatch.setattr(loads, "_CHANGES_WITHIN", 0.05)
     monkeypatch.setattr(Snapshot, "only", never)
-    for number in range(3):
+    for number in range(4):
         await pod.hold("LOOSE", {"a": number})
         assert (await pod.get("LOOSE/items/a")).json == number
-    assert tries == 1  # then it is known
+    assert tries == 1 + 2  # then it is known
 
 
 async def test_who_deletes_what_is_not_there_changes_nothing(pod: PodRig) -> None:

@@ -4,11 +4,9 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,13 +21,13 @@ from penstock.refdata.pod.auditor import Auditor, Finding
 from penstock.refdata.pod.holding import Holding
 from penstock.refdata.pod.link import Reach
 from penstock.refdata.pod.memory import Memory
-from tests.refdata.pod.conftest import QUERY
+from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.rig import DOCUMENT, OTHER, Rig, command, create_schemas, dictionaries, opened, settings_on, upsert
 from tests.services.until import becomes
 
 ABSURD = 10**12
-SELDOM = {**QUERY, "reconcileEvery": "PT60S"}  # nothing is looked at but what is asked for
+SELDOM = {"reconcileEvery": "PT60S"}  # nothing is looked at but what is asked for
 LOOSE = Dict("acme", "LOOSE")
 LIMIT = 16 * 1024 * 1024
 HOLD = """
@@ -42,20 +40,6 @@ with View.open(Path(sys.argv[1]), int(sys.argv[2])):
     print("reading", flush=True)
     sys.stdin.read()
 """
-Pods = Callable[..., AbstractAsyncContextManager[PodRig]]
-
-
-@pytest.fixture
-async def pods(database_url: str, tmp_path: Path) -> Pods:
-    """Pods that do not look by themselves."""
-    await create_schemas(database_url)
-
-    @asynccontextmanager
-    async def opened(**query: Any) -> AsyncIterator[PodRig]:
-        async with running_pod(settings_on(database_url, query={**SELDOM, **query}), tmp_path) as rig:
-            yield rig
-
-    return opened
 
 
 async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +52,7 @@ async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkey
         await may_tell.wait()
         return version
 
-    async with pods(barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
+    async with pods(**SELDOM, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
         monkeypatch.setattr(store, "readable_version", slow)
         early = asyncio.create_task(pod.get("LOOSE/items/a", least=ABSURD))
         async with asyncio.timeout(20):
@@ -112,7 +96,7 @@ async def test_one_reader_after_the_other_is_few_questions(pod: PodRig, monkeypa
 
 async def test_a_fallback_has_the_version_loaded(pods: Pods) -> None:
     """R21: though nobody told the pod of it and there was no time to wait, memory has it then."""
-    async with pods(barrierWaitMs=0) as pod:
+    async with pods(**SELDOM, barrierWaitMs=0) as pod:
         version = await pod.put("LOOSE", {"a": 1})
         assert (await pod.get("LOOSE/items/a", least=version)).version == version
 
@@ -228,7 +212,7 @@ async def test_an_audit_that_fails_is_told_and_stops_no_other(pod: PodRig, monke
 
 async def test_audits_come_by_themselves(pods: Pods) -> None:
     """R32: what was changed behind everybody's back is found and mended, though nobody asks."""
-    async with pods(auditEvery="PT1S") as pod:
+    async with pods(**SELDOM, auditEvery="PT1S") as pod:
         await pod.hold("LOOSE", {"a": 1})
         await pod.rig.db.execute("UPDATE dictionary_item SET payload = '2' WHERE item_key = 'a'")
 

@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from time import monotonic
 from typing import NamedTuple, Protocol
-from uuid import uuid4
 
 import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.refdata.pod import answers, layout
+from penstock.refdata.pod import answers, layout, reads
 from penstock.refdata.pod.front import Front
 from penstock.refdata.pod.parsing import RequestReader
 from penstock.refdata.pod.reads import Answered
@@ -193,9 +192,9 @@ class Connection(asyncio.Protocol):
         try:
             found = self._front.answer(request)
         except PenstockError as error:
-            self._send(_problem(error, request), request)
+            self._send(reads.problem(error, request), request)
         except Exception:  # noqa: BLE001 - the edge
-            self._send(_bug(request), request)
+            self._send(reads.bug(request), request)
         else:
             if isinstance(found, Answered):
                 self._send(found, request)
@@ -212,9 +211,9 @@ class Connection(asyncio.Protocol):
             else:
                 self._send(answer, request)
         except PenstockError as error:
-            self._send(_problem(error, request), request)
+            self._send(reads.problem(error, request), request)
         except Exception:  # noqa: BLE001 - the edge
-            self._send(_bug(request), request)
+            self._send(reads.bug(request), request)
         finally:
             self._task, self._since = None, monotonic()
         self._go_on()
@@ -285,16 +284,3 @@ class Connection(asyncio.Protocol):
     def _close(self) -> None:
         self._is_closing, self._since = True, monotonic()
         self._transport.close()
-
-
-def _problem(error: PenstockError, request: Request) -> Answered:
-    headers = {"Allow": "GET, HEAD"} if error.status == 405 else {}
-    return Answered(error.status, answers.problem(error, request.id, headers.items()))
-
-
-def _bug(request: Request) -> Answered:
-    """The caller gets an id, the log gets the rest."""
-    request_id = request.id or uuid4().hex
-    structlog.get_logger().exception("request_crashed", request_id=request_id)
-    error = PenstockError("INTERNAL", "something went wrong here; the log has it under the request id")
-    return Answered(error.status, answers.problem(error, request_id))

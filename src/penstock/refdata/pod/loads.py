@@ -17,9 +17,11 @@ from penstock.refdata.model import Dict, Mark, Step
 from penstock.refdata.pod.holding import Holding, is_lasting
 from penstock.refdata.pod.memory import Memory
 from penstock.refdata.pod.metrics import PodMetrics
+from penstock.refdata.store import stamp_of
 
 _KEYS_FOLLOWED = 20_000  # more, and everything is loaded anew
 _CHANGES_WITHIN = 10.0
+_TIMEOUTS = 2
 _SLOW_FOR = 600.0  # seconds that a dictionary whose keys cannot be looked up in time is loaded whole
 _JUST_NOW = 60_000_000  # µs
 _Changes = tuple[Mark, Sequence[Step], Sequence[str], dict[str, str]]
@@ -44,6 +46,7 @@ class Loads:
         self._memory = memory
         self._metrics = metrics
         self._telemetry = telemetry
+        self._timeouts: dict[Dict, int] = {}  # in a row
         self._slow_until: dict[Dict, float] = {}
 
     async def __call__(self, holding: Holding, *, anew: bool) -> Mark:
@@ -75,9 +78,13 @@ class Loads:
         """R20: load what changed since; None when that is not known, or not all there is to it."""
         try:
             changes = await within(_CHANGES_WITHIN, _changes(self._db, target, held, dictionary))
-        except TimeoutError:  # its statement does not look keys up: then all of it takes no longer
-            self._slow_until[target] = monotonic() + _SLOW_FOR
+        except TimeoutError:
+            # Once, the primary may have been slow. Twice in a row, its statement does not look keys up.
+            self._timeouts[target] = self._timeouts.get(target, 0) + 1
+            if self._timeouts[target] >= _TIMEOUTS:
+                self._slow_until[target] = monotonic() + _SLOW_FOR
             return None
+        self._timeouts.pop(target, None)
         if changes is None:
             return None
         mark, steps, keys, found = changes
@@ -132,9 +139,10 @@ class Loads:
         about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
         log = structlog.get_logger()
         made = [_made(step) for step in loaded.steps]
+        just_now = stamp_of(self._db.clock.now()) - _JUST_NOW
         for step, said in zip(loaded.steps, made, strict=True):
             # A pod that starts loads what was committed long ago: that is no part of its trace any more.
-            if step.mark.stamp > time_ns() // 1000 - _JUST_NOW:
+            if step.mark.stamp > just_now:
                 self._telemetry.trace("refdata.swap", step.trace, began, **about, **said)
             if kind == "delta":
                 log.debug("dictionary_changed", **about, **said)

@@ -2,8 +2,10 @@
 
 from datetime import UTC, datetime
 from typing import NamedTuple
+from uuid import uuid4
 
 import orjson
+import structlog
 
 from penstock.kernel import paging
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
@@ -57,6 +59,20 @@ def read(view: View, entry: Entry, address: Address, request: Request) -> Answer
 def refusal(error: PenstockError, version_headers: bytes, request: Request) -> Answered:
     """R21: also a refusal tells the version."""
     return Answered(error.status, version_headers + answers.problem(error, request.id))
+
+
+def problem(error: PenstockError, request: Request) -> Answered:
+    """A refusal that is of no version."""
+    headers = {"Allow": "GET, HEAD"} if error.status == 405 else {}
+    return Answered(error.status, answers.problem(error, request.id, headers.items()))
+
+
+def bug(request: Request) -> Answered:
+    """The answer when something unexpected was raised: the caller gets an id, the log gets the rest."""
+    request_id = request.id or uuid4().hex
+    structlog.get_logger().exception("request_crashed", request_id=request_id)
+    error = PenstockError("INTERNAL", "something went wrong here; the log has it under the request id")
+    return Answered(error.status, answers.problem(error, request_id))
 
 
 def _read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach | Stream:
