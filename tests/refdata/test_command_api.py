@@ -120,14 +120,18 @@ async def test_wait_commit_answers_with_the_version(api: Api) -> None:
 
 async def test_wait_commit_answers_202_when_it_takes_too_long(idle: Api) -> None:
     """R6: at the time-out it is 202 PENDING, after 300 ms unless told otherwise; what was sent is applied later."""
-    loop, seconds = asyncio.get_running_loop(), []
-    for params in ({"timeoutMs": 50}, {}, {"timeoutMs": 1000}):
+    loop = asyncio.get_running_loop()
+
+    async def seconds(**params: int) -> float:
         began = loop.time()
         taken = await idle.taken(command("LOOSE", upsert("a", 1)), consistencyMode="WAIT_COMMIT", **params)
-        seconds.append(loop.time() - began)
         assert taken["status"] == "PENDING"
-    assert 0.05 <= seconds[0] < seconds[1] < seconds[2]
-    assert (seconds[1] >= 0.3, seconds[2] >= 1.0) == (True, True)
+        return loop.time() - began
+
+    # The quickest of some: a busy machine makes waits longer, never shorter.
+    short = min([await seconds(timeoutMs=50) for _ in range(5)])
+    assert 0.05 <= short < 0.3 <= await seconds()
+    assert await seconds(timeoutMs=1000) >= 1.0
     await idle.rig.apply()
     assert (await idle.get(taken["statusUrl"].removeprefix("/v1/tenants/")))["committedVersion"] == 3
 

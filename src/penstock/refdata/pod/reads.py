@@ -32,7 +32,8 @@ class Stream(NamedTuple):
 
     address: Address
     media_type: bytes
-    since: int | None = None  # or, of all items, the version they must not be below
+    since: int | None = None
+    least: int = 0  # the version that all items must not be below
 
 
 class Entry(NamedTuple):
@@ -85,7 +86,7 @@ def _read(view: View, entry: Entry, address: Address, request: Request) -> Answe
     if address.what == "changes":
         return Stream(address, answers.EVENTS, _since(address, request))
     if answers.NDJSON in request.headers.get(b"accept", b"").lower():
-        return Stream(address, answers.NDJSON, _least(request))
+        return Stream(address, answers.NDJSON, least=_least(request))
     return _page(view, entry, address, request)
 
 

@@ -36,7 +36,7 @@ class Streams:
         target = stream.address.target
         if stream.media_type == answers.EVENTS:
             return self._counted(self._changes(target, stream.since))
-        return self._counted(self._items(target, stream.since or 0))
+        return self._counted(self._items(target, stream.least))
 
     async def _counted(self, pieces: Pieces) -> Pieces:
         if self._open >= _MOST:
