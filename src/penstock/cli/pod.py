@@ -41,8 +41,10 @@ def get(
     query_url: QueryOption = QUERY_URL,
     json: JsonOption = False,
 ) -> None:
-    """Print one item's payload, or several items of one version by their keys."""
+    """Print one item's payload, or several items of one version by their keys; every digit as it is kept."""
+    import msgspec
     import orjson
+    from msgspec import Raw
 
     if len(keys) == 1:
         answer = _ask(query_url, lambda pod: pod.item(tenant, code, keys[0], least=least))
@@ -50,7 +52,7 @@ def get(
     else:
         answer = _ask(query_url, lambda pod: pod.items(tenant, code, keys, least=least))
         told = orjson.loads(answer.body)
-        found, text = told, orjson.dumps(told["items"], option=orjson.OPT_INDENT_2).decode()
+        found, text = told, bytes(msgspec.json.decode(answer.body, type=dict[str, Raw])["items"]).decode()
         if told["missing"]:
             say(f"not there: {', '.join(told['missing'])}")
     emit({**_origin(answer), **found}, as_json=json, text=text)
@@ -63,18 +65,21 @@ def read_all(
     query_url: QueryOption = QUERY_URL,
     json: JsonOption = False,  # noqa: ARG001 - it is JSON in any case
 ) -> None:
-    """Print every item of one version, as JSON lines."""
-    import orjson
+    """Print every item of one version, as JSON lines; every digit as it is kept."""
+    import msgspec
+    from msgspec import Raw
 
     async def pages(pod: "PodClient") -> int:
         cursor, count = None, 0
         while True:
-            page = orjson.loads((await pod.page(tenant, code, cursor=cursor, least=least)).body)
-            for item in page["items"]:
-                sys.stdout.write(orjson.dumps(item).decode() + "\n")
-            cursor, count = page["next"], count + len(page["items"])
+            answer = await pod.page(tenant, code, cursor=cursor, least=least)
+            page = msgspec.json.decode(answer.body, type=dict[str, Raw])
+            items = msgspec.json.decode(page["items"], type=list[Raw])
+            for item in items:
+                sys.stdout.write(bytes(item).decode() + "\n")
+            cursor, count = msgspec.json.decode(page["next"]), count + len(items)
             if cursor is None:
-                say(f"{count} items of version {page['version']}")
+                say(f"{count} items of version {_origin(answer)['version']}")
                 return count
 
     _ask(query_url, pages)

@@ -89,6 +89,9 @@ def test_dictionaries_from_the_command_line(up: Up, tmp_path: Path) -> None:
     assert run("get", "t", "COUNTRY", "NO") == '{"name": "Norway"}\n'
     assert '"source": "memory"' in run("get", "t", "COUNTRY", "NO", "--json")
     assert run("all", "t", "COUNTRY").count("\n") == 2
+    run("put", "t", "RATE", "EUR", '{"rate": 1.10}')
+    assert run("all", "t", "RATE", "--min-version", "1") == '{"key":"EUR","value":{"rate": 1.10}}\n'
+    assert run("get", "t", "RATE", "EUR", "none") == '{"EUR":{"rate": 1.10}}\n'
     assert run("version", "t", "COUNTRY").startswith("2  (2 items)")
     assert run("lag", "t", "COUNTRY").startswith("0 behind")
     assert "agrees" in run("audit", "t", "COUNTRY")
