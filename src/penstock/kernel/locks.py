@@ -45,14 +45,14 @@ async def try_advisory_lock(connection: Connection, name: str) -> AsyncIterator[
 
 
 @contextmanager
-def file_lock(path: Path, holder: str, clock: Clock | None = None) -> Iterator[None]:
-    """Hold *path* for this process; Conflict LOCKED, naming who holds it, when another does. Death frees it."""
+def file_lock(path: Path, holder: str, clock: Clock | None = None, what: str | None = None) -> Iterator[None]:
+    """Hold *path* for this process; Conflict LOCKED, naming who holds *what*, when another does. Death frees it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _locked(path) from None
+            raise _locked(path, what or str(path.parent)) from None
         _write(
             descriptor,
             {"holder": holder, "pid": os.getpid(), "since": (clock or SystemClock()).now().isoformat()},
@@ -63,7 +63,7 @@ def file_lock(path: Path, holder: str, clock: Clock | None = None) -> Iterator[N
         os.close(descriptor)
 
 
-def _locked(path: Path) -> Conflict:
+def _locked(path: Path, what: str) -> Conflict:
     note: object = None
     with contextlib.suppress(OSError, orjson.JSONDecodeError):
         note = orjson.loads(path.read_bytes())
@@ -71,7 +71,7 @@ def _locked(path: Path) -> Conflict:
     holder, pid, since = (known.get(name, "unknown") for name in ("holder", "pid", "since"))
     who = f"{holder} (pid {pid}, since {since})"
     hint = "wait for it to end, or stop it"
-    return Conflict("LOCKED", f"{path.parent} is locked by {who}", hint=hint, holder=holder, pid=pid, since=since)
+    return Conflict("LOCKED", f"{what} is locked by {who}", hint=hint, holder=holder, pid=pid, since=since)
 
 
 def _write(descriptor: int, note: dict[str, object]) -> None:

@@ -1,0 +1,74 @@
+"""§16, the Extractor: a file of any known format, read as tables of texts in bounded memory."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from penstock.ingest.supplier import Limits, Source
+
+HEAD = 200  # rows in which a header is looked for
+BATCH = 20_000
+MALFORMED = "\x00malformed"  # the column in which a line that is no record says so
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows, every cell a text; columns are called "0", "1" …. *first_row* is the first one's number, from 1."""
+
+    frame: "pl.DataFrame"
+    first_row: int
+
+
+@dataclass
+class Table:
+    """A sheet, or a whole file: its first rows to find the header in, and then all of them."""
+
+    name: str
+    number: int
+    head: list[list[str]]
+    batches: Iterator[Batch]
+    is_delimited: bool = False  # cells beyond the header mean that a row is torn
+    names: list[str] | None = field(default=None)  # records name their cells themselves; then there is no header
+
+
+class Gauge:
+    """How much of a file was read, by where its reader stands."""
+
+    def __init__(self, size: int) -> None:
+        self._size = max(size, 1)
+        self._content: IO[bytes] | None = None
+
+    def follow(self, content: IO[bytes]) -> IO[bytes]:
+        self._content = content
+        return content
+
+    @property
+    def fraction(self) -> float | None:
+        """None when nobody can tell."""
+        if self._content is None:
+            return None
+        return 1.0 if self._content.closed else min(self._content.tell() / self._size, 1.0)
+
+
+def open_tables(
+    file: Path, source: "Source", limits: "Limits", wanted: list[str] | None = None, gauge: Gauge | None = None
+) -> Iterator[Table]:
+    """The tables of *file*, each to be read before the next; Failed when it cannot be read.
+
+    Of JSON and XML only what is *wanted* is read, without it all of a record.
+    """
+    from penstock.ingest.extract import delimited, detect, packing, records, workbook
+    from penstock.ingest.supplier import WORKBOOKS, Format
+
+    for member in packing.members(file, limits, gauge or Gauge(0)):
+        form = detect.detected(member, source.format)
+        if form in WORKBOOKS:
+            yield from workbook.tables(member, source, limits)
+        elif form is Format.CSV:
+            yield delimited.table(member, source)
+        else:
+            yield records.table(member, form, source, wanted)

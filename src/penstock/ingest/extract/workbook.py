@@ -1,0 +1,111 @@
+"""Workbooks, read by a process of their own: whatever a file makes the reader do, only that process pays for it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Timer
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.extract import BATCH, HEAD, Batch, Table
+from penstock.ingest.extract.packing import Member, unreadable
+from penstock.ingest.model import Failed
+
+if TYPE_CHECKING:
+    from penstock.ingest.supplier import Limits, Sheets, Source
+
+_CHILD = "penstock.ingest.extract.workbook_child"
+Message = dict[str, Any]
+
+
+def tables(member: Member, source: "Source", limits: "Limits") -> Iterator[Table]:
+    """Every sheet that counts, in the order of the workbook."""
+    if member.path is None:
+        raise unreadable(member.name, "a workbook has to be a file")
+    with _reading(member.path, source.sheets, limits) as messages:
+        message = next(messages, None)
+        while message is not None:
+            if "failed" in message:
+                raise unreadable(member.name, message["failed"])
+            begun = _Sheet(messages)
+            number = message["number"]
+            name = message["sheet"] if source.sheets.category == "name" else f"sheet{number}"
+            yield Table(name, number, begun.head(), begun.batches())
+            message = begun.next_sheet()
+
+
+class _Sheet:
+    """The rows of one sheet, as they come."""
+
+    def __init__(self, messages: Iterator[Message]) -> None:
+        self._messages = messages
+        self._first = self._take()
+        self._next: Message | None = None
+
+    def head(self) -> list[list[str]]:
+        columns = self._first["columns"] if self._first else []
+        return [list(row) for row in zip(*(column[:HEAD] for column in columns), strict=True)]
+
+    def batches(self) -> Iterator[Batch]:
+        message = self._first
+        while message is not None:
+            columns = message["columns"]
+            frame = pl.DataFrame({str(n): pl.Series(cells, dtype=pl.String) for n, cells in enumerate(columns)})
+            yield Batch(frame, message["first_row"])
+            message = self._take()
+
+    def next_sheet(self) -> Message | None:
+        """What begins behind this sheet; what nobody read of it is passed over."""
+        while self._next is None and self._take() is not None:
+            pass
+        return self._next
+
+    def _take(self) -> Message | None:
+        message = next(self._messages, None)
+        if message is None or "columns" in message:
+            return message
+        if "failed" in message:
+            raise unreadable("the workbook", message["failed"])
+        self._next = message
+        return None
+
+
+@contextmanager
+def _reading(path: Path, sheets: "Sheets", limits: "Limits") -> Iterator[Iterator[Message]]:
+    wanted = {"path": str(path), "only": sheets.only, "skip": sheets.skip}
+    order = msgspec.json.encode({**wanted, "memory": limits.workbook_memory, "batch": BATCH})
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-m", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    timer = Timer(limits.workbook_seconds, child.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        if child.stdin is None or child.stdout is None:
+            raise RuntimeError("a pipe was asked for")
+        child.stdin.write(order)
+        child.stdin.close()
+        yield _messages(child, child.stdout, path.name, limits)
+    finally:
+        timer.cancel()
+        child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def _messages(child: "subprocess.Popen[bytes]", out: IO[bytes], name: str, limits: "Limits") -> Iterator[Message]:
+    decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
+    while length := out.read(4):
+        yield decode(out.read(int.from_bytes(length)))
+    if child.wait() != 0:
+        hint = "if the workbook is right, raise limits.workbook_memory or limits.workbook_seconds"
+        cost = f"{limits.workbook_memory // 1_000_000} MB or {limits.workbook_seconds} s"
+        raise Failed(
+            FailureCode.FILE_TOO_LARGE, f"{name} takes more than {cost} to be read, or breaks its reader", hint
+        )

@@ -1,0 +1,92 @@
+"""The process that reads one workbook: it is told what on standard input, and sends columns of texts back.
+
+It imports as little as it can: it starts once for every workbook.
+"""
+
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, time, timedelta
+from typing import Any
+
+import msgspec
+import python_calamine as calamine
+
+_EXACT = 10**15
+
+
+def main() -> None:
+    order = msgspec.json.decode(sys.stdin.buffer.read())
+    resource.setrlimit(resource.RLIMIT_AS, (order["memory"], order["memory"]))
+    try:
+        for message in _messages(order):
+            _send(message)
+    except (calamine.CalamineError, ValueError, OSError) as error:
+        _send({"failed": str(error) or type(error).__name__})
+    sys.stdout.buffer.flush()
+
+
+def _messages(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    workbook = calamine.CalamineWorkbook.from_path(order["path"])
+    only, skip = order["only"], order["skip"]
+    if missing := [name for name in only or [] if name not in workbook.sheet_names]:
+        raise ValueError(f"it has no sheet {missing[0]!r}, but {', '.join(workbook.sheet_names)}")
+    for number, known in enumerate(workbook.sheets_metadata, start=1):
+        is_sheet = known.typ == calamine.SheetTypeEnum.WorkSheet
+        is_wanted = known.name in only if only is not None else known.visible == calamine.SheetVisibleEnum.Visible
+        if is_sheet and is_wanted and known.name not in skip:
+            yield {"sheet": known.name, "number": number}
+            yield from _batches(workbook.get_sheet_by_name(known.name), order["batch"])
+
+
+def _batches(sheet: calamine.CalamineSheet, size: int) -> Iterator[dict[str, Any]]:
+    if sheet.start is None:
+        return
+    before = sheet.start[1]
+    rows: list[Sequence[Any]] = []
+    first_row = 1
+    for row in sheet.iter_rows():
+        rows.append(row)
+        if len(rows) == size:
+            yield {"first_row": first_row, "columns": _columns(rows, before)}
+            first_row += size
+            rows = []
+    if rows:
+        yield {"first_row": first_row, "columns": _columns(rows, before)}
+
+
+def _columns(rows: list[Sequence[Any]], before: int) -> list[list[str]]:
+    empty = [[""] * len(rows)] * before
+    return empty + [[_text(cell) for cell in column] for column in zip(*rows, strict=True)]
+
+
+def _text(cell: Any) -> str:
+    """What a person would read in the cell, in a form no locale can change."""
+    kind = type(cell)
+    if kind is str:
+        return str(cell)
+    if kind is float:
+        # Fifteen digits are what a spreadsheet keeps; beyond them is the noise of its arithmetic.
+        return str(int(cell)) if cell.is_integer() and abs(cell) < _EXACT else _number(cell)
+    if kind is bool:
+        return "true" if cell else "false"
+    if kind is datetime:
+        return str(cell.date()) if cell.time() == time.min else str(cell.isoformat(timespec="seconds"))
+    if isinstance(cell, date | time | timedelta):
+        return str(cell)
+    return str(cell)
+
+
+def _number(value: float) -> str:
+    short = f"{value:.15g}"
+    return format(value, "f") if "e" in short else short
+
+
+def _send(message: dict[str, Any]) -> None:
+    packed = msgspec.msgpack.encode(message)
+    sys.stdout.buffer.write(len(packed).to_bytes(4))
+    sys.stdout.buffer.write(packed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""The tree as a folder: moves are renames, the current state is a symlink, and nothing appears half-written."""
+
+import errno
+import fcntl
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+
+from penstock.ingest import disk, layout
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.model import Arrival, Failed, Pointer, checked_supplier
+from penstock.ingest.tree import Changed, Found, superseded
+from penstock.kernel.errors import Corrupt, Invalid, NotFound, Transient
+from penstock.kernel.locks import file_lock
+
+_HINTS = {
+    errno.EACCES: "let the user Penstock runs as read and write the tree",
+    errno.EPERM: "let the user Penstock runs as read and write the tree",
+    errno.EDQUOT: "free space or raise the quota",
+    errno.ENOSPC: "free space on the disk, then run again",
+    errno.EROFS: "mount the disk for writing",
+}
+
+
+class FolderTree:
+    """The tree below *root*, which has to be there."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        if not self._root.is_dir():
+            hint = "make it, or name another with --root; etl_data/ and etl_ops/ are kept in it"
+            raise NotFound("ROOT_NOT_FOUND", f"there is no folder {root}", hint=hint)
+        self._work = self._at(layout.DATA) / ".work"
+
+    def prepare(self, supplier: str) -> None:
+        folders = [layout.inbox, layout.duplicates, layout.broken, layout.obsolete]
+        fixed = [layout.RUNS, f"{layout.STATES}/{supplier}", layout.CURRENT, layout.CONFIGS, layout.LEDGERS]
+        with self._reported():
+            for path in [*(folder(supplier) for folder in folders), *fixed]:
+                self._at(path).mkdir(parents=True, exist_ok=True)
+            self._work.mkdir(exist_ok=True)
+
+    @contextmanager
+    def lock(self, supplier: str, holder: str) -> Iterator[None]:
+        with self._reported():
+            self._work.mkdir(parents=True, exist_ok=True)
+        with file_lock(self._work / f"{supplier}.lock", holder, what=f"supplier {supplier}"):
+            yield
+
+    @contextmanager
+    def work(self, supplier: str, run_id: str) -> Iterator[Path]:
+        place = self._work / supplier
+        with self._reported():
+            disk.remove_all(place)  # of a run that was killed
+            folder = place / run_id
+            folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            with suppress(OSError):  # the next run does it
+                disk.remove_all(place)
+
+    def now(self) -> float:
+        with self._reported():
+            probe = self._work / "clock"
+            probe.touch()
+            return probe.stat().st_mtime
+
+    def suppliers(self) -> list[str]:
+        with self._reported():
+            configs = self._at(layout.CONFIGS)
+            named = [file.stem for file in configs.glob("*.yaml")] if configs.is_dir() else []
+            return sorted({name for name in [*named, *self.folders(layout.INBOX)] if _is_supplier(name)})
+
+    @contextmanager
+    def config(self, supplier: str) -> Iterator[Path]:
+        yield self._at(layout.config(supplier))
+
+    def arrivals(self, supplier: str) -> list[Arrival]:
+        folder = self._at(layout.inbox(supplier))
+        with self._reported():
+            if not folder.is_dir():
+                return []
+            return [found for entry in os.scandir(folder) if (found := _arrival(supplier, entry)) is not None]
+
+    def take(self, arrival: Arrival, target: Path | None = None) -> str:
+        file = self._inbox_file(arrival)
+        try:
+            source = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise Failed(FailureCode.FILE_MISSING, f"{arrival.name} is gone", "the supplier took it back") from None
+        except PermissionError as error:
+            hint = "let the user Penstock runs as read it"
+            raise Failed(FailureCode.FILE_UNREADABLE, f"{arrival.name}: {error.strerror}", hint) from error
+        with self._reported(), os.fdopen(source, "rb") as content:
+            digest = disk.copied(content, target)
+            now = file.lstat() if file.exists() else None
+            if now is None or {_signature(os.fstat(content.fileno())), _signature(now)} != {arrival.signature}:
+                raise Changed(arrival.name)
+        return digest
+
+    def move(self, arrival: Arrival, folder: str, suffix: str = "") -> str | None:
+        source = self._inbox_file(arrival)
+        with self._reported():
+            if not source.exists() or _signature(source.lstat()) != arrival.signature:
+                return None
+            for name in disk.free_names(arrival.name, suffix):
+                target = self._at(folder) / name
+                if self._reserve(target):
+                    disk.rename(source, target)
+                    return f"{folder}/{name}"
+        raise Corrupt("NO_FREE_NAME", f"no free name for {arrival.name} in {folder}")
+
+    def read(self, path: str) -> bytes | None:
+        with self._reported():
+            try:
+                return self._at(path).read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def write(self, path: str, data: bytes) -> None:
+        target = self._at(path)
+        draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
+        with self._reported():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with draft.open("xb") as out:
+                    out.write(data)
+                    disk.sync(out)
+                draft.replace(target)
+            except BaseException:
+                draft.unlink(missing_ok=True)
+                raise
+            disk.sync_folder(target.parent)
+
+    def keep(self, source: Path, path: str) -> None:
+        target = self._at(path)
+        with self._reported():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with source.open("rb") as written:
+                os.fsync(written.fileno())
+            source.replace(target)
+            disk.sync_folder(target.parent)
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[BinaryIO]:
+        with self._reported():
+            try:
+                file = self._at(path).open("rb")
+            except FileNotFoundError:
+                raise NotFound("OBJECT_NOT_FOUND", f"there is no {path}", hint="it may have been removed") from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_SH)  # I12: `remove` leaves it alone meanwhile
+            yield file
+
+    def files(self, folder: str) -> Iterator[Found]:
+        place = self._at(folder)
+        with self._reported():
+            for path in sorted(place.rglob("*")) if place.is_dir() else []:
+                known = path.lstat()
+                if stat.S_ISREG(known.st_mode):
+                    modified = datetime.fromtimestamp(known.st_mtime, UTC)
+                    yield Found(path.relative_to(self._root).as_posix(), known.st_size, modified)
+
+    def folders(self, folder: str) -> list[str]:
+        place = self._at(folder)
+        with self._reported():
+            if not place.is_dir():
+                return []
+            return sorted(entry.name for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False))
+
+    def remove(self, path: str) -> bool:
+        place = self._at(path)
+        with self._reported():
+            held = list(disk.held(place))
+            try:
+                if None in held:
+                    return False
+                disk.remove_all(place)
+            finally:
+                for descriptor in held:
+                    os.close(descriptor) if descriptor is not None else None
+        return True
+
+    def publish(self, source: Path, supplier: str, run_id: str) -> None:
+        target = self._at(layout.state(supplier, run_id))
+        with self._reported():
+            for file in source.iterdir():
+                file.chmod(0o444)
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            disk.sync_folder(source)
+            source.rename(target)
+            target.chmod(0o555)
+            disk.sync_folder(target.parent)
+
+    def pointer(self, supplier: str) -> Pointer | None:
+        with self._reported():
+            try:
+                run_id = self._at(f"{layout.CURRENT}/{supplier}").readlink().name
+            except FileNotFoundError:
+                return None
+        told = self.read(layout.state(supplier, run_id, layout.POINTER))
+        if told is None:
+            hint = "restore state_store from a backup, or remove the symlink and run again"
+            raise Corrupt("STATE_LOST", f"the current state of {supplier}, {run_id}, is not there", hint=hint)
+        return Pointer(**orjson.loads(told))
+
+    def switch(self, supplier: str, pointer: Pointer, seen: Pointer | None) -> None:
+        current = self._at(layout.CURRENT)
+        link = current / f".{supplier}.{uuid.uuid4().hex}"
+        with self._reported():
+            link.symlink_to(f"../../state_store/{supplier}/{pointer.run_id}")
+            try:
+                # Last of all: a writer that was stopped for long finds here that it is late.
+                if (now := self.pointer(supplier)) != seen:
+                    raise superseded(supplier, now)
+                link.rename(current / supplier)
+            finally:
+                link.unlink(missing_ok=True)
+            disk.sync_folder(current)
+
+    def uri(self, path: str) -> str:
+        return str(self._at(path))
+
+    def _at(self, path: str) -> Path:
+        return self._root / path
+
+    def _inbox_file(self, arrival: Arrival) -> Path:
+        return self._at(layout.inbox(arrival.supplier)) / arrival.name
+
+    def _reserve(self, target: Path) -> bool:
+        """Take a name nobody has, so that the rename after it replaces nothing of anybody's."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+        except FileExistsError:
+            return False
+        return True
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Failures of the disk, in our words."""
+        try:
+            yield
+        except OSError as error:
+            hint = _HINTS.get(error.errno or 0, "check the folder and its disk")
+            where = error.filename or self._root
+            raise Transient("STORAGE_DOWN", f"{where}: {error.strerror or error}", hint=hint) from error
+
+
+def _is_supplier(name: str) -> bool:
+    with suppress(Invalid):
+        return bool(checked_supplier(name))
+    return False
+
+
+def _arrival(supplier: str, entry: os.DirEntry[str]) -> Arrival | None:
+    """Only regular files: what a link leads to is none of the supplier's business."""
+    try:
+        known = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(known.st_mode):
+        return None
+    modified = datetime.fromtimestamp(known.st_mtime, UTC)
+    changed = datetime.fromtimestamp(known.st_ctime, UTC)
+    return Arrival(supplier, entry.name, known.st_size, modified, _signature(known), str(known.st_ino), changed)
+
+
+def _signature(known: os.stat_result) -> str:
+    return f"{known.st_size}-{known.st_mtime_ns}-{known.st_ino}"

@@ -1,0 +1,170 @@
+"""§7, the Gate's second half: where the header is, and which column is which."""
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.model import Failed
+from penstock.ingest.supplier import CATEGORY, Column, Supplier
+
+if TYPE_CHECKING:
+    from penstock.ingest.extract import Table
+
+JOINED = " / "
+_SPACES = re.compile(r"\s+")
+_NUMBER = re.compile(r"[\d\s.,%+-]*")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A field of the payload, and the column it comes from; None: this table has none, and it is always empty."""
+
+    name: str
+    column: Column
+    index: int | None
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is above the data, and what the columns below it are."""
+
+    rows: int
+    names: list[str]
+    fields: list[Bound]
+
+    @property
+    def width(self) -> int:
+        return len(self.names)
+
+
+def bind(table: "Table", supplier: Supplier) -> Header:
+    """Every field of the payload with its column; Failed COLUMNS_MISSING or HEADER_MISMATCH."""
+    rows, names = _located(table, supplier)
+    columns = supplier.columns or {name: Column.model_validate({"from": place}) for place, name in _own_names(names)}
+    if not columns:
+        raise Failed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no header", "say where: source.header")
+    fields = [Bound(name, column, _index(table, names, column)) for name, column in columns.items()]
+    _check_missing(table, names, fields, supplier)
+    if supplier.source.exact:
+        _check_extra(table, names, fields)
+    return Header(rows, names, fields)
+
+
+def normal(name: str) -> str:
+    """How names are compared: whatever the case and the blanks."""
+    return _SPACES.sub(" ", name.replace("\u00a0", " ")).strip().casefold()
+
+
+def joined(rows: list[list[str]]) -> list[str]:
+    """The names a header of several rows gives: a cell above stands for those right of it that have none."""
+    width = max((len(row) for row in rows), default=0)
+    padded = [[_SPACES.sub(" ", cell).strip() for cell in row] + [""] * (width - len(row)) for row in rows]
+    for above, below in pairwise(padded):
+        for column in range(1, width):
+            if not above[column] and below[column]:
+                above[column] = above[column - 1]
+    names = [list(dict.fromkeys(cell for cell in cells if cell)) for cells in zip(*padded, strict=True)]
+    return [JOINED.join(cells) for cells in names]
+
+
+def looks_like_header(row: list[str]) -> int:
+    """How many cells could be names; 0 when some look like data."""
+    cells = [cell for cell in row if cell.strip()]
+    if len(cells) < 2 or any(_NUMBER.fullmatch(cell) for cell in cells) or len(set(cells)) < len(cells) * 0.8:
+        return 0
+    return len(cells)
+
+
+def _located(table: "Table", supplier: Supplier) -> tuple[int, list[str]]:
+    """How many rows are above the data, and the names of the columns."""
+    source = supplier.source
+    if table.names is not None:
+        return 0, table.names
+    if source.header == "none":
+        width = max((len(row) for row in table.head), default=0)
+        return 0, [str(number) for number in range(1, width + 1)]
+    row = source.header if isinstance(source.header, int) else _found(table.head, supplier)
+    names = joined(table.head[row - 1 : row - 1 + source.header_rows])
+    if not any(names):
+        said = f"{_where(table)} has no header in row {row}"
+        raise Failed(FailureCode.HEADER_MISMATCH, said, "say where: source.header")
+    while names and not names[-1]:
+        names.pop()
+    return row - 1 + source.header_rows, names
+
+
+def _found(head: list[list[str]], supplier: Supplier) -> int:
+    """The first row that has the most of the names that are asked for, else the one that looks most like a header."""
+    asked = [
+        [normal(place) for place in column.places if isinstance(place, str)] for column in supplier.columns.values()
+    ]
+
+    def score(row: int) -> int:
+        if not any(asked):
+            return looks_like_header(head[row])
+        names = {normal(name) for name in joined(head[row : row + supplier.source.header_rows])}
+        return sum(any(place in names for place in places) for places in asked)
+
+    return max(range(len(head)), key=score, default=0) + 1
+
+
+def _own_names(names: list[str]) -> list[tuple[int, str]]:
+    """Without a mapping each column is a field under its own name; the second of a name gets a number."""
+    found: dict[str, int] = {}
+    for place, name in enumerate(names, start=1):
+        if not name:
+            continue
+        number, free = 1, name
+        while free in found:
+            number += 1
+            free = f"{name}_{number}"
+        found[free] = place
+    return [(place, name) for name, place in found.items()]
+
+
+def _index(table: "Table", names: list[str], column: Column) -> int | None:
+    compared = [normal(name) for name in names]
+    for place in column.places:
+        if isinstance(place, int):
+            return place - 1
+        if compared.count(normal(place)) > 1:
+            said = f"{_where(table)} has more than one column {place!r}"
+            raise Failed(FailureCode.HEADER_MISMATCH, said, "say which by its number: `from: 3`")
+        if normal(place) in compared:
+            return compared.index(normal(place))
+    return None
+
+
+def _check_missing(table: "Table", names: list[str], fields: list[Bound], supplier: Supplier) -> None:
+    known = {field.name for field in fields}
+    if lost := [name for name in supplier.key if name not in known and name != CATEGORY]:
+        raise _missing(table, names, lost)
+    width = max([len(names), *(len(row) for row in table.head)], default=0)
+    needed = [one for one in fields if one.column.required or one.name in supplier.key]
+    lost = [_spelled(one) for one in needed if one.index is None or (table.names is None and one.index >= width)]
+    if lost:
+        raise _missing(table, names, lost)
+
+
+def _missing(table: "Table", names: list[str], lost: list[str]) -> Failed:
+    have = ", ".join(repr(name) for name in names if name)[:500] or "none"
+    said = f"{_where(table)} has no column {', '.join(lost)}; it has {have}"
+    hint = "has the supplier renamed it? list its spellings: `from: [old, new]`; skip a sheet with source.sheets.skip"
+    return Failed(FailureCode.COLUMNS_MISSING, said, hint)
+
+
+def _check_extra(table: "Table", names: list[str], fields: list[Bound]) -> None:
+    mapped = {one.index for one in fields}
+    if extra := [name for index, name in enumerate(names) if name and index not in mapped]:
+        said = f"{_where(table)} has columns nobody expects: {', '.join(map(repr, extra))}"
+        raise Failed(FailureCode.HEADER_MISMATCH, said, "map them, or leave out source.exact")
+
+
+def _spelled(field: Bound) -> str:
+    return f"{field.name} ({' or '.join(repr(place) for place in field.column.places)})"
+
+
+def _where(table: "Table") -> str:
+    return f"sheet {table.name!r}" if table.name else "the file"

@@ -1,0 +1,45 @@
+"""What is remembered between runs of one supplier: which files were seen when, and how the last runs ended."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+from penstock.ingest import layout
+from penstock.ingest.tree import Tree
+
+
+@dataclass
+class Sighting:
+    """A file of the inbox: when it was first seen, and since when it has not changed. Seconds of the tree's clock."""
+
+    signature: str
+    identity: str | None
+    first_seen: float
+    since: float
+
+
+@dataclass
+class Ledger:
+    """Hints, not truth: all of it may be lost, and a file only waits a little longer."""
+
+    running: str | None = None
+    seen: dict[str, Sighting] = field(default_factory=dict)
+    equal_shas: int = 0
+    fails: int = 0
+    last: dict[str, Any] | None = None
+
+
+def load(tree: Tree, supplier: str) -> Ledger:
+    """The ledger as it was left; an empty one when there is none, or it makes no sense."""
+    content = tree.read(layout.ledger(supplier))
+    try:
+        told = orjson.loads(content) if content else {}
+        seen = {name: Sighting(**one) for name, one in told.pop("seen", {}).items()}
+        return Ledger(**told, seen=seen)
+    except (orjson.JSONDecodeError, TypeError, AttributeError):
+        return Ledger()
+
+
+def save(tree: Tree, supplier: str, ledger: Ledger) -> None:
+    tree.write(layout.ledger(supplier), orjson.dumps(asdict(ledger)))

@@ -1,0 +1,95 @@
+"""§9: the lines of facts.ndjson and bad.ndjson, made and read back a batch at a time."""
+
+import io
+
+import orjson
+import polars as pl
+
+from penstock.ingest.contract import Reason
+from penstock.ingest.supplier import CATEGORY, Supplier
+
+_SEEDS = (1, 2, 3)
+_KEY_PART = "\x1f"  # parts the fields of a key
+
+
+def start_of(run_id: str, supplier: str, category: str | None) -> str:
+    """How every line of one table begins."""
+    known = {"run_id": run_id, "supplier": supplier, **({CATEGORY: category} if category else {})}
+    return orjson.dumps(known).decode()[:-1]
+
+
+def fact_lines(start: str, row_id: pl.Series, row_number: pl.Series, payload: pl.Series) -> pl.Series:
+    parts = pl.DataFrame([row_id.alias("id"), row_number.alias("number"), payload.alias("payload")])
+    begun, number, then = (pl.lit(text) for text in (f'{start},"row_id":"', '","row_number":', ',"payload":'))
+    return _joined(parts, begun, "id", number, "number", then, "payload", pl.lit("}"))
+
+
+def bad_lines(start: str, told: pl.DataFrame) -> pl.Series:
+    """A line per row of *told*, whose columns are row_number, reason_code and what else is told."""
+    return _joined(told, pl.lit(start + ","), pl.struct(pl.all()).struct.json_encode().str.slice(1))
+
+
+def repeated_lines(start: str, row_number: pl.Series) -> pl.Series:
+    """The bad rows whose key another row has."""
+    reason = pl.repeat(Reason.KEY_DUPLICATE.value, len(row_number), dtype=pl.String, eager=True)
+    return bad_lines(start, pl.DataFrame([row_number.alias("row_number"), reason.alias("reason_code")]))
+
+
+def held_lines(run_id: str, supplier: str, known: pl.DataFrame, payload: pl.Series, held_from: str) -> pl.Series:
+    """I20: facts of an earlier run, said again by this one; they tell which run they come from."""
+    told = known.select(
+        pl.lit(run_id).alias("run_id"),
+        pl.lit(supplier).alias("supplier"),
+        *([pl.col(CATEGORY)] if known[CATEGORY].is_not_null().any() else []),
+        pl.col("row_id"),
+        pl.col("held_from").fill_null(held_from),
+    )
+    parts = told.select(pl.struct(pl.all()).struct.json_encode().alias("told")).with_columns(payload.alias("payload"))
+    start = pl.col("told").str.strip_suffix("}").str.replace(f',"{CATEGORY}":null', "", literal=True)
+    return _joined(parts, start, pl.lit(',"payload":'), "payload", pl.lit("}"))
+
+
+def changed_lines(change: str, known: pl.DataFrame, supplier: Supplier) -> pl.Series:
+    """I21: a line per fact that was added, removed or changed, with its key."""
+    fields = [name for name in supplier.key if name != CATEGORY]
+    told = [pl.lit(change).alias("change")]
+    told += [pl.col(CATEGORY)] if known[CATEGORY].is_not_null().any() else []
+    told += [pl.col("payload").struct.field(name) for name in fields] if fields else [pl.col("row_id")]
+    return known.select(pl.struct(told).struct.json_encode().alias("line"))["line"]
+
+
+def parsed(lines: pl.Series, supplier: Supplier) -> pl.DataFrame:
+    """What facts say beside their payloads, and of those the fields of the key, as texts."""
+    key = {name: pl.String for name in supplier.key if name != CATEGORY}
+    schema = {"row_id": pl.String, "row_number": pl.Int64, CATEGORY: pl.String, "held_from": pl.String}
+    whole = io.BytesIO("\n".join(lines.to_list()).encode())
+    return pl.read_ndjson(whole, schema={**schema, **({"payload": pl.Struct(key)} if key else {})})
+
+
+def payloads(lines: pl.Series) -> pl.Series:
+    """The payloads of facts, as the text they are."""
+    return lines.str.extract(r'"payload":(\{.*\})\}$', 1)
+
+
+def key_text(supplier: Supplier, parts: list[pl.Expr]) -> pl.Expr:
+    return pl.concat_str(parts, separator=_KEY_PART) if supplier.key else pl.col("row_id")
+
+
+def keys_of(known: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
+    """The keys of facts that were read back, hashed as `Emitter` hashes them."""
+    parts = [
+        pl.col(CATEGORY).fill_null("") if name == CATEGORY else pl.col("payload").struct.field(name).fill_null("")
+        for name in supplier.key
+    ]
+    return hashed(known.select(key_text(supplier, parts).alias("key"), "row_id"))
+
+
+def hashed(keys: pl.DataFrame) -> pl.DataFrame:
+    """Keys and contents as numbers: no two keys of a file will ever share both hashes."""
+    first, second, content = _SEEDS
+    key, row_id = pl.col("key"), pl.col("row_id")
+    return keys.select(key.hash(first).alias("a"), key.hash(second).alias("b"), row_id.hash(content).alias("r"))
+
+
+def _joined(frame: pl.DataFrame, *parts: pl.Expr | str) -> pl.Series:
+    return frame.select(pl.concat_str(list(parts)).alias("line"))["line"]

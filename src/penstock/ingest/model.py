@@ -1,0 +1,230 @@
+"""Pure: what a run is called, what it leaves behind, and how its quality is judged."""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from penstock.ingest.contract import FailureCode, Reason, Status
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import Invalid, NotFound
+from penstock.kernel.machine import Machine, Move
+
+_SUPPLIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_RUN_ID = re.compile(r"(?P<supplier>[A-Za-z0-9][A-Za-z0-9_-]{0,63})_\d{8}T\d{6}Z_[0-9a-f]{6}")
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    RUNNING = "RUNNING"
+    PASS = "PASS"  # noqa: S105 - no password
+    FAIL = "FAIL"
+
+
+RUN = Machine(
+    "ingest run",
+    RunState,
+    initial=RunState.RUNNING,
+    moves=[Move("pass", (RunState.RUNNING,), RunState.PASS), Move("fail", (RunState.RUNNING,), RunState.FAIL)],
+)
+
+
+class Failed(Exception):
+    """The run publishes nothing: a value that ends it, with its code and a sentence for people."""
+
+    def __init__(self, code: FailureCode, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+
+def checked_supplier(name: str) -> str:
+    """*name* itself when it can name a supplier; else Invalid BAD_SUPPLIER."""
+    if not _SUPPLIER.fullmatch(name):
+        hint = "letters, digits, '_' and '-', at most 64 of them"
+        raise Invalid("BAD_SUPPLIER", f"{name!r} cannot name a supplier", hint=hint)
+    return name
+
+
+def new_run_id(supplier: str, clock: Clock) -> str:
+    """I5: <supplier>_<YYYYMMDDTHHMMSSZ>_<rand6>."""
+    return f"{supplier}_{clock.now():%Y%m%dT%H%M%SZ}_{secrets.token_hex(3)}"
+
+
+def supplier_of(run_id: str) -> str:
+    """Whose run it is; NotFound when nothing can be called that."""
+    found = _RUN_ID.fullmatch(run_id)
+    if found is None:
+        hint = "a run is called <supplier>_<YYYYMMDDTHHMMSSZ>_<rand6>; `penstock ingest status` shows the last ones"
+        raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id!r}", hint=hint)
+    return found["supplier"]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A file in an inbox. *signature* changes whenever the file does."""
+
+    supplier: str
+    name: str
+    size: int
+    modified_at: datetime
+    signature: str
+    identity: str | None = None  # stays when the file is renamed
+    changed_at: datetime | None = None  # by the file system's own clock; None: it cannot be seen half-written
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """I11: which state is the current one. The fence only grows."""
+
+    run_id: str
+    sha256: str
+    fence: int
+    published_at: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id, "sha256": self.sha256, "fence": self.fence, "published_at": self.published_at,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file a run left behind."""
+
+    sha256: str
+    size: int
+
+
+@dataclass
+class Stats:
+    """§9.4: what became of the rows of a file."""
+
+    good_rows: int = 0
+    bad_rows: int = 0
+    blank_rows: int = 0
+    skipped_rows: int = 0
+    held_rows: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    categories: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def bad_ratio(self) -> float:
+        """I7: no rows at all are no bad rows."""
+        total = self.good_rows + self.bad_rows
+        return self.bad_rows / total if total else 0.0
+
+    @property
+    def facts(self) -> int:
+        """How many facts are published: what was good, and what is held."""
+        return self.good_rows + self.held_rows
+
+    def count(self, category: str | None, good: int, reasons: Mapping[str, int]) -> None:
+        """Add what became of some rows; a row once good that turns out bad takes a good one away."""
+        bad = sum(reasons.values())
+        self.good_rows += good
+        self.bad_rows += bad
+        for reason, number in reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + number
+        if category is not None:
+            seen = self.categories.setdefault(category, {"good_rows": 0, "bad_rows": 0})
+            seen["good_rows"] += good
+            seen["bad_rows"] += bad
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "total_rows": self.good_rows + self.bad_rows,
+            "good_rows": self.good_rows,
+            "bad_rows": self.bad_rows,
+            "bad_ratio": round(self.bad_ratio, 6),
+            "blank_rows": self.blank_rows,
+            "skipped_rows": self.skipped_rows,
+            "held_rows": self.held_rows,
+            "reasons": {code: self.reasons[code] for code in sorted(self.reasons)},
+            "categories": self.categories,
+        }
+
+
+@dataclass(frozen=True)
+class Changes:
+    """I21: what a publication changed against the one before it."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    previous: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        counts = {name: getattr(self, name) for name in ("added", "removed", "changed", "unchanged")}
+        return {"previous": self.previous, **counts}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run published nothing, as its manifest tells it."""
+
+    code: FailureCode
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """§10: what is remembered of a run."""
+
+    run_id: str
+    supplier: str
+    input_filename: str | None
+    input_sha256: str | None
+    started_at: datetime
+    finished_at: datetime
+    status: Status
+    code_commit: str
+    versions: Mapping[str, str]
+    good_rows: int = 0
+    bad_rows: int = 0
+    input_size: int | None = None
+    failure: Failure | None = None
+    config_sha256: str | None = None
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    previous_run: str | None = None
+    fence: int | None = None
+    changes: Changes | None = None
+    moved_to: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        failure = self.failure
+        return {
+            "run_id": self.run_id,
+            "supplier": self.supplier,
+            "input_filename": self.input_filename,
+            "input_sha256": self.input_sha256,
+            "input_size": self.input_size,
+            "started_at": self.started_at.isoformat(),
+            "finished_at": self.finished_at.isoformat(),
+            "good_rows": self.good_rows,
+            "bad_rows": self.bad_rows,
+            "status": self.status.value,
+            "failure_code": failure.code.value if failure else None,
+            "failure": failure.message if failure else None,
+            "hint": failure.hint if failure else None,
+            "moved_to": self.moved_to,
+            "config_sha256": self.config_sha256,
+            "artifacts": {name: {"sha256": one.sha256, "size": one.size} for name, one in self.artifacts.items()},
+            "previous_run": self.previous_run,
+            "fence": self.fence,
+            "changes": self.changes.as_dict() if self.changes else None,
+            "code_commit": self.code_commit,
+            "versions": dict(self.versions),
+        }
+
+
+def descriptions() -> Sequence[type[StrEnum]]:
+    """The closed sets of codes that docs/etl/reason_codes.yaml explains."""
+    return [Reason, FailureCode]

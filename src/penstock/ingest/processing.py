@@ -1,0 +1,150 @@
+"""From a file to facts: read, judged and written at the same time, in bounded memory."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import polars as pl
+
+from penstock.ingest import index as indexes
+from penstock.ingest import layout
+from penstock.ingest.contract import FailureCode, Reason
+from penstock.ingest.emit import Emitted, Emitter
+from penstock.ingest.extract import Gauge, open_tables
+from penstock.ingest.facts import Lines, at, lines_of
+from penstock.ingest.header import bind
+from penstock.ingest.index import Index
+from penstock.ingest.lines import held_lines, keys_of, parsed, payloads, repeated_lines, start_of
+from penstock.ingest.model import Failed, Stats
+from penstock.ingest.supplier import CATEGORY, Supplier
+
+_JUDGES = 2
+_TURN = 0.0002
+A = TypeVar("A")
+B = TypeVar("B")
+Progress = Callable[[int, float | None], None]  # rows so far, and which part of the file that is
+
+
+@dataclass(frozen=True)
+class Names:
+    """Whose run it is."""
+
+    run_id: str
+    supplier: str
+
+
+class Processed:
+    """What a file becomes, in a folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.stats = Stats()
+        self.facts = Lines(out / layout.FACTS)
+        self.bad = Lines(out / layout.BAD)
+        self.index = Index(out / "index")
+        self.held = Index(out / "held")
+
+    def add(self, emitted: Emitted, category: str | None) -> None:
+        self.facts.write(emitted.facts)
+        self.bad.write(emitted.bad)
+        self.index.add(emitted.index)
+        self.held.add(emitted.held)
+        self.stats.count(category, emitted.good, emitted.reasons)
+        self.stats.blank_rows += emitted.blank
+        self.stats.skipped_rows += emitted.skipped
+
+    def close(self) -> None:
+        self.facts.close()
+        self.bad.close()
+
+
+def process(file: Path, supplier: Supplier, names: Names, made: Processed, progress: Progress) -> None:
+    """Facts and bad rows of *file*; Failed when the Gate refuses it."""
+    gauge = Gauge(file.stat().st_size)
+    with ThreadPoolExecutor(_JUDGES, "ingest-judge") as pool, _yielding_often():
+        for table in open_tables(file, supplier.source, supplier.limits, _wanted(supplier), gauge):
+            emitter = Emitter(names.run_id, names.supplier, supplier, bind(table, supplier), table)
+            if table.name:
+                made.stats.count(table.name, 0, {})  # a sheet without rows is a category all the same
+            prepared = (emitter.prepare(batch) for batch in table.batches)
+            for emitted in _at_once(pool, emitter.emit, prepared):
+                made.add(emitted, table.name or None)
+                progress(made.stats.good_rows + made.stats.bad_rows, gauge.fraction)
+
+
+def _wanted(supplier: Supplier) -> list[str] | None:
+    """The names of what is read of records: all spellings; None when nothing is mapped."""
+    places = [place for column in supplier.columns.values() for place in column.places]
+    return [str(place) for place in places] or None
+
+
+def _at_once(pool: ThreadPoolExecutor, work: Callable[[A], B], items: Iterator[A]) -> Iterator[B]:
+    """What *work* makes of *items*, in their order, as many at once as there are judges."""
+    under_way: deque[Future[B]] = deque()
+    try:
+        for item in items:
+            under_way.append(pool.submit(work, item))
+            if len(under_way) >= _JUDGES:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:
+        for future in under_way:
+            future.cancel()
+
+
+@contextmanager
+def _yielding_often() -> Iterator[None]:
+    """Threads come back from the columnar library all the time, and must not wait milliseconds for their turn."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def settle_repeated(made: Processed, supplier: Supplier, names: Names, out: Path) -> None:
+    """I18: of facts with the same key one stays, or the run fails."""
+    if not supplier.key or supplier.duplicate_keys == "keep":
+        return
+    places = indexes.repeated(made.index, keeps_last=supplier.duplicate_keys == "last")
+    if not len(places):
+        return
+    if supplier.duplicate_keys == "fail":
+        said = f"{len(places)} rows repeat the key ({', '.join(supplier.key)}) of another"
+        raise Failed(FailureCode.DQ_DUPLICATE_KEYS, said, "duplicate_keys: first or last would keep one of each")
+    made.facts.close()
+    whole = made.facts.path.rename(out / "all.ndjson")
+    made.facts, made.index = Lines(out / layout.FACTS), Index(out / "index-kept")
+    with whole.open("rb") as content:
+        _keep_one(made, content, places, supplier, names)
+    whole.unlink()
+
+
+def _keep_one(made: Processed, content: BinaryIO, places: pl.Series, supplier: Supplier, names: Names) -> None:
+    begun = 0
+    for lines in lines_of(content):
+        known = parsed(lines, supplier)
+        is_repeated = pl.int_range(begun, begun + len(lines), eager=True).is_in(places.implode())
+        begun += len(lines)
+        made.facts.add(lines.filter(~is_repeated))
+        made.index.add(keys_of(known.filter(~is_repeated), supplier))
+        for (found,), rows in known.filter(is_repeated).group_by([CATEGORY], maintain_order=True):
+            category = None if found is None else str(found)
+            start = start_of(names.run_id, names.supplier, category)
+            made.bad.add(repeated_lines(start, rows["row_number"]))
+            made.stats.count(category, -rows.height, {Reason.KEY_DUPLICATE.value: rows.height})
+
+
+def hold(made: Processed, old: Index, content: BinaryIO, supplier: Supplier, names: Names, held_from: str) -> None:
+    """I20: add the last good facts of keys whose rows went bad."""
+    for lines, _ in at(content, indexes.to_hold(made.held, old, made.index)):
+        known = parsed(lines, supplier)
+        made.facts.add(held_lines(names.run_id, names.supplier, known, payloads(lines), held_from))
+        made.index.add(keys_of(known, supplier))
+        made.stats.held_rows += len(lines)

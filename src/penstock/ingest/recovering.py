@@ -1,0 +1,72 @@
+"""I10, I16: what a run that was killed left undone is done by the next one."""
+
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from penstock.ingest import layout, provenance, publishing
+from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.facts import small
+from penstock.ingest.ledger import Ledger
+from penstock.ingest.model import Arrival, Failure, Manifest, Pointer
+from penstock.ingest.tree import Changed, Tree
+from penstock.kernel.clock import Clock
+
+
+def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> None:
+    """Bring everything in line with the current state, which alone is the truth."""
+    current = publishing.current_state(tree, supplier)
+    if current is not None:
+        _complete(tree, supplier, current.manifest, was_running=known.running == current.pointer.run_id)
+    if known.running is not None:
+        if current is None or known.running != current.pointer.run_id:
+            _give_up(tree, supplier, known.running, current.pointer if current else None, clock)
+            known.fails += 1
+        known.running = None
+
+
+def _complete(tree: Tree, supplier: str, manifest: dict[str, Any], *, was_running: bool) -> None:
+    """A run whose state is current has passed, whatever came after the switch."""
+    run_id = manifest["run_id"]
+    if tree.read(layout.accepted(supplier, manifest["input_sha256"])) is None:
+        publishing.accept(tree, manifest)
+    if not was_running:
+        return
+    if tree.read(layout.run(run_id, layout.MANIFEST)) is None:
+        tree.write(layout.run(run_id, layout.MANIFEST), small(manifest))
+    for arrival in tree.arrivals(supplier):
+        if arrival.name == manifest["input_filename"] and _is_it(tree, arrival, manifest["input_sha256"]):
+            moved = tree.move(arrival, layout.archive(supplier))
+            told = small({**manifest, "moved_to": moved})
+            tree.write(layout.run(run_id, layout.MANIFEST), told)
+
+
+def _is_it(tree: Tree, arrival: Arrival, sha256: str) -> bool:
+    try:
+        return tree.take(arrival) == sha256
+    except Changed:
+        return False
+
+
+def _give_up(tree: Tree, supplier: str, run_id: str, current: Pointer | None, clock: Clock) -> None:
+    """A run that was killed before the switch has published nothing; its file is where it was."""
+    if tree.read(layout.run(run_id, layout.MANIFEST)) is not None:
+        return
+    started = orjson.loads(tree.read(layout.run(run_id, layout.STARTED)) or b"{}")
+    now = clock.now()
+    said = "the run was killed, or the machine went down, before it published anything"
+    manifest = Manifest(
+        run_id=run_id,
+        supplier=supplier,
+        input_filename=started.get("input_filename"),
+        input_sha256=started.get("input_sha256"),
+        started_at=datetime.fromisoformat(started["started_at"]) if "started_at" in started else now,
+        finished_at=now,
+        status=Status.FAIL,
+        failure=Failure(FailureCode.INTERRUPTED, said, "nothing is to be done: the next run takes the file again"),
+        previous_run=current.run_id if current else None,
+        code_commit=provenance.code_commit(),
+        versions=provenance.versions(),
+    )
+    publishing.note(tree, manifest)

@@ -1,0 +1,258 @@
+"""etl_ops/config/<supplier>.yaml: what quality is asked for, how a file is read, and what its columns become."""
+
+import hashlib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.model import Failed
+from penstock.kernel import config
+from penstock.kernel.config import Misplaced, Section
+from penstock.kernel.errors import BadConfig, PenstockError
+from penstock.kernel.sections import Url
+
+DQ_KEYS = ("min_fact_count", "max_bad_ratio", "allow_empty_snapshot")
+CATEGORY = "category_key"  # may stand in a key beside payload fields
+LARGEST = 2**53 - 1
+
+
+def _compiled(pattern: str) -> str:
+    import polars as pl
+
+    try:
+        pl.Series([""]).str.contains(pattern)
+    except pl.exceptions.ComputeError as error:
+        raise ValueError(f"not a regular expression: {str(error).splitlines()[-1].strip()}") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiled)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+# Columns of a file without a header have numbers, the first is 1.
+Place = Annotated[int, Field(ge=1, le=16_384)] | Name
+Encoding = Literal[
+    "auto", "utf-8", "utf-16", "utf-16-le", "utf-16-be", "windows-1251", "windows-1252", "koi8-r", "cp866"
+]
+
+
+class Format(StrEnum):
+    """I17: what suppliers send."""
+
+    AUTO = "auto"
+    CSV = "csv"
+    XLSX = "xlsx"
+    XLS = "xls"
+    XLSB = "xlsb"
+    ODS = "ods"
+    JSON = "json"
+    NDJSON = "ndjson"
+    XML = "xml"
+
+
+WORKBOOKS = (Format.XLSX, Format.XLS, Format.XLSB, Format.ODS)
+
+
+class Kind(StrEnum):
+    """I18: what a column's text becomes."""
+
+    STRING = "string"
+    INTEGER = "integer"
+    MONEY = "money"
+    DECIMAL = "decimal"
+    DATE = "date"
+    DATETIME = "datetime"
+    ENUM = "enum"
+
+
+class Column(Section):
+    """One field of the payload."""
+
+    source: Place | list[Place] = Field(
+        alias="from", description="The column's header, some spellings of it, or its number."
+    )
+    type: Kind = Kind.STRING
+    required: bool = False
+    empty: list[str] = Field(default_factory=list, description="Texts that mean nothing is there, such as '-'.")
+    default: str | int | bool | None = Field(None, description="What an empty cell becomes.")
+    case: Literal["upper", "lower"] | None = None
+    replace: dict[Pattern, str] = Field(
+        default_factory=dict, description="Regular expressions replaced first, in order."
+    )
+    extract: Pattern | None = Field(None, description="Only what this (or its first group) finds is the value.")
+    pattern: Pattern | None = Field(None, description="What a text has to match as a whole.")
+    values: dict[str, str | int | bool] | list[str] | None = Field(None, description="What an enum may be.")
+    formats: list[str] = Field(
+        default_factory=list, description="Of dates, as strftime writes them; ISO is always known."
+    )
+    decimal: Literal[",", "."] | None = Field(
+        None, description="Settles what 1,234 is; without it, such a number is bad."
+    )
+    scale: int = Field(2, ge=0, le=9, description="Digits after the point of money and decimals.")
+    round: bool = Field(False, description="Round what has more digits; without it, such a number is bad.")
+    at_least: bool = Field(False, description="Read '>10', '10+' and 'больше 10' as 10.")
+    min: int | None = None
+    max: int | None = None
+    max_length: int | None = Field(None, ge=1)
+    fill_down: bool = Field(False, description="An empty cell has the value of the cell above, as merged cells do.")
+
+    @property
+    def places(self) -> list[Place]:
+        return self.source if isinstance(self.source, list) else [self.source]
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> Self:
+        _only(self.values is None or self.type is Kind.ENUM, "values", "only an enum has values")
+        _only(self.type is not Kind.ENUM or bool(self.values), "values", "an enum needs values")
+        _only(not self.formats or self.type in (Kind.DATE, Kind.DATETIME), "formats", "only dates have formats")
+        _only(not self.at_least or self.type is Kind.INTEGER, "at_least", "only an integer can be at least")
+        kinds = {type(value) for value in self.values.values()} if isinstance(self.values, dict) else {str}
+        _only(len(kinds) <= 1, "values", "the values of an enum are all texts, all numbers or all booleans")
+        numbers = [number for number in (self.min, self.max) if number is not None]
+        _only(all(abs(number) <= LARGEST for number in numbers), "max", "beyond what JSON keeps exactly")
+        return self
+
+
+class Sheets(Section):
+    """Which sheets of a workbook (or files of an archive) count, and how their categories are called."""
+
+    only: list[Name] | None = Field(None, description="These; without it, all that are visible.")
+    skip: list[Name] = Field(default_factory=list)
+    category: Literal["name", "number"] = Field("name", description="`number` calls the 14th sheet sheet14.")
+
+
+class Source(Section):
+    """How a file is read. What is `auto` is found out; `penstock ingest inspect` shows what it would find."""
+
+    format: Format = Format.AUTO
+    encoding: Encoding = "auto"
+    delimiter: str = Field("auto", description="One character, or `auto`.")
+    quote: str = Field('"', max_length=1, description="Empty: quotes mean nothing.")
+    header: int | Literal["auto", "none"] = Field("auto", description="The row it is in; `auto` looks for the columns.")
+    header_rows: int = Field(1, ge=1, le=3, description="Two-row headers are joined as 'Price / retail'.")
+    exact: bool = Field(False, description="A column that is not mapped is a mismatch.")
+    skip_rows: list[Pattern] = Field(default_factory=list, description="Rows whose first text matches, such as totals.")
+    sheets: Sheets = Sheets()
+    records: str | None = Field(None, description="Where the records are: data.items in JSON, the element in XML.")
+
+    @field_validator("delimiter")
+    @classmethod
+    def _is_one_character(cls, delimiter: str) -> str:
+        if delimiter != "auto" and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '\r\n"'):
+            raise ValueError("a delimiter is one ASCII character, or `auto`")
+        return delimiter
+
+    @field_validator("header")
+    @classmethod
+    def _counts_from_one(cls, header: int | str) -> int | str:
+        if isinstance(header, int) and header < 1:
+            raise ValueError("rows count from 1")
+        return header
+
+
+class Guards(Section):
+    """I20: how far a snapshot may be from the one before it; beyond that the run fails."""
+
+    max_drop_percent: float | None = Field(None, ge=0, le=100, description="Facts that may be fewer.")
+    max_vanished_keys_percent: float | None = Field(None, ge=0, le=100)
+    vanished_categories: Literal["allow", "fail"] = "allow"
+
+
+class Limits(Section):
+    """What a file may cost at most."""
+
+    max_bytes: int = Field(20_000_000_000, ge=1, description="Bytes of the file, unpacked.")
+    max_ratio: int = Field(200, ge=1, description="How much larger it may get when it is unpacked.")
+    workbook_memory: int = Field(2_000_000_000, ge=100_000_000, description="Bytes a workbook may take to be read.")
+    workbook_seconds: int = Field(600, ge=1, description="How long that may take.")
+
+
+class DictionaryTarget(Section):
+    """I23: a dictionary of refdata that becomes what is published."""
+
+    tenant: Name
+    code: Name
+    key: Name | None = Field(
+        None, description="The payload field that is its key; the key of the supplier's, if it is one."
+    )
+    url: Url = "http://127.0.0.1:8080"
+    token: config.SecretRef | None = None
+
+
+class WebhookTarget(Section):
+    """I23: an address that is told of every publication, at least once."""
+
+    url: Url
+    secret: config.SecretRef | None = Field(None, description="Signs the body: X-Penstock-Signature, HMAC-SHA256.")
+
+
+class Target(Section):
+    """I23: who is told of a publication."""
+
+    dictionary: DictionaryTarget | None = None
+    webhook: WebhookTarget | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.dictionary is None) == (self.webhook is None):
+            raise ValueError("give a dictionary or a webhook")
+        return self
+
+
+class Supplier(Section):
+    """All that is configured for one supplier."""
+
+    min_fact_count: int = Field(ge=0)
+    max_bad_ratio: float = Field(ge=0, le=1)
+    allow_empty_snapshot: bool
+    file_stability_window: float = Field(30, ge=0, le=86_400, description="Seconds a file has to stay unchanged.")
+    dedup: Literal["accepted", "current"] = "accepted"
+    on_bad_row: Literal["drop", "hold_last"] = "drop"
+    keep_raw: bool = Field(False, description="Bad rows carry the column and what stood there.")
+    source: Source = Source()
+    columns: dict[Name, Column] = Field(default_factory=dict, description="Without any, every column is a text.")
+    key: list[Name] = Field(default_factory=list)
+    duplicate_keys: Literal["first", "last", "fail", "keep"] = "first"
+    guards: Guards = Guards()
+    limits: Limits = Limits()
+    targets: list[Target] = Field(default_factory=list)
+    max_state_age_hours: float | None = Field(None, gt=0, description="I13: older than this, the state is told of.")
+
+    @model_validator(mode="after")
+    def _names_what_there_is(self) -> Self:
+        for place, name in enumerate(self.key):
+            if self.columns and name not in self.columns and name != CATEGORY:
+                raise Misplaced(("key", place), f"there is no column {name!r}; columns: {', '.join(self.columns)}")
+        needs_key = self.on_bad_row == "hold_last" or self.guards.max_vanished_keys_percent is not None
+        if needs_key and not self.key:
+            raise Misplaced(("key",), "hold_last and max_vanished_keys_percent need a key")
+        return self
+
+
+def load_supplier(file: Path) -> tuple[Supplier, str]:
+    """The configuration in *file* and its sha256; Failed CONFIG_DQ_MISSING or CONFIG_INVALID, with line numbers."""
+    try:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        hint = f"`penstock ingest inspect FILE` proposes one; put it at {file}"
+        raise Failed(FailureCode.CONFIG_DQ_MISSING, f"there is no {file}", hint) from None
+    except OSError as error:
+        raise Failed(FailureCode.CONFIG_INVALID, f"cannot read {file}: {error.strerror}", "let us read it") from error
+    try:
+        return config.load(Supplier, file, {}), digest
+    except BadConfig as error:
+        raise Failed(_code(error), error.message, "docs/ingest.md lists all that can be set") from error
+
+
+def _code(error: PenstockError) -> FailureCode:
+    """A configuration that asks for no quality is none."""
+    problems: list[dict[str, Any]] = error.details.get("problems", [])
+    lacks = any(one["path"] in DQ_KEYS and one["message"] == "Field required" for one in problems)
+    return FailureCode.CONFIG_DQ_MISSING if lacks else FailureCode.CONFIG_INVALID
+
+
+def _only(holds: bool, key: str, message: str) -> None:
+    if not holds:
+        raise Misplaced((key,), message)

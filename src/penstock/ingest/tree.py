@@ -1,0 +1,97 @@
+"""The tree of files ingest lives in: a folder, or a bucket. Paths are relative to its root."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.model import Arrival, Failed, Pointer
+
+
+class Changed(Exception):
+    """A file is no longer the one that was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file somewhere in the tree."""
+
+    path: str
+    size: int
+    modified_at: datetime
+
+
+class Tree(Protocol):
+    """Blocking; one process per supplier writes at a time. What fails below comes as Transient STORAGE_DOWN."""
+
+    def prepare(self, supplier: str) -> None:
+        """Make the folders of a supplier."""
+
+    def lock(self, supplier: str, holder: str) -> AbstractContextManager[None]:
+        """I4: be the only one who works for *supplier*; Conflict LOCKED, naming who does, when another does."""
+
+    def work(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
+        """A private local folder for one run, gone at the end; what earlier runs left there goes first."""
+
+    def now(self) -> float:
+        """Seconds by the clock that dates the files here, which need not be ours."""
+
+    def suppliers(self) -> list[str]:
+        """Everybody who has a configuration or an inbox."""
+
+    def config(self, supplier: str) -> AbstractContextManager[Path]:
+        """The supplier's configuration as a local file, which may not be there."""
+
+    def arrivals(self, supplier: str) -> list[Arrival]:
+        """The files in the inbox, unfinished ones too."""
+
+    def take(self, arrival: Arrival, target: Path | None = None) -> str:
+        """The sha256 of a file, copied to *target* in the same go; Changed when it did while it was read."""
+
+    def move(self, arrival: Arrival, folder: str, suffix: str = "") -> str | None:
+        """I2: put it into *folder*, under another name rather than over another file; None when it is another now."""
+
+    def read(self, path: str) -> bytes | None:
+        """A small file, or None."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """A small file, wholly or not at all."""
+
+    def keep(self, source: Path, path: str) -> None:
+        """Put a local file there, wholly or not at all; *source* may be gone afterwards."""
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A file to read from, all of one content; NotFound OBJECT_NOT_FOUND. While it is open it is not removed."""
+
+    def files(self, folder: str) -> Iterator[Found]:
+        """Every file below *folder*."""
+
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders in *folder*."""
+
+    def remove(self, path: str) -> bool:
+        """Remove a file, or a folder with all in it; False when somebody reads it, and so it stays."""
+
+    def publish(self, source: Path, supplier: str, run_id: str) -> None:
+        """I11: make a local folder, all of it synced, a state that is never changed again; it is not current yet."""
+
+    def pointer(self, supplier: str) -> Pointer | None:
+        """Which state is current."""
+
+    def switch(self, supplier: str, pointer: Pointer, seen: Pointer | None) -> None:
+        """I11: make a state the current one, unless another became it since *seen*: then Failed SUPERSEDED."""
+
+    def uri(self, path: str) -> str:
+        """Where a file is, for people."""
+
+
+def superseded(supplier: str, now: Pointer | None) -> Failed:
+    current = f"{now.run_id} is current (fence {now.fence})" if now else "the state is gone"
+    return Failed(
+        FailureCode.SUPERSEDED,
+        f"another run published {supplier} meanwhile: {current}",
+        "nothing is to be done: the file is looked at again by the next run",
+    )
