@@ -212,7 +212,7 @@ def known_migrations(settings: Settings) -> list[migrate.Migration]:
     """Every migration of the platform's database, the kernel's first."""
     tracking = migrate.load("penstock.tracking") if settings.tracking.database is None else []
     refdata = migrate.load("penstock.refdata") if settings.refdata.postgres is None else []
-    return [*migrate.load("penstock.kernel"), *tracking, *refdata]
+    return [*migrate.load("penstock.kernel"), *tracking, *refdata, *migrate.load("penstock.ingest")]
 
 
 def tracking_migrations() -> list[migrate.Migration]:

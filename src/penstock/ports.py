@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from penstock.ingest.config import IngestSection
+from penstock.ingest.folder import FolderTree
+from penstock.ingest.tree import Tree
 from penstock.kernel.auth import Authenticator, JwtAuthenticator, NoAuthenticator
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus
@@ -83,9 +86,23 @@ def make_storage(settings: Settings) -> Storage:
     parts = urlsplit(section.url or "")
     if parts.scheme in ("", "file"):
         return FolderStorage(Path(unquote(parts.path)) if section.url else settings.data_dir / "objects")
-    from penstock.kernel.storage.objects import ObjectStorage
+    return _bucket(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
 
-    return ObjectStorage(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
+
+def make_tree(root: str, section: IngestSection) -> Tree:
+    """Ingest's tree: a folder, or a bucket where *root* is the URL of one."""
+    parts = urlsplit(root)
+    if parts.scheme in ("", "file"):
+        return FolderTree(Path(unquote(parts.path)) if parts.scheme else Path(root))
+    from penstock.ingest.bucket import BucketTree
+
+    return BucketTree(_bucket(root, {**section.options, **_resolved(section.secrets, "ingest.secrets")}), root)
+
+
+def _bucket(url: str, options: Mapping[str, str]) -> Storage:
+    from penstock.kernel.storage.objects import ObjectStorage  # loads only where it is used
+
+    return ObjectStorage(url, options)
 
 
 def make_authenticator(settings: Settings) -> Authenticator:

@@ -14,14 +14,20 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
 from penstock.app import Platform, RefdataPlatform, open_platform, open_refdata, open_tracking
+from penstock.ingest import api as ingest_api
+from penstock.ingest.metrics import IngestMetrics
+from penstock.ingest.views import IngestViews
+from penstock.ingesting import forget_old_runs, workplace
 from penstock.kernel import actuator, datadir
 from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.auth import Authenticator
 from penstock.kernel.backoff import Backoff
+from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.http import Caller, create_app
 from penstock.kernel.ids import worker_name
 from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.periodic import repeating
 from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.telemetry import Telemetry
 from penstock.pods import open_pod, serving_pod
@@ -34,6 +40,7 @@ from penstock.servers import address_of, listening, listening_together, serving,
 from penstock.settings import Settings
 from penstock.tracking import api as tracking_api
 from penstock.tracking.service import Tracking
+from penstock.watching import Watcher
 
 
 @dataclass(frozen=True)
@@ -86,13 +93,50 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         # The API cannot do without its databases; the pod answers from memory, come what may.
         pulse = Pulse({**checks, "dictionaries": pod.check}, needs=["database", "tracking", "refdata"])
         web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator)
-        app = make_api(web, pulse, tracking, refdata.refdata)
+        ingest = await stack.enter_async_context(_ingesting(settings, telemetry, platform.db))
+        app = make_api(web, pulse, tracking, refdata.refdata, ingest)
         await stack.enter_async_context(serving([(app, api)], server))
         await is_loaded.wait()
         addresses = Addresses(address_of(api), query_address)
         await until_stopped([pulse, pod.pulse], stop, lambda: on_ready(addresses))
         tracking.stop()
         refdata.refdata.stop()
+
+
+@asynccontextmanager
+async def _ingesting(settings: Settings, telemetry: Telemetry, db: Database) -> AsyncIterator[IngestViews]:
+    """What the API shows of ingest; where a tree is configured, its inboxes are watched meanwhile."""
+    if settings.ingest.root is None:
+        yield IngestViews(db, None, settings.ingest)
+        return
+    metrics = IngestMetrics(telemetry.registry)
+    with workplace(settings, uses_database=True) as place:
+        watcher = Watcher(settings, place, metrics, uses_database=True)
+        forget = repeating("ingest retention", lambda: forget_old_runs(settings, db), timedelta(minutes=10))
+        async with watcher.watching(), forget:
+            yield IngestViews(db, place.tree, settings.ingest)
+
+
+async def ingest_watch(
+    uses_database: bool, settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]
+) -> None:
+    """I23: the watcher alone, with its health and metrics on a port, until *stop*."""
+    async with AsyncExitStack() as stack:
+        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
+        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings))
+        socket = stack.enter_context(listening(settings.server.host, settings.server.port))
+        place = stack.enter_context(workplace(settings, uses_database=uses_database))
+        watcher = Watcher(settings, place, IngestMetrics(telemetry.registry), uses_database=uses_database)
+
+        async def tree() -> str:
+            await asyncio.to_thread(place.tree.suppliers)
+            return settings.ingest.root or "."
+
+        pulse = Pulse({"tree": tree}, needs=["tree"])
+        app = _make_app("Penstock ingest", web, pulse)
+        await stack.enter_async_context(serving([(app, socket)], settings.server))
+        await stack.enter_async_context(watcher.watching())
+        await until_stopped([pulse], stop, lambda: on_ready(address_of(socket)))
 
 
 async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
@@ -195,11 +239,13 @@ def _checks(platform: Platform) -> dict[str, Check]:
     return {**checks, "signals": platform.signals.check, "storage": platform.storage.check}
 
 
-def make_api(web: Web, pulse: Pulse, tracking: Tracking, refdata: Refdata) -> FastAPI:
+def make_api(web: Web, pulse: Pulse, tracking: Tracking, refdata: Refdata, ingest: IngestViews) -> FastAPI:
     """The API of all parts."""
     app = make_pipeline_api(web, pulse, tracking, title="Penstock")
     app.state.refdata = refdata
+    app.state.ingest = ingest
     app.include_router(refdata_api.routes)
+    app.include_router(ingest_api.routes)
     app.include_router(_access)
     return app
 

@@ -1,7 +1,6 @@
 """All that can be set, and its defaults: the shape of penstock.yaml."""
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -9,30 +8,18 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import HarvestSection
 from penstock.ingest.config import IngestSection
 from penstock.kernel.config import KeyPath, Misplaced, SecretRef, Section, load
-from penstock.kernel.sections import DatabaseSection, Duration, Url
+from penstock.kernel.sections import DatabaseSection, Duration, Options, Secrets, Url
 from penstock.kernel.telemetry import LogFormat
 from penstock.refdata.config import RefdataSection
 from penstock.tracking.config import TrackingSection
 
 FILE = "penstock.yaml"
-_SECRET_OPTION = re.compile(r"password|secret|token|(access|account|encryption)_key$|\.pem$", re.IGNORECASE)
-
-
-def _without_secrets(options: dict[str, str]) -> dict[str, str]:
-    for name in options:
-        if _SECRET_OPTION.search(name):
-            raise ValueError(f"{name} is a secret: give it under `secrets`, by reference")
-    return options
-
-
-Options = Annotated[dict[str, str], AfterValidator(_without_secrets)]
-Secrets = dict[str, SecretRef]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 

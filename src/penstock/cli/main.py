@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from penstock.cli import config, database, dictionary, doctor, keeping, pod, roles, track, up, version
+from penstock.cli import config, database, dictionary, doctor, ingest, keeping, pod, roles, states, track, up, version
 from penstock.cli.output import fail
 from penstock.kernel.errors import PenstockError
 
@@ -30,6 +30,8 @@ app.add_typer(track.app, name="track")
 pod.add_to(dictionary.app)
 keeping.add_to(dictionary.app)
 app.add_typer(dictionary.app, name="dict")
+states.add_to(ingest.app)
+app.add_typer(ingest.app, name="ingest")
 app.add_typer(roles.serve_app, name="serve")
 app.add_typer(roles.work_app, name="work")
 

@@ -42,7 +42,7 @@ def command_api(
     from penstock import serving
 
     settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
-    serve(settings, serving.command_api, _tell_address("api", json))
+    serve(settings, serving.command_api, tell_address("api", json))
 
 
 @serve_app.command("query-api")
@@ -61,7 +61,7 @@ def query_api(
 
     overrides = {"data_dir": data_dir, "server.host": host, "server.query_port": port}
     settings = _settings(config, {**overrides, "refdata.query.processes": processes})
-    serve(settings, serving.query_api, _tell_address("query", json))
+    serve(settings, serving.query_api, tell_address("query", json))
 
 
 def _work(role: WorkRole, about: str) -> Callable[..., None]:
@@ -77,7 +77,7 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
         from penstock import serving
 
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
-        serve(settings, partial(serving.work, role.value), _tell_address("health", json))
+        serve(settings, partial(serving.work, role.value), tell_address("health", json))
 
     work.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
     return work
@@ -98,7 +98,7 @@ def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":
     return load_settings(config, overrides=overrides)
 
 
-def _tell_address(name: str, as_json: bool) -> Callable[[str], None]:
+def tell_address(name: str, as_json: bool) -> Callable[[str], None]:
     def on_ready(address: str) -> None:
         data = {"event": "ready", "api": address, "pid": os.getpid()}
         emit(data, as_json=as_json, text=f"{name}    {address}\nready")

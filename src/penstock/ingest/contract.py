@@ -12,6 +12,14 @@ class Status(StrEnum):
     FAIL = "FAIL"
 
 
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    RUNNING = "RUNNING"
+    PASS = "PASS"  # noqa: S105 - no password
+    FAIL = "FAIL"
+
+
 class FailureCode(StrEnum):
     """I6, I7, I20: why a run published nothing."""
 

@@ -7,17 +7,44 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.kernel.errors import Transient
+
 PIECE = 1 << 20
+NAME_LIMIT = 255  # bytes, what a file system and the storage port allow
+_HINTS = {
+    errno.EACCES: "let the user Penstock runs as read and write the tree",
+    errno.EPERM: "let the user Penstock runs as read and write the tree",
+    errno.EDQUOT: "free space or raise the quota",
+    errno.ENOSPC: "free space on the disk, then run again",
+    errno.EROFS: "mount the disk for writing",
+}
 
 
-def copied(content: BinaryIO, target: Path | None) -> str:
+@contextmanager
+def reported(place: Path | str) -> Iterator[None]:
+    """Failures of the disk, in our words."""
+    try:
+        yield
+    except OSError as error:
+        hint = _HINTS.get(error.errno or 0, "check the folder and its disk")
+        raise Transient("STORAGE_DOWN", f"{error.filename or place}: {error.strerror or error}", hint=hint) from error
+
+
+def pieces(content: BinaryIO) -> Iterator[bytes]:
+    while piece := content.read(PIECE):
+        yield piece
+
+
+def copied(pieces: Iterable[bytes], target: Path | None) -> str:
+    """The sha256 of all of *pieces*, written to *target* in the same go."""
     digest = hashlib.sha256()
     with target.open("xb") if target else open(os.devnull, "wb") as out:  # noqa: PTH123
-        while piece := content.read(PIECE):
+        for piece in pieces:
             digest.update(piece)
             out.write(piece)
     return digest.hexdigest()
@@ -27,27 +54,44 @@ def free_names(name: str, suffix: str) -> Iterator[str]:
     """The name itself, then others that tell what happened: price.csv, price.csv.failed, price.csv.failed.1 …"""
     yield name
     if suffix:
-        yield f"{name}{suffix}"
+        yield _within_limit(name, suffix)
     for number in range(1, 100_000):
-        yield f"{name}{suffix}.{number}"
+        yield _within_limit(name, f"{suffix}.{number}")
+
+
+def _within_limit(name: str, ending: str) -> str:
+    whole = os.fsencode(name)
+    room = NAME_LIMIT - len(ending)
+    return f"{name if len(whole) <= room else whole[:room].decode(errors='ignore')}{ending}"
 
 
 def rename(source: Path, target: Path) -> None:
+    """Move a file to a name that was reserved for it; when that fails, the name is free again."""
     try:
-        source.rename(target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            target.unlink()
-            raise
-        # An inbox on another disk: whole under its new name before the old one goes.
-        draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
+        try:
+            source.rename(target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _copy_over(source, target)
+    except BaseException:
+        target.unlink()
+        raise
+    sync_folder(target.parent)
+    sync_folder(source.parent)
+
+
+def _copy_over(source: Path, target: Path) -> None:
+    """An inbox on another disk: whole under its new name before the old one goes."""
+    draft = target.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
         shutil.copy2(source, draft)
         with draft.open("rb") as written:
             os.fsync(written.fileno())
         draft.rename(target)
-        source.unlink()
-    sync_folder(target.parent)
-    sync_folder(source.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+    source.unlink()
 
 
 def sync(out: BinaryIO) -> None:

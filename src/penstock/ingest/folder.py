@@ -6,27 +6,17 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-import orjson
-
 from penstock.ingest import disk, layout
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Arrival, Failed, Pointer, checked_supplier
-from penstock.ingest.tree import Changed, Found, superseded
-from penstock.kernel.errors import Corrupt, Invalid, NotFound, Transient
+from penstock.ingest.model import Arrival, Failed, Pointer, is_run_of
+from penstock.ingest.tree import Changed, Found, is_supplier, pointer_in, superseded
+from penstock.kernel.errors import Corrupt, NotFound
 from penstock.kernel.locks import file_lock
-
-_HINTS = {
-    errno.EACCES: "let the user Penstock runs as read and write the tree",
-    errno.EPERM: "let the user Penstock runs as read and write the tree",
-    errno.EDQUOT: "free space or raise the quota",
-    errno.ENOSPC: "free space on the disk, then run again",
-    errno.EROFS: "mount the disk for writing",
-}
 
 
 class FolderTree:
@@ -38,6 +28,9 @@ class FolderTree:
             hint = "make it, or name another with --root; etl_data/ and etl_ops/ are kept in it"
             raise NotFound("ROOT_NOT_FOUND", f"there is no folder {root}", hint=hint)
         self._work = self._at(layout.DATA) / ".work"
+
+    def close(self) -> None:
+        pass
 
     def prepare(self, supplier: str) -> None:
         folders = [layout.inbox, layout.duplicates, layout.broken, layout.obsolete]
@@ -77,7 +70,7 @@ class FolderTree:
         with self._reported():
             configs = self._at(layout.CONFIGS)
             named = [file.stem for file in configs.glob("*.yaml")] if configs.is_dir() else []
-            return sorted({name for name in [*named, *self.folders(layout.INBOX)] if _is_supplier(name)})
+            return sorted({name for name in [*named, *self.folders(layout.INBOX)] if is_supplier(name)})
 
     @contextmanager
     def config(self, supplier: str) -> Iterator[Path]:
@@ -92,24 +85,16 @@ class FolderTree:
 
     def take(self, arrival: Arrival, target: Path | None = None) -> str:
         file = self._inbox_file(arrival)
-        try:
-            source = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise Failed(FailureCode.FILE_MISSING, f"{arrival.name} is gone", "the supplier took it back") from None
-        except PermissionError as error:
-            hint = "let the user Penstock runs as read it"
-            raise Failed(FailureCode.FILE_UNREADABLE, f"{arrival.name}: {error.strerror}", hint) from error
-        with self._reported(), os.fdopen(source, "rb") as content:
-            digest = disk.copied(content, target)
-            now = file.lstat() if file.exists() else None
-            if now is None or {_signature(os.fstat(content.fileno())), _signature(now)} != {arrival.signature}:
+        with self._reported(), self._opened(file, arrival.name) as content:
+            digest = disk.copied(disk.pieces(content), target)
+            if {_signature(os.fstat(content.fileno())), _signature_of(file)} != {arrival.signature}:
                 raise Changed(arrival.name)
         return digest
 
     def move(self, arrival: Arrival, folder: str, suffix: str = "") -> str | None:
         source = self._inbox_file(arrival)
         with self._reported():
-            if not source.exists() or _signature(source.lstat()) != arrival.signature:
+            if _signature_of(source) != arrival.signature:
                 return None
             for name in disk.free_names(arrival.name, suffix):
                 target = self._at(folder) / name
@@ -166,8 +151,9 @@ class FolderTree:
             for path in sorted(place.rglob("*")) if place.is_dir() else []:
                 known = path.lstat()
                 if stat.S_ISREG(known.st_mode):
-                    modified = datetime.fromtimestamp(known.st_mtime, UTC)
-                    yield Found(path.relative_to(self._root).as_posix(), known.st_size, modified)
+                    # Not the time of its content, which a rename keeps.
+                    since = datetime.fromtimestamp(known.st_ctime, UTC)
+                    yield Found(path.relative_to(self._root).as_posix(), known.st_size, since)
 
     def folders(self, folder: str) -> list[str]:
         place = self._at(folder)
@@ -175,6 +161,12 @@ class FolderTree:
             if not place.is_dir():
                 return []
             return sorted(entry.name for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False))
+
+    def runs(self, supplier: str) -> list[str]:
+        return [name for name in self.folders(layout.RUNS) if is_run_of(supplier, name)]
+
+    def states(self, supplier: str) -> list[str]:
+        return self.folders(f"{layout.STATES}/{supplier}")
 
     def remove(self, path: str) -> bool:
         place = self._at(path)
@@ -211,7 +203,7 @@ class FolderTree:
         if told is None:
             hint = "restore state_store from a backup, or remove the symlink and run again"
             raise Corrupt("STATE_LOST", f"the current state of {supplier}, {run_id}, is not there", hint=hint)
-        return Pointer(**orjson.loads(told))
+        return pointer_in(told, self.uri(layout.state(supplier, run_id, layout.POINTER)))
 
     def switch(self, supplier: str, pointer: Pointer, seen: Pointer | None) -> None:
         current = self._at(layout.CURRENT)
@@ -234,7 +226,26 @@ class FolderTree:
         return self._root / path
 
     def _inbox_file(self, arrival: Arrival) -> Path:
-        return self._at(layout.inbox(arrival.supplier)) / arrival.name
+        folder = self._at(layout.inbox(arrival.supplier))
+        if "\\" not in arrival.name:
+            return folder / arrival.name
+        # It may stand for another name, which could not be told.
+        with self._reported():
+            files = (file for file in folder.iterdir() if _told(file.name) == arrival.name)
+            return next(files, folder / arrival.name)
+
+    def _opened(self, file: Path, name: str) -> BinaryIO:
+        try:
+            return os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+        except FileNotFoundError:
+            raise Failed(FailureCode.FILE_MISSING, f"{name} is gone", "the supplier took it back") from None
+        except PermissionError as error:
+            hint = "let the user Penstock runs as read it"
+            raise Failed(FailureCode.FILE_UNREADABLE, f"{name}: {error.strerror}", hint) from error
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link took its place
+                raise Changed(name) from None
+            raise
 
     def _reserve(self, target: Path) -> bool:
         """Take a name nobody has, so that the rename after it replaces nothing of anybody's."""
@@ -245,21 +256,8 @@ class FolderTree:
             return False
         return True
 
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Failures of the disk, in our words."""
-        try:
-            yield
-        except OSError as error:
-            hint = _HINTS.get(error.errno or 0, "check the folder and its disk")
-            where = error.filename or self._root
-            raise Transient("STORAGE_DOWN", f"{where}: {error.strerror or error}", hint=hint) from error
-
-
-def _is_supplier(name: str) -> bool:
-    with suppress(Invalid):
-        return bool(checked_supplier(name))
-    return False
+    def _reported(self) -> AbstractContextManager[None]:
+        return disk.reported(self._root)
 
 
 def _arrival(supplier: str, entry: os.DirEntry[str]) -> Arrival | None:
@@ -272,7 +270,19 @@ def _arrival(supplier: str, entry: os.DirEntry[str]) -> Arrival | None:
         return None
     modified = datetime.fromtimestamp(known.st_mtime, UTC)
     changed = datetime.fromtimestamp(known.st_ctime, UTC)
-    return Arrival(supplier, entry.name, known.st_size, modified, _signature(known), str(known.st_ino), changed)
+    return Arrival(supplier, _told(entry.name), known.st_size, modified, _signature(known), str(known.st_ino), changed)
+
+
+def _told(name: str) -> str:
+    """*name*, with what is no UTF-8 written as \\xcf: neither JSON nor a database can hold it otherwise."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _signature_of(file: Path) -> str | None:
+    try:
+        return _signature(file.lstat())
+    except FileNotFoundError:
+        return None
 
 
 def _signature(known: os.stat_result) -> str:

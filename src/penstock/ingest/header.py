@@ -42,10 +42,11 @@ class Header:
 def bind(table: "Table", supplier: Supplier) -> Header:
     """Every field of the payload with its column; Failed COLUMNS_MISSING or HEADER_MISMATCH."""
     rows, names = _located(table, supplier)
-    columns = supplier.columns or {name: Column.model_validate({"from": place}) for place, name in _own_names(names)}
-    if not columns:
-        raise Failed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no header", "say where: source.header")
-    fields = [Bound(name, column, _index(table, names, column)) for name, column in columns.items()]
+    if supplier.columns:
+        fields = [Bound(name, column, _index(table, names, column)) for name, column in supplier.columns.items()]
+    else:
+        own = _own_names(names)
+        fields = [Bound(name, Column.model_validate({"from": place}), place - 1) for place, name in own]
     _check_missing(table, names, fields, supplier)
     if supplier.source.exact:
         _check_extra(table, names, fields)
@@ -125,6 +126,8 @@ def _own_names(names: list[str]) -> list[tuple[int, str]]:
 
 
 def _index(table: "Table", names: list[str], column: Column) -> int | None:
+    if table.names is not None:
+        return _index_of_record(table, names, column)
     compared = [normal(name) for name in names]
     for place in column.places:
         if isinstance(place, int):
@@ -137,19 +140,30 @@ def _index(table: "Table", names: list[str], column: Column) -> int | None:
     return None
 
 
+def _index_of_record(table: "Table", names: list[str], column: Column) -> int | None:
+    """Records may have anything later on: a name the first ones lack is looked for in all of them."""
+    places = [str(place) for place in column.places if str(place) in names]
+    places.sort(key=lambda place: place in table.absent)
+    return names.index(places[0]) if places else None
+
+
 def _check_missing(table: "Table", names: list[str], fields: list[Bound], supplier: Supplier) -> None:
     known = {field.name for field in fields}
     if lost := [name for name in supplier.key if name not in known and name != CATEGORY]:
         raise _missing(table, names, lost)
     width = max([len(names), *(len(row) for row in table.head)], default=0)
     needed = [one for one in fields if one.column.required or one.name in supplier.key]
-    lost = [_spelled(one) for one in needed if one.index is None or (table.names is None and one.index >= width)]
+    lost = [
+        _spelled(one)
+        for one in needed
+        if one.index is None or one.index >= width or (table.absent and names[one.index] in table.absent)
+    ]
     if lost:
         raise _missing(table, names, lost)
 
 
 def _missing(table: "Table", names: list[str], lost: list[str]) -> Failed:
-    have = ", ".join(repr(name) for name in names if name)[:500] or "none"
+    have = ", ".join(repr(name) for name in names if name and name not in table.absent)[:500] or "none"
     said = f"{_where(table)} has no column {', '.join(lost)}; it has {have}"
     hint = "has the supplier renamed it? list its spellings: `from: [old, new]`; skip a sheet with source.sheets.skip"
     return Failed(FailureCode.COLUMNS_MISSING, said, hint)
@@ -167,4 +181,4 @@ def _spelled(field: Bound) -> str:
 
 
 def _where(table: "Table") -> str:
-    return f"sheet {table.name!r}" if table.name else "the file"
+    return f"{table.file}, sheet {table.name!r}," if table.name else table.file

@@ -83,6 +83,11 @@ def difference(old: Index, new: Index) -> Difference:
     return found
 
 
+def places_of(keys: pl.DataFrame, index: Index) -> pl.Series:
+    """Where the facts with one of *keys* are."""
+    return together([part.join(keys, on=_KEY, how="semi")["at"] for part in _parts(index)])
+
+
 def together(places: list[pl.Series]) -> pl.Series:
     """All of *places*, sorted."""
     return pl.concat(places or [pl.Series("at", [], pl.Int64)]).sort()

@@ -3,26 +3,18 @@
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from penstock.ingest.contract import FailureCode, Reason, Status
+from penstock.ingest.contract import FailureCode, Reason, RunState, Status
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.kernel.machine import Machine, Move
 
 _SUPPLIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _RUN_ID = re.compile(r"(?P<supplier>[A-Za-z0-9][A-Za-z0-9_-]{0,63})_\d{8}T\d{6}Z_[0-9a-f]{6}")
-
-
-class RunState(StrEnum):
-    """Where a run stands."""
-
-    RUNNING = "RUNNING"
-    PASS = "PASS"  # noqa: S105 - no password
-    FAIL = "FAIL"
 
 
 RUN = Machine(
@@ -63,6 +55,12 @@ def supplier_of(run_id: str) -> str:
         hint = "a run is called <supplier>_<YYYYMMDDTHHMMSSZ>_<rand6>; `penstock ingest status` shows the last ones"
         raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id!r}", hint=hint)
     return found["supplier"]
+
+
+def is_run_of(supplier: str, name: str) -> bool:
+    """Whether a run of *supplier* is called that."""
+    found = _RUN_ID.fullmatch(name)
+    return found is not None and found["supplier"] == supplier
 
 
 @dataclass(frozen=True)
@@ -196,6 +194,7 @@ class Manifest:
     previous_run: str | None = None
     fence: int | None = None
     changes: Changes | None = None
+    key: Sequence[str] = ()
     moved_to: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -219,10 +218,44 @@ class Manifest:
             "artifacts": {name: {"sha256": one.sha256, "size": one.size} for name, one in self.artifacts.items()},
             "previous_run": self.previous_run,
             "fence": self.fence,
+            "key": list(self.key),
             "changes": self.changes.as_dict() if self.changes else None,
             "code_commit": self.code_commit,
             "versions": dict(self.versions),
         }
+
+
+class Alert(StrEnum):
+    """I13: what somebody should look at."""
+
+    STATE_OLD = "STATE_OLD"
+    STATE_LOST = "STATE_LOST"
+    SAME_FILE_AGAIN = "SAME_FILE_AGAIN"
+    REPEATED_FAIL = "REPEATED_FAIL"
+    CONFIG_BROKEN = "CONFIG_BROKEN"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One supplier."""
+
+    supplier: str
+    run_id: str | None
+    fence: int | None
+    published_at: datetime | None
+    age_seconds: float | None
+    facts: int | None
+    inbox: list[str]
+    unfinished: list[str]
+    broken: int
+    fails: int
+    equal_shas: int
+    last: Mapping[str, Any] | None
+    config: str | None
+    alerts: list[Alert]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def descriptions() -> Sequence[type[StrEnum]]:

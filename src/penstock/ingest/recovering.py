@@ -9,50 +9,54 @@ from penstock.ingest import layout, provenance, publishing
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.facts import small
 from penstock.ingest.ledger import Ledger
-from penstock.ingest.model import Arrival, Failure, Manifest, Pointer
+from penstock.ingest.model import Arrival, Failed, Failure, Manifest, Pointer
 from penstock.ingest.tree import Changed, Tree
 from penstock.kernel.clock import Clock
 
 
-def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> None:
-    """Bring everything in line with the current state, which alone is the truth."""
+def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> dict[str, Any] | None:
+    """Bring everything in line with the current state, which alone is the truth; how a run ended that was killed."""
     current = publishing.current_state(tree, supplier)
+    was_running = known.running
     if current is not None:
-        _complete(tree, supplier, current.manifest, was_running=known.running == current.pointer.run_id)
-    if known.running is not None:
-        if current is None or known.running != current.pointer.run_id:
-            _give_up(tree, supplier, known.running, current.pointer if current else None, clock)
-            known.fails += 1
-        known.running = None
+        _accept(tree, supplier, current.manifest)
+        if was_running == current.pointer.run_id:
+            return _complete(tree, supplier, current.manifest)
+    if was_running is None:
+        return None
+    known.fails += 1
+    return _give_up(tree, supplier, was_running, current.pointer if current else None, clock)
 
 
-def _complete(tree: Tree, supplier: str, manifest: dict[str, Any], *, was_running: bool) -> None:
-    """A run whose state is current has passed, whatever came after the switch."""
-    run_id = manifest["run_id"]
+def _accept(tree: Tree, supplier: str, manifest: dict[str, Any]) -> None:
     if tree.read(layout.accepted(supplier, manifest["input_sha256"])) is None:
         publishing.accept(tree, manifest)
-    if not was_running:
-        return
+
+
+def _complete(tree: Tree, supplier: str, manifest: dict[str, Any]) -> dict[str, Any]:
+    """A run whose state is current has passed, whatever came after the switch."""
+    run_id = manifest["run_id"]
     if tree.read(layout.run(run_id, layout.MANIFEST)) is None:
         tree.write(layout.run(run_id, layout.MANIFEST), small(manifest))
     for arrival in tree.arrivals(supplier):
         if arrival.name == manifest["input_filename"] and _is_it(tree, arrival, manifest["input_sha256"]):
-            moved = tree.move(arrival, layout.archive(supplier))
-            told = small({**manifest, "moved_to": moved})
-            tree.write(layout.run(run_id, layout.MANIFEST), told)
+            manifest = {**manifest, "moved_to": tree.move(arrival, layout.archive(supplier))}
+            tree.write(layout.run(run_id, layout.MANIFEST), small(manifest))
+    return manifest
 
 
 def _is_it(tree: Tree, arrival: Arrival, sha256: str) -> bool:
     try:
         return tree.take(arrival) == sha256
-    except Changed:
+    except (Changed, Failed):  # written anew, or gone
         return False
 
 
-def _give_up(tree: Tree, supplier: str, run_id: str, current: Pointer | None, clock: Clock) -> None:
+def _give_up(tree: Tree, supplier: str, run_id: str, current: Pointer | None, clock: Clock) -> dict[str, Any]:
     """A run that was killed before the switch has published nothing; its file is where it was."""
-    if tree.read(layout.run(run_id, layout.MANIFEST)) is not None:
-        return
+    if (noted := tree.read(layout.run(run_id, layout.MANIFEST))) is not None:
+        known: dict[str, Any] = orjson.loads(noted)
+        return known
     started = orjson.loads(tree.read(layout.run(run_id, layout.STARTED)) or b"{}")
     now = clock.now()
     said = "the run was killed, or the machine went down, before it published anything"
@@ -70,3 +74,4 @@ def _give_up(tree: Tree, supplier: str, run_id: str, current: Pointer | None, cl
         versions=provenance.versions(),
     )
     publishing.note(tree, manifest)
+    return manifest.as_dict()

@@ -170,13 +170,10 @@ class Limits(Section):
 
 
 class DictionaryTarget(Section):
-    """I23: a dictionary of refdata that becomes what is published."""
+    """I23: a dictionary of refdata that becomes what is published, by the supplier's key."""
 
     tenant: Name
     code: Name
-    key: Name | None = Field(
-        None, description="The payload field that is its key; the key of the supplier's, if it is one."
-    )
     url: Url = "http://127.0.0.1:8080"
     token: config.SecretRef | None = None
 
@@ -225,6 +222,8 @@ class Supplier(Section):
         for place, name in enumerate(self.key):
             if self.columns and name not in self.columns and name != CATEGORY:
                 raise Misplaced(("key", place), f"there is no column {name!r}; columns: {', '.join(self.columns)}")
+        if any(target.dictionary for target in self.targets) and (len(self.key) != 1 or self.key == [CATEGORY]):
+            raise Misplaced(("targets",), "a dictionary has one key: give `key` one column")
         needs_key = self.on_bad_row == "hold_last" or self.guards.max_vanished_keys_percent is not None
         if needs_key and not self.key:
             raise Misplaced(("key",), "hold_last and max_vanished_keys_percent need a key")

@@ -1,14 +1,17 @@
 """The tree of files ingest lives in: a folder, or a bucket. Paths are relative to its root."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+import orjson
+
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Arrival, Failed, Pointer
+from penstock.ingest.model import Arrival, Failed, Pointer, checked_supplier
+from penstock.kernel.errors import Corrupt, Invalid
 
 
 class Changed(Exception):
@@ -21,11 +24,14 @@ class Found:
 
     path: str
     size: int
-    modified_at: datetime
+    since: datetime  # when it came to be there
 
 
 class Tree(Protocol):
     """Blocking; one process per supplier writes at a time. What fails below comes as Transient STORAGE_DOWN."""
+
+    def close(self) -> None:
+        """Give back what is held open."""
 
     def prepare(self, supplier: str) -> None:
         """Make the folders of a supplier."""
@@ -72,6 +78,12 @@ class Tree(Protocol):
     def folders(self, folder: str) -> list[str]:
         """The names of the folders in *folder*."""
 
+    def runs(self, supplier: str) -> list[str]:
+        """The ids of the runs of a supplier that left anything, the oldest first."""
+
+    def states(self, supplier: str) -> list[str]:
+        """The ids of the runs whose states are kept."""
+
     def remove(self, path: str) -> bool:
         """Remove a file, or a folder with all in it; False when somebody reads it, and so it stays."""
 
@@ -95,3 +107,18 @@ def superseded(supplier: str, now: Pointer | None) -> Failed:
         f"another run published {supplier} meanwhile: {current}",
         "nothing is to be done: the file is looked at again by the next run",
     )
+
+
+def pointer_in(content: bytes, where: str) -> Pointer:
+    """The pointer that is written there; Corrupt POINTER_DAMAGED when it is none."""
+    try:
+        return Pointer(**orjson.loads(content))
+    except (orjson.JSONDecodeError, TypeError) as error:
+        hint = "restore it from a backup; state_store keeps a pointer.json beside every state"
+        raise Corrupt("POINTER_DAMAGED", f"{where} is no pointer: {error}", hint=hint) from error
+
+
+def is_supplier(name: str) -> bool:
+    with suppress(Invalid):
+        return bool(checked_supplier(name))
+    return False

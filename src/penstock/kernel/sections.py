@@ -1,4 +1,4 @@
-"""Shapes that several sections of the configuration share: durations, URLs without passwords, a database."""
+"""Shapes that several sections of the configuration share: durations, URLs and options without secrets, a database."""
 
 import re
 from datetime import timedelta
@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from penstock.kernel.config import SecretRef, Section
 
 EMBEDDED = "embedded"
+_SECRET_OPTION = re.compile(r"password|secret|token|(access|account|encryption)_key$|\.pem$", re.IGNORECASE)
 _PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&][^=&]*(password|secret|token)[^=&]*=", re.IGNORECASE)
 
 
@@ -28,6 +29,17 @@ Duration = Annotated[
     Field(ge=timedelta(0)),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "duration"}]}),
 ]
+
+
+def _without_secrets(options: dict[str, str]) -> dict[str, str]:
+    for name in options:
+        if _SECRET_OPTION.search(name):
+            raise ValueError(f"{name} is a secret: give it under `secrets`, by reference")
+    return options
+
+
+Options = Annotated[dict[str, str], AfterValidator(_without_secrets)]
+Secrets = dict[str, SecretRef]
 
 
 class DatabaseSection(Section):

@@ -49,8 +49,11 @@ class Storage(Protocol):
     async def get(self, path: str) -> Stored:
         """The whole object; NotFound OBJECT_NOT_FOUND when there is none."""
 
-    def stream(self, path: str) -> AsyncIterator[bytes]:
-        """The object in pieces, in bounded memory; all of one content even when it is replaced meanwhile."""
+    def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
+        """The object in pieces, in bounded memory; all of one content even when it is replaced meanwhile.
+
+        With *etag* just the content it names; else Conflict OBJECT_CHANGED.
+        """
 
     async def info(self, path: str) -> ObjectInfo | None:
         """What is known of the object, or None when there is none."""

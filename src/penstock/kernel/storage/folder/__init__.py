@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from penstock.kernel.errors import NotFound
 from penstock.kernel.storage import RESERVED, ObjectInfo, Stored, checked_path
-from penstock.kernel.storage.failures import down, source_size
+from penstock.kernel.storage.failures import changed, down, source_size
 from penstock.kernel.storage.folder.files import Files
 
 PIECE = 1 << 20
@@ -49,10 +49,12 @@ class FolderStorage:
     async def get(self, path: str) -> Stored:
         return await self._run(self._read, checked_path(path))
 
-    async def stream(self, path: str) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
         # An open file keeps its content, whatever is renamed over its name.
-        file, _ = await self._run(self._files.open, checked_path(path))
+        file, info = await self._run(self._files.open, checked_path(path))
         with file:
+            if etag not in (None, info.etag):
+                raise changed(path)
             while piece := await self._run(file.read, PIECE):
                 yield piece
 

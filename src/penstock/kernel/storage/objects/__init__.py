@@ -61,10 +61,10 @@ class ObjectStorage:
             found = await obstore.get_async(self._store, path)
             return Stored(_info(found.meta), bytes(await found.bytes_async()))
 
-    async def stream(self, path: str) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
         with self._reported(checked_path(path)):
             # One request is one content; after a break the client goes on only with the same etag.
-            found = await obstore.get_async(self._store, path)
+            found = await obstore.get_async(self._store, path, options={"if_match": etag} if etag else None)
             async for piece in found.stream(min_chunk_size=PIECE):
                 yield bytes(piece)
 

@@ -1,0 +1,229 @@
+"""`penstock ingest`: supplier snapshots in, published state out. A folder is enough; nothing needs to run."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import ConfigOption, JsonOption, emit, say, table
+
+if TYPE_CHECKING:
+    from penstock.ingest.hooks import Outcome
+    from penstock.ingest.model import Standing
+    from penstock.ingesting import Workplace
+
+app = typer.Typer(
+    help="Take supplier snapshots in, and read what is published.", no_args_is_help=True, rich_markup_mode=None
+)
+RootOption = Annotated[
+    str | None,
+    typer.Option(
+        "--root", metavar="DIR", help="Holds etl_data/ and etl_ops/: a folder, or s3://bucket/prefix. No database then."
+    ),
+]
+SupplierArgument = Annotated[str, typer.Argument(help="The supplier's name.", metavar="SUPPLIER")]
+
+
+@app.command()
+def run(
+    supplier: SupplierArgument,
+    root: RootOption = None,
+    config: ConfigOption = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Do not wait for a file that may still be written.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Take the newest file of a supplier's inbox through to its published state.
+
+    Ends with 0 when it is published or there was nothing to do, 1 when the run failed, 6 when another one is under way.
+    """
+    from penstock.cli.progress import Bar
+    from penstock.ingest.hooks import Hooks
+
+    bar = Bar(supplier)
+    with workplace(root, config) as place:
+        try:
+            hooks = Hooks(progress=bar, waiting=_say_waiting, should_stop=stopping())
+            outcome = place.run(supplier, hooks, waits=not no_wait)
+        finally:
+            bar.close()
+    _tell_outcome(outcome, as_json=json)
+    if not outcome.is_pass:
+        raise typer.Exit(130 if outcome.was_stopped else 1)
+
+
+@app.command()
+def watch(
+    root: RootOption = None,
+    config: ConfigOption = None,
+    port: Annotated[int, typer.Option(help="Port of its health and metrics; 0 takes a free one.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Watch the inboxes of all suppliers and run what is ready, until Ctrl-C or SIGTERM."""
+    from functools import partial
+
+    from penstock import ingesting, serving
+    from penstock.cli.roles import tell_address
+    from penstock.cli.serving import serve
+
+    settings, uses_database = ingesting.settings_for(root, config, {"server.port": port})
+    serve(settings, partial(serving.ingest_watch, uses_database), tell_address("health", json))
+
+
+@app.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A file nobody has seen before.")],
+    json: JsonOption = False,
+) -> None:
+    """Look at a file, and propose a configuration for its supplier: only read it over.
+
+    What was found goes to standard error, the configuration to standard output.
+    """
+    from penstock.ingest.inspecting import inspect as look
+    from penstock.ingest.model import Failed
+    from penstock.kernel.errors import Invalid, NotFound
+
+    if not file.is_file():
+        raise NotFound("FILE_MISSING", f"there is no file {file}", hint="check its name")
+    try:
+        found = look(file)
+    except Failed as failed:
+        raise Invalid(failed.code.value, failed.message, hint=failed.hint) from failed
+    if not json:
+        say(found.text())
+    emit(found.as_dict(), as_json=json, text=found.yaml().rstrip())
+
+
+@app.command()
+def gc(
+    root: RootOption = None,
+    config: ConfigOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove what is older than it has to be kept; says what went, and why."""
+    with workplace(root, config) as place:
+        swept = place.sweep(is_dry=dry_run)
+    told = {"dry_run": dry_run, "found": [one.as_dict() for one in swept.found], "busy": swept.busy}
+    gone = [one for one in swept.found if one.is_gone or dry_run]
+    rows = table([[one.path, f"{one.size:,}", one.why] for one in swept.found])
+    verb = "would go" if dry_run else "went"
+    total = f"{len(gone)} {verb}, {sum(one.size for one in gone):,} bytes" if swept.found else "nothing is too old"
+    busy = f"\nleft out, a run is under way: {', '.join(swept.busy)}" if swept.busy else ""
+    emit(told, as_json=json, text="\n".join(filter(None, [rows, total])) + busy)
+
+
+@app.command()
+def verify(
+    supplier: Annotated[str | None, typer.Argument(help="Only this supplier.", metavar="[SUPPLIER]")] = None,
+    root: RootOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare every hash in every manifest with the files; 1 when one differs."""
+    from penstock.ingest.model import checked_supplier
+    from penstock.ingest.verifying import verify as check
+
+    with workplace(root, config) as place:
+        suppliers = [checked_supplier(supplier)] if supplier else place.tree.suppliers()
+        checked = list(check(place.tree, suppliers))
+    wrong = [one for one in checked if one.problem]
+    told = {"checked": len(checked), "problems": [one.as_dict() for one in wrong]}
+    lines = [f"{one.path}: {one.problem}" for one in wrong]
+    emit(told, as_json=json, text="\n".join([*lines, f"{len(checked)} checked, {len(wrong)} wrong"]))
+    if wrong:
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    supplier: Annotated[str | None, typer.Argument(help="Only this supplier.", metavar="[SUPPLIER]")] = None,
+    root: RootOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show where every supplier stands: what is published, what waits, what failed, and what to look at."""
+    with workplace(root, config) as place:
+        found = place.standings(supplier)
+    rows = [["supplier", "state", "age", "facts", "inbox", "broken", "last run", "look at"], *map(_standing, found)]
+    text = table(rows) if found else "no supplier has an inbox or a configuration yet"
+    emit({"suppliers": [one.as_dict() for one in found]}, as_json=json, text=text)
+
+
+@contextmanager
+def workplace(root: str | None, config: Path | None) -> Iterator["Workplace"]:
+    from penstock import ingesting
+
+    settings, uses_database = ingesting.settings_for(root, config)
+    with ingesting.workplace(settings, uses_database=uses_database) as place:
+        yield place
+
+
+def stopping() -> Callable[[], bool]:
+    """Whether SIGINT or SIGTERM came: the first asks, the second one does not wait."""
+    asked: list[int] = []
+
+    def on_signal(number: int, _frame: object) -> None:
+        if asked:
+            os._exit(128 + number)  # whatever was begun is given up by the next run
+        asked.append(number)
+        say("stopping; once more to leave at once")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    return lambda: bool(asked)
+
+
+def _say_waiting(names: list[str], seconds: float) -> None:
+    say(f"waiting up to {seconds:g} s for {', '.join(names[:3])} to stay unchanged (file_stability_window)")
+
+
+def _tell_outcome(outcome: "Outcome", *, as_json: bool) -> None:
+    manifest = outcome.manifest
+    told = {
+        "supplier": outcome.supplier,
+        "status": manifest.status.value if manifest else "NOTHING_TO_DO",
+        "reason": outcome.nothing,
+        "moved": outcome.moved,
+        "deliveries": outcome.deliveries,
+        "manifest": manifest.as_dict() if manifest else None,
+    }
+    emit(told, as_json=as_json, text="\n".join(_outcome_lines(outcome)))
+
+
+def _outcome_lines(outcome: "Outcome") -> Iterator[str]:
+    manifest = outcome.manifest
+    if manifest is None:
+        yield f"nothing to do: {outcome.nothing}"
+    else:
+        yield f"{manifest.status.value}  {manifest.run_id}  {manifest.input_filename}"
+        yield f"{manifest.good_rows:,} good rows, {manifest.bad_rows:,} bad"
+        if manifest.changes and manifest.changes.previous:
+            changes = manifest.changes
+            yield f"{changes.added:,} added, {changes.removed:,} removed, {changes.changed:,} changed"
+        if manifest.failure:
+            yield f"{manifest.failure.code.value}: {manifest.failure.message}"
+            yield f"hint: {manifest.failure.hint}" if manifest.failure.hint else ""
+    yield from (f"moved {name} to {to}" for name, to in outcome.moved.items())
+    yield from (f"delivery to {name}: {how}" for name, how in outcome.deliveries.items())
+
+
+def _standing(one: "Standing") -> list[str]:
+    last = f"{one.last['status']} {one.last['failure_code'] or ''}".strip() if one.last else ""
+    age = "" if one.age_seconds is None else _age(one.age_seconds)
+    inbox = str(len(one.inbox)) + (f" (+{len(one.unfinished)} unfinished)" if one.unfinished else "")
+    look = ", ".join(alert.value for alert in one.alerts) + (f": {one.config}" if one.config else "")
+    facts = "" if one.facts is None else f"{one.facts:,}"
+    return [one.supplier, one.run_id or "none", age, facts, inbox, str(one.broken), last, look]
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,100 @@
+"""The API of ingest: /api/v1/ingest."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import StreamingResponse
+
+from penstock.ingest import wire
+from penstock.ingest.contract import PREFIX, RunState
+from penstock.ingest.views import IngestViews
+from penstock.kernel import paging
+from penstock.kernel.errors import Forbidden
+from penstock.kernel.http import Caller
+
+NDJSON = "application/x-ndjson"
+routes = APIRouter(prefix=PREFIX, tags=["ingest"])
+
+
+async def _views(request: Request, caller: Caller) -> IngestViews:
+    """What suppliers send is the house's own: a token that acts for a tenant does not open it."""
+    if caller.tenant is not None:
+        raise Forbidden("NOT_FOR_TENANTS", "suppliers belong to no tenant", hint="use a token without a tenant")
+    views: IngestViews = request.app.state.ingest
+    return views
+
+
+Views = Annotated[IngestViews, Depends(_views)]
+Supplier = Annotated[str, Path(max_length=64)]
+RunId = Annotated[str, Path(max_length=128)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
+
+
+@routes.get("/suppliers")
+async def suppliers(views: Views) -> wire.Suppliers:
+    """Where every supplier stands."""
+    return wire.Suppliers(suppliers=[wire.Supplier(**one.as_dict()) for one in await views.suppliers()])
+
+
+@routes.get("/suppliers/{supplier}")
+async def supplier(supplier: Supplier, views: Views) -> wire.Supplier:
+    """Where one supplier stands."""
+    return wire.Supplier(**(await views.supplier(supplier)).as_dict())
+
+
+@routes.get("/suppliers/{supplier}/moves")
+async def moves(supplier: Supplier, views: Views, limit: Limit = 100) -> wire.Moves:
+    """Where the files of a supplier went, the latest first."""
+    found = await views.moves(supplier, limit)
+    return wire.Moves(moves=[wire.Move.model_validate(one, from_attributes=True) for one in found])
+
+
+@routes.get("/runs")
+async def runs(
+    views: Views,
+    supplier: Annotated[str | None, Query(max_length=64)] = None,
+    status: RunState | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> wire.Runs:
+    """The runs there were, the latest first."""
+    after = None if cursor is None else paging.decode(cursor, [datetime, str])
+    found = await views.runs(supplier, status, after and (after[0], after[1]), limit)
+    items = [wire.Run.model_validate(one, from_attributes=True) for one in found.items]
+    return wire.Runs(runs=items, next=found.next)
+
+
+@routes.get("/runs/{runId}")
+async def run(run_id: Annotated[RunId, Path(alias="runId")], views: Views) -> wire.OneRun:
+    """A run with its manifest, the files it moved, and its history."""
+    row, moved, history = await views.run(run_id)
+    known = wire.Run.model_validate(row, from_attributes=True).model_dump()
+    return wire.OneRun(
+        **known,
+        moves=[wire.Move.model_validate(one, from_attributes=True) for one in moved],
+        history=[wire.Noted.model_validate(one.entry, from_attributes=True) for one in history],
+    )
+
+
+@routes.get("/runs/{runId}/bad-rows")
+async def bad_rows(run_id: Annotated[RunId, Path(alias="runId")], views: Views, limit: Limit = 100) -> wire.BadRows:
+    """The first bad rows of a run, and how often each reason came."""
+    manifest, stats, rows = await views.bad_rows(run_id, limit)
+    return wire.BadRows(run_id=run_id, bad_rows=manifest["bad_rows"], reasons=stats.get("reasons", {}), rows=rows)
+
+
+@routes.get("/state/{supplier}")
+async def state(supplier: Supplier, views: Views) -> wire.State:
+    """Which state of a supplier is current, where it comes from and what it changed."""
+    pointer, manifest = await views.state(supplier)
+    return wire.State(supplier=supplier, manifest=manifest, **pointer.as_dict())
+
+
+@routes.get("/state/{supplier}/facts", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
+async def facts(supplier: Supplier, views: Views) -> StreamingResponse:
+    """All facts of the current state, as NDJSON: of one state, whatever is published while they are read."""
+    pointer, pieces = await views.facts(supplier)
+    headers = {"ETag": f'"{pointer.sha256}"', "X-Run-Id": pointer.run_id, "X-Fence": str(pointer.fence)}
+    return StreamingResponse(pieces, media_type=NDJSON, headers=headers)

@@ -1,0 +1,102 @@
+"""I23: who is told of a publication: dictionaries exactly once, webhooks at least once; only ever the current state."""
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+
+from penstock.ingest import layout
+from penstock.ingest.bridge import Bridge
+from penstock.ingest.facts import small
+from penstock.ingest.publishing import Current, current_state
+from penstock.ingest.states import open_state
+from penstock.ingest.supplier import Supplier, Target
+from penstock.ingest.targets import call_webhook, fill_dictionary
+from penstock.ingest.tree import Tree
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import PenstockError, Transient
+
+_FIRST, _LONGEST = timedelta(seconds=5), timedelta(hours=1)
+
+
+@dataclass
+class Delivery:
+    """How far telling one target has come; kept beside the run, so that it survives us."""
+
+    target: str
+    is_done: bool = False
+    attempts: int = 0
+    again_at: str | None = None
+    told: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Deliveries:
+    """The targets of one supplier's current state."""
+
+    def __init__(self, tree: Tree, name: str, supplier: Supplier, bridge: Bridge, clock: Clock) -> None:
+        self._tree = tree
+        self._name = name
+        self._supplier = supplier
+        self._bridge = bridge
+        self._clock = clock
+
+    def deliver(self) -> dict[str, str]:
+        """Tell every target that was not told yet, and that is due; what came of it, by target."""
+        current = current_state(self._tree, self._name) if self._supplier.targets else None
+        if current is None:
+            return {}
+        came: dict[str, str] = {}
+        for target in self._supplier.targets:
+            path = layout.run(current.pointer.run_id, f"deliveries/{_digest(target)}.json")
+            known = Delivery(**orjson.loads(self._tree.read(path) or small({"target": _name(target)})))
+            if not known.is_done and _is_due(known, self._clock.now()):
+                came[known.target] = self._try(target, current, known)
+                self._tree.write(path, small(known.as_dict()))
+        return came
+
+    def _try(self, target: Target, current: Current, known: Delivery) -> str:
+        """Tell one target; what it answers may be lost with us, and then it is told again, under the same ids."""
+        known.attempts += 1
+        try:
+            known.told = self._tell(target, current)
+        except Transient as error:
+            pause = min(_FIRST * 2 ** (known.attempts - 1), _LONGEST)
+            known.again_at, known.told = (self._clock.now() + pause).isoformat(), error.as_dict()
+            return f"not yet: {error.message}"
+        except PenstockError as error:
+            # It will say the same again, to the same content.
+            known.is_done, known.told = True, error.as_dict()
+            return f"failed: {error.code}: {error.message}"
+        known.is_done, known.again_at = True, None
+        return "done"
+
+    def _tell(self, target: Target, current: Current) -> Any:
+        if target.webhook is not None:
+            key = f"{current.pointer.run_id}:{_digest(target)}"
+            return self._bridge.call(call_webhook(target.webhook, self._name, current, key))
+        if target.dictionary is None:
+            raise RuntimeError("a target is one of the two")
+        with open_state(self._tree, self._name) as state:
+            if state.pointer != current.pointer:
+                hint = "that one is delivered next"
+                raise Transient("SUPERSEDED", "another state was published meanwhile", hint=hint)
+            return self._bridge.call(fill_dictionary(target.dictionary, current.manifest["key"][0], state))
+
+
+def _is_due(known: Delivery, now: datetime) -> bool:
+    return known.again_at is None or datetime.fromisoformat(known.again_at) <= now
+
+
+def _name(target: Target) -> str:
+    if target.dictionary is not None:
+        return f"dictionary {target.dictionary.tenant}/{target.dictionary.code}"
+    return f"webhook {target.webhook.url if target.webhook else ''}"
+
+
+def _digest(target: Target) -> str:
+    return hashlib.sha256(_name(target).encode()).hexdigest()[:16]

@@ -1,0 +1,48 @@
+"""I13: what Prometheus sees of ingest."""
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from penstock.ingest.contract import Status
+from penstock.ingest.model import Alert, Standing
+
+
+class IngestMetrics:
+    """Gauges set from the tree now and then, and a counter of runs."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        supplier = ["supplier"]
+
+        def gauge(name: str, about: str, labels: Sequence[str] = supplier) -> Gauge:
+            return Gauge(f"penstock_ingest_{name}", about, labels, registry=registry)
+
+        self._age = gauge("state_age_seconds", "Age of the current state")
+        self._facts = gauge("state_facts", "Facts in the current state")
+        self._inbox = gauge("inbox_files", "Files that wait in the inbox, unfinished ones not counted")
+        self._broken = gauge("broken_files", "Files in quarantine that could not be published")
+        self._fails = gauge("consecutive_fails", "Runs that failed since the last that passed")
+        self._equal = gauge("equal_shas", "Files in a row that were the same as the current one")
+        self._alerts = gauge("alert", "1 when somebody should look", ["supplier", "alert"])
+        self._runs = Counter(
+            "penstock_ingest_runs", "Runs that ended", ["supplier", "status", "code"], registry=registry
+        )
+
+    def count(self, supplier: str, status: Status, code: str | None) -> None:
+        self._runs.labels(supplier, status.value, code or "").inc()
+
+    def show(self, standings: Sequence[Standing]) -> None:
+        """Set the gauges to how suppliers stand; those that are gone are shown no longer."""
+        for gauge in (self._age, self._facts, self._inbox, self._broken, self._fails, self._equal, self._alerts):
+            gauge.clear()
+        for one in standings:
+            name = one.supplier
+            if one.age_seconds is not None:
+                self._age.labels(name).set(one.age_seconds)
+                self._facts.labels(name).set(one.facts or 0)
+            self._inbox.labels(name).set(len(one.inbox))
+            self._broken.labels(name).set(one.broken)
+            self._fails.labels(name).set(one.fails)
+            self._equal.labels(name).set(one.equal_shas)
+            for alert in Alert:
+                self._alerts.labels(name, alert.value).set(alert in one.alerts)

@@ -1,0 +1,277 @@
+"""One run, from the choice of a file to its end: published, or failed with a code."""
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.ingest import layout, ledger, provenance, publishing, selecting
+from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.facts import digest_of, small
+from penstock.ingest.hooks import Hooks, Outcome
+from penstock.ingest.index import index_of
+from penstock.ingest.judging import check_guards, check_quality
+from penstock.ingest.ledger import Ledger
+from penstock.ingest.model import Arrival, Artifact, Failed, Failure, Manifest, Stats, new_run_id
+from penstock.ingest.processing import Names, Processed, hold, process, settle_repeated
+from penstock.ingest.publishing import Current, Publication, Step
+from penstock.ingest.selecting import Chosen, Ready
+from penstock.ingest.supplier import Supplier, load_supplier
+from penstock.ingest.tree import Tree
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import NotFound
+
+# Not the file's fault: it stays in the inbox, and is looked at again.
+_STAYS = (
+    FailureCode.CONFIG_DQ_MISSING,
+    FailureCode.CONFIG_INVALID,
+    FailureCode.FILE_MISSING,
+    FailureCode.SUPERSEDED,
+    FailureCode.INTERRUPTED,
+)
+
+
+class Run:
+    """One run, from the lock to its end."""
+
+    def __init__(self, tree: Tree, supplier: str, known: Ledger, hooks: Hooks, clock: Clock) -> None:
+        self._tree = tree
+        self._supplier = supplier
+        self._ledger = known
+        self._hooks = hooks
+        self._clock = clock
+        self._moved: dict[str, str] = {}
+
+    def run(self, *, waits: bool) -> Outcome:
+        try:
+            with self._tree.config(self._supplier) as file:
+                config, digest = load_supplier(file)
+        except Failed as failed:
+            return self._without_config(failed)
+        ready = self._ready(config, waits=waits)
+        if not ready.arrivals:
+            return Outcome(self._supplier, nothing=_why_nothing(ready))
+        run_id = new_run_id(self._supplier, self._clock)
+        with self._tree.work(self._supplier, run_id) as work:
+            current = publishing.current_state(self._tree, self._supplier)
+            return self._choose(Begun(run_id, config, digest, current, work, self._clock), ready)
+
+    def _ready(self, config: Supplier, *, waits: bool) -> Ready:
+        window = config.file_stability_window
+        ready = selecting.look(self._tree, self._supplier, self._ledger, window)
+        if ready.arrivals or not ready.waiting or not waits:
+            return ready
+        self._hooks.waiting([one.name for one in ready.waiting], window)
+        ledger.save(self._tree, self._supplier, self._ledger)
+        return selecting.wait(self._tree, self._supplier, self._ledger, window, self._hooks.should_stop)
+
+    def _without_config(self, failed: Failed) -> Outcome:
+        """I7, I14: no run without quality asked for; the files wait in the inbox until it is."""
+        ready = selecting.look(self._tree, self._supplier, self._ledger, 0)
+        if not ready.arrivals:
+            return Outcome(self._supplier, nothing=f"the inbox is empty; {failed.message}")
+        run_id = new_run_id(self._supplier, self._clock)
+        newest = ready.arrivals[0]
+        begun = Begun(run_id, None, None, None, Path(), self._clock)
+        self._start(begun, newest)
+        return self._fail(begun, newest, None, Stats(), failed)
+
+    def _choose(self, begun: "Begun", ready: Ready) -> Outcome:
+        try:
+            found = selecting.sort(self._tree, ready.arrivals, self._is_known(begun), begun.work)
+        except Failed as failed:
+            return self._unread(begun, ready.arrivals, failed)
+        self._hooks.on_step(Step.COPIED)
+        for arrival, sha256 in found.duplicates:
+            is_current = begun.current is not None and begun.current.manifest.get("input_sha256") == sha256
+            self._ledger.equal_shas += is_current
+            self._move(arrival, layout.duplicates(self._supplier), "known already", None)
+        if found.chosen is None:
+            said = "only files that were accepted before" if found.duplicates else "the files are still being written"
+            return Outcome(self._supplier, nothing=said, moved=self._moved)
+        for arrival in found.obsolete:
+            self._move(arrival, layout.obsolete(self._supplier), "a newer file is there", None)
+        self._hooks.on_step(Step.SORTED)
+        return self._ingest(begun, found.chosen)
+
+    def _is_known(self, begun: "Begun") -> Callable[[str], bool]:
+        """I22: accepted ever, or, where a supplier may go back to an older file, the one that is current."""
+        current = begun.current.manifest.get("input_sha256") if begun.current else None
+
+        def is_known(sha256: str) -> bool:
+            if sha256 == current:
+                return True
+            is_accepted = self._tree.read(layout.accepted(self._supplier, sha256)) is not None
+            return is_accepted and begun.config is not None and begun.config.dedup == "accepted"
+
+        return is_known
+
+    def _unread(self, begun: "Begun", ready: list[Arrival], failed: Failed) -> Outcome:
+        """A file that cannot even be hashed: it is the first of those that are ready that fails."""
+        wrong = next((one for one in ready if failed.message.startswith(one.name)), ready[0])
+        self._start(begun, wrong)
+        return self._fail(begun, wrong, None, Stats(), failed)
+
+    def _ingest(self, begun: "Begun", chosen: Chosen) -> Outcome:
+        self._start(begun, chosen.arrival, chosen.sha256)
+        out = begun.work / "run"
+        out.mkdir()
+        stats = Stats()
+        try:
+            with closing(Processed(out)) as made:
+                stats = made.stats
+                published = self._process(begun, chosen, made, out)
+            return self._passed(begun, chosen, published)
+        except Failed as failed:
+            if failed.code not in _STAYS:
+                self._keep_what_there_is(begun, out, stats)
+            return self._fail(begun, chosen.arrival, chosen.sha256, stats, failed)
+
+    def _process(self, begun: "Begun", chosen: Chosen, made: Processed, out: Path) -> Manifest:
+        config, names = begun.configured, Names(begun.run_id, self._supplier)
+        if chosen.arrival.size == 0:
+            raise Failed(FailureCode.FILE_EMPTY, f"{chosen.arrival.name} is empty", "ask the supplier to send it again")
+        process(chosen.copy, config, names, made, self._told)
+        self._hooks.on_step(Step.PROCESSED)
+        settle_repeated(made, config, names, out)
+        self._hold(begun, made, names)
+        check_quality(made.stats, config)
+        changes = publishing.compare(self._tree, made, config, self._supplier, begun.current, begun.work)
+        if begun.current is not None:
+            check_guards(made.stats, changes, begun.current.before, config)
+        made.close()
+        self._hooks.on_step(Step.JUDGED)
+        manifest = replace(
+            begun.manifest(self._supplier, chosen.arrival, chosen.sha256, made.stats),
+            artifacts=publishing.artifacts(made),
+            fence=begun.current.pointer.fence + 1 if begun.current else 1,
+            changes=changes,
+        )
+        publication = Publication(self._tree, manifest, made.stats, begun.current, self._hooks.on_step)
+        return publication.publish(made.facts.path, made.bad.path, begun.work / layout.CHANGED_KEYS, begun.work)
+
+    def _hold(self, begun: "Begun", made: Processed, names: Names) -> None:
+        if begun.current is None or not made.held.count:
+            return
+        run_id = begun.current.pointer.run_id
+        with self._tree.open(layout.state(self._supplier, run_id, layout.FACTS)) as facts:
+            old = index_of(facts, begun.configured, begun.work / "index-to-hold")
+            facts.seek(0)
+            hold(made, old, facts, begun.configured, names, run_id)
+
+    def _told(self, rows: int, part: float | None) -> None:
+        if self._hooks.should_stop():
+            raise Failed(FailureCode.INTERRUPTED, "it was asked to stop", "the next run takes the file again")
+        self._hooks.progress(rows, part)
+
+    def _start(self, begun: "Begun", arrival: Arrival, sha256: str | None = None) -> None:
+        self._ledger.running = begun.run_id
+        ledger.save(self._tree, self._supplier, self._ledger)
+        told = {"run_id": begun.run_id, "input_filename": arrival.name, "input_sha256": sha256}
+        started = {**told, "started_at": begun.started_at.isoformat()}
+        self._tree.write(layout.run(begun.run_id, layout.STARTED), small(started))
+        self._hooks.recorder.started(begun.run_id, self._supplier)
+        self._hooks.on_step(Step.STARTED)
+
+    def _passed(self, begun: "Begun", chosen: Chosen, manifest: Manifest) -> Outcome:
+        moved = self._move(chosen.arrival, layout.archive(self._supplier), "published", begun.run_id)
+        self._hooks.on_step(Step.MOVED)
+        self._ledger.equal_shas = self._ledger.fails = 0
+        return self._end(replace(manifest, moved_to=moved))
+
+    def _fail(self, begun: "Begun", arrival: Arrival, sha256: str | None, stats: Stats, failed: Failed) -> Outcome:
+        manifest = begun.manifest(self._supplier, arrival, sha256, stats)
+        failure = Failure(failed.code, failed.message, failed.hint)
+        manifest = replace(manifest, status=Status.FAIL, failure=failure, artifacts=self._artifacts(begun.run_id))
+        publishing.note(self._tree, manifest)
+        self._hooks.on_step(Step.NOTED)
+        moved = None
+        if failed.code not in _STAYS:
+            moved = self._move(arrival, layout.broken(self._supplier), failed.code.value, begun.run_id, ".failed")
+        self._hooks.on_step(Step.MOVED)
+        self._ledger.fails += 1
+        return self._end(replace(manifest, moved_to=moved))
+
+    def _keep_what_there_is(self, begun: "Begun", out: Path, stats: Stats) -> None:
+        """A run that failed leaves what it made, so that people see why."""
+        facts, bad = out / layout.FACTS, out / layout.BAD
+        if facts.exists() and bad.exists() and stats.good_rows + stats.bad_rows:
+            publishing.keep_artifacts(self._tree, begun.run_id, facts, bad, stats)
+
+    def _artifacts(self, run_id: str) -> dict[str, Artifact]:
+        found = {}
+        for name in (layout.FACTS, layout.BAD, layout.STATS):
+            with suppress(NotFound), self._tree.open(layout.run(run_id, name)) as content:
+                found[name] = digest_of(content)
+        return found
+
+    def _end(self, manifest: Manifest) -> Outcome:
+        publishing.note(self._tree, manifest)
+        self._hooks.recorder.ended(manifest.as_dict())
+        # Last: what could not be recorded is found again by the next run.
+        self._ledger.running = None
+        failure = manifest.failure.code.value if manifest.failure else None
+        self._ledger.last = {
+            "run_id": manifest.run_id, "status": manifest.status.value, "failure_code": failure,
+            "finished_at": manifest.finished_at.isoformat(),
+        }  # fmt: skip
+        return Outcome(self._supplier, manifest, moved=self._moved)
+
+    def _move(self, arrival: Arrival, folder: str, why: str, run_id: str | None, suffix: str = "") -> str | None:
+        to = self._tree.move(arrival, folder, suffix)
+        if to is not None:
+            self._moved[arrival.name] = to
+            self._hooks.recorder.moved(self._supplier, run_id, arrival.name, to, why)
+        return to
+
+
+class Begun:
+    """What is known of a run before its file is read."""
+
+    def __init__(
+        self,
+        run_id: str,
+        config: Supplier | None,
+        digest: str | None,
+        current: Current | None,
+        work: Path,
+        clock: Clock,
+    ) -> None:
+        self.run_id = run_id
+        self.config = config
+        self.current = current
+        self.work = work
+        self.started_at = clock.now()
+        self._digest = digest
+        self._clock = clock
+
+    @property
+    def configured(self) -> Supplier:
+        if self.config is None:
+            raise RuntimeError("a run without a configuration does not get here")
+        return self.config
+
+    def manifest(self, supplier: str, arrival: Arrival, sha256: str | None, stats: Stats) -> Manifest:
+        return Manifest(
+            run_id=self.run_id,
+            supplier=supplier,
+            input_filename=arrival.name,
+            input_sha256=sha256,
+            input_size=arrival.size,
+            started_at=self.started_at,
+            finished_at=max(self._clock.now(), self.started_at),
+            status=Status.PASS,
+            good_rows=stats.good_rows,
+            bad_rows=stats.bad_rows,
+            config_sha256=self._digest,
+            key=self.config.key if self.config else (),
+            previous_run=self.current.pointer.run_id if self.current else None,
+            code_commit=provenance.code_commit(),
+            versions=provenance.versions(),
+        )
+
+
+def _why_nothing(ready: Ready) -> str:
+    if ready.waiting:
+        return f"{len(ready.waiting)} files may still be written: {', '.join(one.name for one in ready.waiting[:5])}"
+    return "the inbox is empty"

@@ -1,0 +1,60 @@
+"""Where every supplier stands: the answer to "where is it and why"."""
+
+from datetime import datetime, timedelta
+
+from penstock.ingest import layout, ledger, publishing
+from penstock.ingest.config import AlertSection
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.model import Alert, Failed, Standing
+from penstock.ingest.supplier import load_supplier
+from penstock.ingest.tree import Tree
+from penstock.kernel.errors import Corrupt
+
+
+def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) -> Standing:
+    """How *supplier* stands."""
+    known = ledger.load(tree, supplier)
+    arrivals = [one.name for one in tree.arrivals(supplier)]
+    config, most = _configured(tree, supplier, section.state_age)
+    alerts: list[Alert] = []
+    try:
+        current = publishing.current_state(tree, supplier)
+    except Corrupt:
+        current = None
+        alerts.append(Alert.STATE_LOST)
+    published = datetime.fromisoformat(current.pointer.published_at) if current else None
+    age = max((now - published).total_seconds(), 0.0) if published else None
+    is_so = {
+        Alert.STATE_OLD: age is not None and age > most.total_seconds(),
+        Alert.SAME_FILE_AGAIN: known.equal_shas >= section.equal_shas,
+        Alert.REPEATED_FAIL: known.fails >= section.fails,
+        Alert.CONFIG_BROKEN: config is not None,
+    }
+    return Standing(
+        supplier=supplier,
+        run_id=current.pointer.run_id if current else None,
+        fence=current.pointer.fence if current else None,
+        published_at=published,
+        age_seconds=age,
+        facts=current.before.facts if current else None,
+        inbox=[name for name in arrivals if not layout.is_temporary(name)],
+        unfinished=[name for name in arrivals if layout.is_temporary(name)],
+        broken=sum(1 for _ in tree.files(layout.broken(supplier))),
+        fails=known.fails,
+        equal_shas=known.equal_shas,
+        last=known.last,
+        config=config,
+        alerts=[*alerts, *(alert for alert, holds in is_so.items() if holds)],
+    )
+
+
+def _configured(tree: Tree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta]:
+    """What is wrong with the configuration, if anything; and how old the state may get."""
+    try:
+        with tree.config(supplier) as file:
+            config, _ = load_supplier(file)
+    except Failed as failed:
+        said = failed.message if failed.code is FailureCode.CONFIG_INVALID else failed.code.value
+        return said, usual
+    hours = config.max_state_age_hours
+    return None, timedelta(hours=hours) if hours is not None else usual

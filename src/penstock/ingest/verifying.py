@@ -1,0 +1,91 @@
+"""I24: every hash in every manifest against the disk."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from penstock.ingest import layout
+from penstock.ingest.contract import Status
+from penstock.ingest.facts import digest_of
+from penstock.ingest.model import Artifact
+from penstock.ingest.tree import Tree
+from penstock.kernel.errors import Corrupt, NotFound
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One file, and what is wrong with it; None when nothing is."""
+
+    path: str
+    problem: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def verify(tree: Tree, suppliers: list[str]) -> Iterator[Checked]:
+    """Every file that a manifest or a pointer of these *suppliers* vouches for."""
+    for supplier in suppliers:
+        yield from _current(tree, supplier)
+        for run_id in tree.states(supplier):
+            yield from _state(tree, supplier, run_id)
+        for run_id in tree.runs(supplier):
+            yield from _run(tree, run_id)
+
+
+def _current(tree: Tree, supplier: str) -> Iterator[Checked]:
+    path = f"{layout.CURRENT}/{supplier}"
+    try:
+        pointer = tree.pointer(supplier)
+    except Corrupt as error:
+        yield Checked(path, error.message)
+        return
+    if pointer is None:
+        return
+    yield Checked(path, None)
+    told = tree.read(layout.state(supplier, pointer.run_id, layout.MANIFEST))
+    manifest = orjson.loads(told) if told else {}
+    sha256 = manifest.get("input_sha256")
+    if sha256 and tree.read(layout.accepted(supplier, sha256)) is None:
+        yield Checked(layout.accepted(supplier, sha256), "the current state's file is not marked as accepted")
+
+
+def _state(tree: Tree, supplier: str, run_id: str) -> Iterator[Checked]:
+    path = layout.state(supplier, run_id, layout.FACTS)
+    told = tree.read(layout.state(supplier, run_id, layout.POINTER))
+    if told is None:
+        yield Checked(layout.state(supplier, run_id), "there is no pointer.json in it")
+        return
+    yield _compared(tree, path, orjson.loads(told)["sha256"], None)
+
+
+def _run(tree: Tree, run_id: str) -> Iterator[Checked]:
+    told = tree.read(layout.run(run_id, layout.MANIFEST))
+    if told is None:
+        yield Checked(
+            layout.run(run_id), "it has no manifest: it is under way, or was killed, which the next run notes"
+        )
+        return
+    manifest = orjson.loads(told)
+    artifacts = manifest.get("artifacts", {})
+    if manifest.get("status") == Status.PASS.value and layout.FACTS not in artifacts:
+        yield Checked(layout.run(run_id, layout.MANIFEST), "it passed, but names no facts")
+    for name, known in artifacts.items():
+        yield _compared(tree, layout.run(run_id, name), known["sha256"], known["size"])
+
+
+def _compared(tree: Tree, path: str, sha256: str, size: int | None) -> Checked:
+    try:
+        with tree.open(path) as content:
+            found = digest_of(content)
+    except NotFound:
+        return Checked(path, "it is not there")
+    return Checked(path, _difference(found, sha256, size))
+
+
+def _difference(found: Artifact, sha256: str, size: int | None) -> str | None:
+    if size is not None and found.size != size:
+        return f"it has {found.size} bytes, not {size}"
+    return None if found.sha256 == sha256 else f"its sha256 is {found.sha256}, not {sha256}"

@@ -1,0 +1,180 @@
+"""I23: the daemon that watches the inboxes of all suppliers; each run is a process of its own, so that it may die."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from time import monotonic
+
+import orjson
+import structlog
+
+from penstock.ingest import ledger, selecting
+from penstock.ingest.contract import Status
+from penstock.ingest.metrics import IngestMetrics
+from penstock.ingest.model import Failed
+from penstock.ingesting import Workplace
+from penstock.kernel.backoff import Backoff
+from penstock.kernel.errors import Conflict
+from penstock.kernel.periodic import repeating
+from penstock.settings import Settings
+
+_SHOW = timedelta(seconds=10)
+_DELIVER = timedelta(seconds=5)
+_PATIENCE = 30.0
+
+
+class Watcher:
+    """Looks into the inboxes now and then, and runs what is ready."""
+
+    def __init__(self, settings: Settings, place: Workplace, metrics: IngestMetrics, *, uses_database: bool) -> None:
+        self._settings = settings
+        self._place = place
+        self._metrics = metrics
+        self._uses_database = uses_database
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._room = asyncio.Semaphore(settings.ingest.runs_at_once)
+        self._pauses: dict[str, tuple[Backoff, float]] = {}
+        self._said: dict[str, str] = {}
+        self._log = structlog.get_logger().bind(part="ingest")
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Watch until the end; runs under way are asked to stop, and give up what they were at."""
+        section = self._settings.ingest
+        chores = [
+            ("ingest inboxes", self.look, section.poll),
+            ("ingest deliveries", self._deliver, _DELIVER),
+            ("ingest metrics", self.show, _SHOW),
+            ("ingest gc", self._sweep, section.gc),
+        ]
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._stop)
+            for name, chore, every in chores:
+                await stack.enter_async_context(repeating(name, chore, every))
+            yield
+
+    async def look(self) -> None:
+        """Run whatever is ready for suppliers that are not served already."""
+        for supplier in await asyncio.to_thread(self._place.tree.suppliers):
+            if supplier in self._runs or self._is_paused(supplier):
+                continue
+            if await asyncio.to_thread(self._is_ready, supplier):
+                self._runs[supplier] = asyncio.create_task(self._run(supplier), name=f"ingest {supplier}")
+
+    def _is_ready(self, supplier: str) -> bool:
+        """Whether a file can be taken; what was seen is remembered, as a file is ready when it stays as it was."""
+        tree = self._place.tree
+        try:
+            window = self._place.config(supplier).file_stability_window
+        except Failed as failed:
+            self._say(supplier, failed)
+            return False
+        self._said.pop(supplier, None)
+        try:
+            with tree.lock(supplier, "watch"):
+                known = ledger.load(tree, supplier)
+                before = dict(known.seen)
+                ready = selecting.look(tree, supplier, known, window)
+                if known.seen != before:
+                    ledger.save(tree, supplier, known)
+        except Conflict:
+            return False  # somebody runs it by hand
+        return bool(ready.arrivals)
+
+    def _say(self, supplier: str, failed: Failed) -> None:
+        """Once, not at every look."""
+        if self._said.get(supplier) != failed.message:
+            self._said[supplier] = failed.message
+            self._log.warning("ingest_not_configured", supplier=supplier, code=failed.code.value, error=failed.message)
+
+    def _is_paused(self, supplier: str) -> bool:
+        return supplier in self._pauses and monotonic() < self._pauses[supplier][1]
+
+    async def _run(self, supplier: str) -> None:
+        try:
+            async with self._room:
+                code, told = await self._spawned(supplier)
+            self._judge(supplier, code, told)
+        finally:
+            del self._runs[supplier]
+
+    async def _spawned(self, supplier: str) -> tuple[int, bytes]:
+        """One run as a command of its own; how it ended, and what it said."""
+        command = [sys.executable, "-m", "penstock.cli.main", "ingest", "run", supplier, "--no-wait", "--json"]
+        process = await asyncio.create_subprocess_exec(
+            *command, *self._where(), stdout=asyncio.subprocess.PIPE, env=self._environment(), start_new_session=True
+        )
+        try:
+            told, _ = await process.communicate()
+        except asyncio.CancelledError:
+            await _ended(process)
+            raise
+        return process.returncode or 0, told
+
+    def _where(self) -> list[str]:
+        if not self._uses_database:
+            return ["--root", self._settings.ingest.root or "."]
+        return ["--config", str(self._settings.file)] if self._settings.file else []
+
+    def _environment(self) -> dict[str, str]:
+        """What the command line changed of the settings goes along."""
+        root, data_dir = self._settings.ingest.root or ".", self._settings.data_dir.absolute()
+        own = {"PENSTOCK__INGEST__ROOT": orjson.dumps(root).decode(), "PENSTOCK__DATA_DIR": str(data_dir)}
+        return {**os.environ, **(own if self._uses_database else {})}
+
+    def _judge(self, supplier: str, code: int, told: bytes) -> None:
+        log = self._log.bind(supplier=supplier, exit_code=code)
+        if code not in (0, 1):
+            backoff = self._pauses.get(supplier, (Backoff(most=timedelta(minutes=5)), 0.0))[0]
+            pause = backoff.next().total_seconds()
+            self._pauses[supplier] = (backoff, monotonic() + pause)
+            log.warning("ingest_run_broke", again_in=pause)
+            return
+        self._pauses.pop(supplier, None)
+        outcome = orjson.loads(told)
+        manifest = outcome["manifest"]
+        if manifest is None:
+            log.info("ingest_nothing_to_do", reason=outcome["reason"], moved=outcome["moved"])
+            return
+        self._metrics.count(supplier, Status(manifest["status"]), manifest["failure_code"])
+        names = ("run_id", "status", "failure_code", "failure", "good_rows", "bad_rows", "moved_to")
+        log.info("ingest_run_ended", **{name: manifest[name] for name in names})
+
+    async def _deliver(self) -> None:
+        for supplier in await asyncio.to_thread(self._place.tree.suppliers):
+            if supplier not in self._runs:
+                for target, how in (await asyncio.to_thread(self._place.deliver, supplier)).items():
+                    self._log.info("ingest_delivery", supplier=supplier, target=target, outcome=how)
+
+    async def show(self) -> None:
+        """Set the gauges."""
+        self._metrics.show(await asyncio.to_thread(self._place.standings))
+
+    async def _sweep(self) -> None:
+        swept = await asyncio.to_thread(lambda: self._place.sweep(is_dry=False))
+        for one in swept.found:
+            self._log.info(
+                "ingest_removed" if one.is_gone else "ingest_kept", path=one.path, bytes=one.size, why=one.why
+            )
+
+    async def _stop(self) -> None:
+        runs = list(self._runs.values())
+        for task in runs:
+            task.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Asked to stop, and killed when it does not; the next run takes care of what it was at."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
