@@ -5,8 +5,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from penstock.ingest.config import IngestSection
-from penstock.ingest.folder import FolderTree
 from penstock.ingest.tree import Tree
+from penstock.ingest.trees import open_tree
 from penstock.kernel.auth import Authenticator, JwtAuthenticator, NoAuthenticator
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus
@@ -86,23 +86,14 @@ def make_storage(settings: Settings) -> Storage:
     parts = urlsplit(section.url or "")
     if parts.scheme in ("", "file"):
         return FolderStorage(Path(unquote(parts.path)) if section.url else settings.data_dir / "objects")
-    return _bucket(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
+    from penstock.kernel.storage.objects import ObjectStorage  # loads only where it is used
+
+    return ObjectStorage(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
 
 
 def make_tree(root: str, section: IngestSection) -> Tree:
     """Ingest's tree: a folder, or a bucket where *root* is the URL of one."""
-    parts = urlsplit(root)
-    if parts.scheme in ("", "file"):
-        return FolderTree(Path(unquote(parts.path)) if parts.scheme else Path(root))
-    from penstock.ingest.bucket import BucketTree
-
-    return BucketTree(_bucket(root, {**section.options, **_resolved(section.secrets, "ingest.secrets")}), root)
-
-
-def _bucket(url: str, options: Mapping[str, str]) -> Storage:
-    from penstock.kernel.storage.objects import ObjectStorage  # loads only where it is used
-
-    return ObjectStorage(url, options)
+    return open_tree(root, {**section.options, **_resolved(section.secrets, "ingest.secrets")})
 
 
 def make_authenticator(settings: Settings) -> Authenticator:
