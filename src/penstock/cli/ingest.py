@@ -217,7 +217,10 @@ def _standing(one: "Standing") -> list[str]:
     last = f"{one.last['status']} {one.last['failure_code'] or ''}".strip() if one.last else ""
     age = "" if one.age_seconds is None else _age(one.age_seconds)
     inbox = str(len(one.inbox)) + (f" (+{len(one.unfinished)} unfinished)" if one.unfinished else "")
-    look = ", ".join(alert.value for alert in one.alerts) + (f": {one.config}" if one.config else "")
+    config = one.config.splitlines() if one.config else []
+    more = [f"and {len(config) - 1} more"] if len(config) > 1 else []
+    why = "; ".join([*config[:1], *more, *one.undelivered])
+    look = ", ".join(alert.value for alert in one.alerts) + (f": {why}" if why else "")
     facts = "" if one.facts is None else f"{one.facts:,}"
     return [one.supplier, one.run_id or "none", age, facts, inbox, str(one.broken), last, look]
 

@@ -13,7 +13,7 @@ from penstock.ingest.facts import small
 from penstock.ingest.publishing import Current, current_state
 from penstock.ingest.states import open_state
 from penstock.ingest.supplier import Supplier, Target
-from penstock.ingest.targets import call_webhook, fill_dictionary
+from penstock.ingest.targets import Refused, call_webhook, fill_dictionary
 from penstock.ingest.tree import Tree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import PenstockError, Transient
@@ -64,14 +64,14 @@ class Deliveries:
         known.attempts += 1
         try:
             known.told = self._tell(target, current)
-        except Transient as error:
-            pause = min(_FIRST * 2 ** (known.attempts - 1), _LONGEST)
+        except Refused as error:
+            known.is_done, known.told = True, error.as_dict()
+            return f"refused: {error.code}: {error.message}"
+        except PenstockError as error:
+            # Also what somebody has to mend first: a secret, a dictionary that is not there yet.
+            pause = min(_FIRST * 2 ** min(known.attempts - 1, 20), _LONGEST)
             known.again_at, known.told = (self._clock.now() + pause).isoformat(), error.as_dict()
             return f"not yet: {error.message}"
-        except PenstockError as error:
-            # It will say the same again, to the same content.
-            known.is_done, known.told = True, error.as_dict()
-            return f"failed: {error.code}: {error.message}"
         known.is_done, known.again_at = True, None
         return "done"
 

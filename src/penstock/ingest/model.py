@@ -233,6 +233,7 @@ class Alert(StrEnum):
     SAME_FILE_AGAIN = "SAME_FILE_AGAIN"
     REPEATED_FAIL = "REPEATED_FAIL"
     CONFIG_BROKEN = "CONFIG_BROKEN"
+    UNDELIVERED = "UNDELIVERED"
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,7 @@ class Standing:
     equal_shas: int
     last: Mapping[str, Any] | None
     config: str | None
+    undelivered: list[str]
     alerts: list[Alert]
 
     def as_dict(self) -> dict[str, Any]:

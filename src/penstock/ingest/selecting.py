@@ -92,11 +92,12 @@ class Sorted:
 
 def sort(tree: Tree, ready: list[Arrival], is_known: Callable[[str], bool], work: Path) -> Sorted:
     """I2: the newest unique file wins; what is known, or the same as it, is a duplicate; the rest is obsolete."""
+    (work / "input").mkdir()
     chosen: Chosen | None = None
     duplicates: list[tuple[Arrival, str]] = []
     obsolete: list[Arrival] = []
     for arrival in ready:
-        copy = work / "input" if chosen is None else None
+        copy = work / "input" / arrival.name if chosen is None else None
         try:
             sha256 = tree.take(arrival, copy)
         except Changed:

@@ -1,6 +1,9 @@
 """Where every supplier stands: the answer to "where is it and why"."""
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta
+
+import orjson
 
 from penstock.ingest import layout, ledger, publishing
 from penstock.ingest.config import AlertSection
@@ -24,7 +27,9 @@ def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) ->
         alerts.append(Alert.STATE_LOST)
     published = datetime.fromisoformat(current.pointer.published_at) if current else None
     age = max((now - published).total_seconds(), 0.0) if published else None
+    undelivered = list(_undelivered(tree, current.pointer.run_id)) if current else []
     is_so = {
+        Alert.UNDELIVERED: bool(undelivered),
         Alert.STATE_OLD: age is not None and age > most.total_seconds(),
         Alert.SAME_FILE_AGAIN: known.equal_shas >= section.equal_shas,
         Alert.REPEATED_FAIL: known.fails >= section.fails,
@@ -44,8 +49,18 @@ def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) ->
         equal_shas=known.equal_shas,
         last=known.last,
         config=config,
+        undelivered=undelivered,
         alerts=[*alerts, *(alert for alert, holds in is_so.items() if holds)],
     )
+
+
+def _undelivered(tree: Tree, run_id: str) -> Iterator[str]:
+    """Targets that could not be told of a run, and why."""
+    for one in tree.files(layout.run(run_id, "deliveries")):
+        told = orjson.loads(tree.read(one.path) or b"{}")
+        answer = told.get("told") or {}
+        if "code" in answer:
+            yield f"{told['target']}: {answer['code']}"
 
 
 def _configured(tree: Tree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta]:

@@ -29,6 +29,10 @@ _POLL = 0.2
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 
 
+class Refused(PenstockError):
+    """The target will say the same again, to the same content."""
+
+
 async def fill_dictionary(target: DictionaryTarget, key: str, state: State) -> Json:
     """Make a dictionary what *state* is. The ids come from the run, so that whoever repeats this changes nothing."""
     snapshot_id = uuid5(_NAMESPACE, f"{state.pointer.run_id}:{target.tenant}:{target.code}")
@@ -68,7 +72,7 @@ class _Commands(ApiClient):
             if told["status"] == Status.COMMITTED:
                 return {"event_id": str(event_id), "version": told["committedVersion"]}
             if told["status"] == Status.FAILED:
-                raise PenstockError(told.get("errorCode") or "FAILED", told.get("error") or "the update failed")
+                raise Refused(told.get("errorCode") or "FAILED", told.get("error") or "the update failed")
             if monotonic() > deadline:
                 raise Transient("NOT_YET_COMMITTED", "the commit takes longer", hint="it is looked at again")
             await asyncio.sleep(_POLL)

@@ -24,6 +24,7 @@ class Supplier(BaseModel):
     equal_shas: int = Field(description="Files in a row that were the same as the current one.")
     last: dict[str, Any] | None
     config: str | None = Field(description="What is wrong with the configuration.")
+    undelivered: list[str] = Field(description="Targets that were not told of the current state, and why.")
     alerts: list[str]
 
 

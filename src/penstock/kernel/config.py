@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
@@ -181,14 +181,16 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
 
 def _fields(model: type[BaseModel], path: KeyPath) -> list[str]:
     """The keys the section at *path* knows."""
+    is_entry = False
     for key in path:
-        if isinstance(key, int):  # an item of a list: its keys are those of the list's model
+        if isinstance(key, int) or is_entry:  # an item of a list, or an entry of a mapping: the model is known already
+            is_entry = False
             continue
         field = next((field for name, field in model.model_fields.items() if key in (name, field.alias)), None)
         inner = _models(field.annotation) if field else []
         if not inner:
             return []
-        model = inner[0]
+        model, is_entry = inner[0], field is not None and _is_mapping(field.annotation)
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
@@ -197,6 +199,11 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     if _is_model(annotation):
         return [annotation]
     return [model for inner in get_args(annotation) for model in _models(inner)]
+
+
+def _is_mapping(annotation: Any) -> bool:
+    """Whether the models within *annotation* go by names of the user's own."""
+    return get_origin(annotation) is dict or any(_is_mapping(inner) for inner in get_args(annotation))
 
 
 def _is_model(candidate: Any) -> bool:
