@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import freshness, harness, kernel, refdata_read, refdata_write, tracking
+from benchmarks import freshness, harness, ingest, kernel, refdata_read, refdata_write, tracking
 from penstock.kernel.telemetry import configure_logging
 
 GROUPS = {
@@ -17,10 +17,14 @@ GROUPS = {
     "refdata-write": refdata_write.benches,
     "refdata-read": refdata_read.benches,
     "freshness": freshness.benches,
+    "ingest": ingest.benches,
+    "ingest-large": ingest.large_benches,
 }
 CONCLUSIONS: dict[str, harness.Conclude] = {
     "refdata-read": refdata_read.conclusions,
     "freshness": freshness.conclusions,
+    "ingest": ingest.conclusions,
+    "ingest-large": ingest.conclusions,
 }
 
 
