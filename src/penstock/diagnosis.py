@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,8 @@ def _database_looks(db: Database, settings: Settings) -> dict[str, Look]:
 def _remote_looks(settings: Settings) -> dict[str, Look]:
     """What stands on servers of its own; the rest stands on the database."""
     looks: dict[str, Look] = {"storage": lambda: _storage(settings)}
+    if (root := settings.ingest.root) is not None:
+        looks["ingest"] = lambda: _tree(settings, root)
     if (kafka := settings.bus.kafka) is not None:
         looks["bus"] = lambda: _checked(ports.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
     if (redis := settings.signals.redis) is not None:
@@ -156,6 +158,14 @@ async def _storage(settings: Settings) -> str:
         return "a folder, made at the first start"
     await ports.make_storage(settings).check()
     return settings.storage.url or str(settings.data_dir / "objects")
+
+
+async def _tree(settings: Settings, root: str) -> str:
+    def look() -> str:
+        with closing(ports.make_tree(root, settings.ingest)) as tree:
+            return f"{root}, {len(tree.suppliers())} suppliers"
+
+    return await asyncio.to_thread(look)
 
 
 def _has_data(settings: Settings) -> bool:

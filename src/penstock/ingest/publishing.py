@@ -22,6 +22,7 @@ from penstock.ingest.model import Artifact, Changes, Manifest, Pointer, Stats
 from penstock.ingest.processing import Processed
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.tree import Tree
+from penstock.kernel.errors import Corrupt
 
 
 class Step(StrEnum):
@@ -66,7 +67,10 @@ def current_state(tree: Tree, supplier: str) -> Current | None:
     if pointer is None:
         return None
     told = [tree.read(layout.state(supplier, pointer.run_id, name)) for name in (layout.MANIFEST, layout.STATS)]
-    manifest, stats = (orjson.loads(one or b"{}") for one in told)
+    if None in told:
+        hint = "restore it from a backup"
+        raise Corrupt("STATE_DAMAGED", f"the state {pointer.run_id} lacks {layout.MANIFEST} or stats", hint=hint)
+    manifest, stats = (orjson.loads(one or b"") for one in told)
     return Current(pointer, manifest, stats)
 
 

@@ -77,15 +77,16 @@ class Run:
         return self._fail(begun, newest, None, Stats(), failed)
 
     def _choose(self, begun: "Begun", ready: Ready) -> Outcome:
-        try:
-            found = selecting.sort(self._tree, ready.arrivals, self._is_known(begun), begun.work)
-        except Failed as failed:
-            return self._unread(begun, ready.arrivals, failed)
+        found = selecting.sort(self._tree, ready.arrivals, self._is_known(begun), begun.work)
         self._hooks.on_step(Step.COPIED)
         for arrival, sha256 in found.duplicates:
             is_current = begun.current is not None and begun.current.manifest.get("input_sha256") == sha256
             self._ledger.equal_shas += is_current
             self._move(arrival, layout.duplicates(self._supplier), "known already", None)
+        if found.failed is not None:
+            arrival, failed = found.failed
+            self._start(begun, arrival)
+            return self._fail(begun, arrival, None, Stats(), failed)
         if found.chosen is None:
             said = "only files that were accepted before" if found.duplicates else "the files are still being written"
             return Outcome(self._supplier, nothing=said, moved=self._moved)
@@ -105,12 +106,6 @@ class Run:
             return is_accepted and begun.config is not None and begun.config.dedup == "accepted"
 
         return is_known
-
-    def _unread(self, begun: "Begun", ready: list[Arrival], failed: Failed) -> Outcome:
-        """A file that cannot even be hashed: it is the first of those that are ready that fails."""
-        wrong = next((one for one in ready if failed.message.startswith(one.name)), ready[0])
-        self._start(begun, wrong)
-        return self._fail(begun, wrong, None, Stats(), failed)
 
     def _ingest(self, begun: "Begun", chosen: Chosen) -> Outcome:
         self._start(begun, chosen.arrival, chosen.sha256)

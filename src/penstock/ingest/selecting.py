@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.ingest import layout
 from penstock.ingest.ledger import Ledger, Sighting
-from penstock.ingest.model import Arrival
+from penstock.ingest.model import Arrival, Failed
 from penstock.ingest.tree import Changed, Tree
 
 _LOOK = 1.0  # seconds between two looks at a file that is not ready
@@ -88,6 +88,7 @@ class Sorted:
     chosen: Chosen | None
     duplicates: list[tuple[Arrival, str]]
     obsolete: list[Arrival]
+    failed: tuple[Arrival, Failed] | None = None  # one that cannot even be hashed
 
 
 def sort(tree: Tree, ready: list[Arrival], is_known: Callable[[str], bool], work: Path) -> Sorted:
@@ -103,6 +104,8 @@ def sort(tree: Tree, ready: list[Arrival], is_known: Callable[[str], bool], work
         except Changed:
             _forget(copy)
             continue  # it is being written after all: next time
+        except Failed as failed:
+            return Sorted(None, duplicates, [], (arrival, failed))
         if is_known(sha256) or (chosen is not None and sha256 == chosen.sha256):
             duplicates.append((arrival, sha256))
             _forget(copy)
