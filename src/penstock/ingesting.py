@@ -88,7 +88,7 @@ class Workplace:
     def config(self, supplier: str) -> Supplier:
         """The supplier's configuration; Failed when there is none that can be used."""
         with self.tree.config(supplier) as file:
-            return load_supplier(file)[0]
+            return load_supplier(file, self.tree.uri(layout.config(supplier)))[0]
 
     def compare(self, supplier: str, before: str | None, after: str | None, limit: int) -> Comparison:
         """I21: what one publication changed against another, by default the current one against the one before."""

@@ -228,6 +228,19 @@ async def test_a_long_listing_is_complete(storage: Storage) -> None:
     assert await paths(storage) == expected
 
 
+async def test_a_stream_can_be_of_one_content_only(storage: Storage) -> None:
+    """Who names the content it means gets that or nothing: never another's, be it new or gone."""
+    old = await storage.put("a", b"old")
+    assert [piece async for piece in storage.stream("a", etag=old.etag)] == [b"old"]
+    await storage.put("a", b"new")
+    with pytest.raises(Conflict) as refused:
+        await anext(storage.stream("a", etag=old.etag))
+    assert refused.value.code == "OBJECT_CHANGED"
+    await storage.delete("a")
+    with pytest.raises(NotFound):
+        await anext(storage.stream("a", etag=old.etag))
+
+
 # Large objects.
 
 

@@ -30,9 +30,9 @@ class Step(StrEnum):
 
     LOCKED = "locked"
     RECOVERED = "recovered"
-    STARTED = "started"
     COPIED = "copied"
     SORTED = "sorted"
+    STARTED = "started"
     PROCESSED = "processed"
     JUDGED = "judged"
     KEPT = "kept"

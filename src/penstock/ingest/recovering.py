@@ -24,20 +24,34 @@ def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> dict[str,
             return _complete(tree, supplier, current.manifest)
     if was_running is None:
         return None
+    ended = _give_up(tree, supplier, was_running, current.pointer if current else None, clock)
+    later = publishing.current_state(tree, supplier)
+    if later is not None and later.pointer.run_id == was_running:
+        # It lives, on another machine, and published while we gave it up.
+        _note(tree, later.manifest)
+        return later.manifest
     known.fails += 1
-    return _give_up(tree, supplier, was_running, current.pointer if current else None, clock)
+    return ended
 
 
 def _accept(tree: Tree, supplier: str, manifest: dict[str, Any]) -> None:
     if tree.read(layout.accepted(supplier, manifest["input_sha256"])) is None:
+        _note(tree, manifest)
         publishing.accept(tree, manifest)
+
+
+def _note(tree: Tree, manifest: dict[str, Any]) -> None:
+    """What is current has passed, even if another machine gave its run up."""
+    path = layout.run(manifest["run_id"], layout.MANIFEST)
+    noted = tree.read(path)
+    if noted is None or orjson.loads(noted)["status"] != Status.PASS.value:
+        tree.write(path, small(manifest))
 
 
 def _complete(tree: Tree, supplier: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """A run whose state is current has passed, whatever came after the switch."""
     run_id = manifest["run_id"]
-    if tree.read(layout.run(run_id, layout.MANIFEST)) is None:
-        tree.write(layout.run(run_id, layout.MANIFEST), small(manifest))
+    _note(tree, manifest)
     for arrival in tree.arrivals(supplier):
         if arrival.name == manifest["input_filename"] and _is_it(tree, arrival, manifest["input_sha256"]):
             manifest = {**manifest, "moved_to": tree.move(arrival, layout.archive(supplier))}

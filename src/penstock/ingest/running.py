@@ -45,7 +45,7 @@ class Run:
     def run(self, *, waits: bool) -> Outcome:
         try:
             with self._tree.config(self._supplier) as file:
-                config, digest = load_supplier(file)
+                config, digest = load_supplier(file, self._tree.uri(layout.config(self._supplier)))
         except Failed as failed:
             return self._without_config(failed)
         ready = self._ready(config, waits=waits)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.ingest import layout
+from penstock.ingest.contract import FailureCode
 from penstock.ingest.ledger import Ledger, Sighting
 from penstock.ingest.model import Arrival, Failed
 from penstock.ingest.tree import Changed, Tree
@@ -95,6 +96,7 @@ def sort(tree: Tree, ready: list[Arrival], is_known: Callable[[str], bool], work
     """I2: the newest unique file wins; what is known, or the same as it, is a duplicate; the rest is obsolete."""
     (work / "input").mkdir()
     chosen: Chosen | None = None
+    failed: tuple[Arrival, Failed] | None = None
     duplicates: list[tuple[Arrival, str]] = []
     obsolete: list[Arrival] = []
     for arrival in ready:
@@ -104,8 +106,11 @@ def sort(tree: Tree, ready: list[Arrival], is_known: Callable[[str], bool], work
         except Changed:
             _forget(copy)
             continue  # it is being written after all: next time
-        except Failed as failed:
-            return Sorted(None, duplicates, [], (arrival, failed))
+        except Failed as error:
+            failed = (arrival, error)
+            if error.code is FailureCode.FILE_MISSING:
+                continue  # taken back, or another machine was quicker; perhaps there are others
+            return Sorted(None, duplicates, [], failed)
         if is_known(sha256) or (chosen is not None and sha256 == chosen.sha256):
             duplicates.append((arrival, sha256))
             _forget(copy)
@@ -113,7 +118,7 @@ def sort(tree: Tree, ready: list[Arrival], is_known: Callable[[str], bool], work
             chosen = Chosen(arrival, sha256, copy)
         else:
             obsolete.append(arrival)
-    return Sorted(chosen, duplicates, obsolete)
+    return Sorted(chosen, duplicates, obsolete, failed if chosen is None else None)
 
 
 def _forget(copy: Path | None) -> None:

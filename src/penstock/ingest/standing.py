@@ -67,7 +67,7 @@ def _configured(tree: Tree, supplier: str, usual: timedelta) -> tuple[str | None
     """What is wrong with the configuration, if anything; and how old the state may get."""
     try:
         with tree.config(supplier) as file:
-            config, _ = load_supplier(file)
+            config, _ = load_supplier(file, tree.uri(layout.config(supplier)))
     except Failed as failed:
         said = failed.message if failed.code is FailureCode.CONFIG_INVALID else failed.code.value
         return said, usual

@@ -230,19 +230,24 @@ class Supplier(Section):
         return self
 
 
-def load_supplier(file: Path) -> tuple[Supplier, str]:
-    """The configuration in *file* and its sha256; Failed CONFIG_DQ_MISSING or CONFIG_INVALID, with line numbers."""
+def load_supplier(file: Path, shown: str | None = None) -> tuple[Supplier, str]:
+    """The configuration in *file* and its sha256; Failed CONFIG_DQ_MISSING or CONFIG_INVALID, with line numbers.
+
+    People know the file as *shown*, should it be a copy.
+    """
+    name = shown or str(file)
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except FileNotFoundError:
-        hint = f"`penstock ingest inspect FILE` proposes one; put it at {file}"
-        raise Failed(FailureCode.CONFIG_DQ_MISSING, f"there is no {file}", hint) from None
+        hint = f"`penstock ingest inspect FILE` proposes one; put it at {name}"
+        raise Failed(FailureCode.CONFIG_DQ_MISSING, f"there is no {name}", hint) from None
     except OSError as error:
-        raise Failed(FailureCode.CONFIG_INVALID, f"cannot read {file}: {error.strerror}", "let us read it") from error
+        raise Failed(FailureCode.CONFIG_INVALID, f"cannot read {name}: {error.strerror}", "let us read it") from error
     try:
         return config.load(Supplier, file, {}), digest
     except BadConfig as error:
-        raise Failed(_code(error), error.message, "docs/ingest.md lists all that can be set") from error
+        said = error.message.replace(str(file), name)
+        raise Failed(_code(error), said, "docs/ingest.md lists all that can be set") from error
 
 
 def _code(error: PenstockError) -> FailureCode:

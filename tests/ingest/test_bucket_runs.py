@@ -1,0 +1,483 @@
+"""Whole runs on a bucket: what is published, and what two machines, a paused one and a killed one do to it."""
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.ingest import layout, publishing
+from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.hooks import Hooks, Outcome
+from penstock.ingest.model import Manifest, Pointer
+from penstock.ingest.publishing import OnStep, Step
+from penstock.ingest.service import Ingestion
+from penstock.ingest.tree import Tree
+from penstock.kernel.errors import Conflict
+from penstock.kernel.storage import ObjectInfo, Storage, Stored
+from tests.ingest.trees import SUPPLIER, BucketRig, drop, paths, s3_rig, stored_rig
+from tests.services.s3 import S3Place, s3_place
+
+CONFIG = b"""
+min_fact_count: 1
+max_bad_ratio: 0.5
+allow_empty_snapshot: false
+columns:
+  sku: {from: sku, required: true}
+  price: {from: price, type: integer}
+key: [sku]
+"""
+FIRST, OLD, NEW, LAST = (f"sku,price\nA,{price}\nB,2\n".encode() for price in (1, 2, 3, 4))
+BROKEN = b"sku,price\nA,no\nB,neither\n"
+BEFORE_SWITCH = [
+    Step.COPIED,
+    Step.SORTED,
+    Step.STARTED,
+    Step.PROCESSED,
+    Step.JUDGED,
+    Step.KEPT,
+    Step.STORED,
+    Step.SWITCHING,
+]
+WAIT = 30
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Place]:
+    with s3_place() as place:
+        yield place
+
+
+@pytest.fixture
+def rig(s3: S3Place, tmp_path: Path) -> Iterator[BucketRig]:
+    with s3_rig(s3, tmp_path / "machines") as rig:
+        rig.put(layout.config(SUPPLIER), CONFIG)
+        yield rig
+
+
+def run(tree: Tree, on_step: OnStep = lambda _step: None) -> Outcome:
+    return Ingestion(tree, "test", Hooks(on_step=on_step)).run(SUPPLIER)
+
+
+def failure(outcome: Outcome) -> FailureCode | None:
+    return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
+
+
+def has_published(outcome: Outcome) -> bool:
+    return outcome.manifest is not None and outcome.manifest.status is Status.PASS
+
+
+def told(tree: Tree, path: str) -> dict[str, Any]:
+    content = tree.read(path)
+    assert content is not None, path
+    data: dict[str, Any] = orjson.loads(content)
+    return data
+
+
+def whole_state(tree: Tree) -> Pointer | None:
+    """I11: what is current, and that all of it is there and is what the pointer says."""
+    pointer = tree.pointer(SUPPLIER)
+    if pointer is None:
+        return None
+    with tree.open(layout.state(SUPPLIER, pointer.run_id, layout.FACTS)) as facts:
+        assert sha256(facts.read()).hexdigest() == pointer.sha256
+    assert told(tree, layout.state(SUPPLIER, pointer.run_id, layout.POINTER)) == pointer.as_dict()
+    manifest = told(tree, layout.state(SUPPLIER, pointer.run_id, layout.MANIFEST))
+    assert (manifest["status"], manifest["fence"]) == ("PASS", pointer.fence)
+    return pointer
+
+
+def is_of(tree: Tree, content: bytes) -> bool:
+    """Whether the current state was made of *content*."""
+    pointer = whole_state(tree)
+    assert pointer is not None
+    manifest = told(tree, layout.state(SUPPLIER, pointer.run_id, layout.MANIFEST))
+    return bool(manifest["input_sha256"] == sha256(content).hexdigest())
+
+
+def places(tree: Tree, content: bytes) -> set[str]:
+    """The folders that hold a file of this content."""
+    folders = {
+        "inbox": layout.inbox(SUPPLIER),
+        "obsolete": layout.obsolete(SUPPLIER),
+        "duplicates": layout.duplicates(SUPPLIER),
+        "broken": layout.broken(SUPPLIER),
+    }
+    found = {name for name, folder in folders.items() if content in _contents(tree, folder)}
+    archived = [one.path for one in tree.files(layout.archive(SUPPLIER)) if "/obsolete/" not in one.path]
+    return found | ({"archive"} if content in [tree.read(path) for path in archived] else set())
+
+
+def _contents(tree: Tree, folder: str) -> list[bytes | None]:
+    return [tree.read(one.path) for one in tree.files(folder)]
+
+
+def assert_settled(tree: Tree) -> None:
+    """I10, I16: the inbox is empty, and what is current is known as accepted and as passed."""
+    assert tree.arrivals(SUPPLIER) == []
+    pointer = whole_state(tree)
+    assert pointer is not None
+    manifest = told(tree, layout.run(pointer.run_id, layout.MANIFEST))
+    assert manifest["status"] == "PASS"
+    assert told(tree, layout.accepted(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
+
+
+def assert_goes_on(rig: BucketRig, fence: int) -> None:
+    """I16: whatever happened, the next file is published."""
+    drop(rig, "last.csv", LAST)
+    assert has_published(run(rig.machine()))
+    assert is_of(rig.tree, LAST)
+    assert whole_state(rig.tree).fence == fence  # type: ignore[union-attr]
+    assert_settled(rig.tree)
+
+
+# One machine.
+
+
+def test_a_file_is_published(rig: BucketRig) -> None:
+    """I10, I11: the state is whole, the file is archived and known, the pointer is an object of its own."""
+    drop(rig, "price.csv", FIRST)
+    outcome = run(rig.tree)
+    assert has_published(outcome)
+    pointer = whole_state(rig.tree)
+    assert pointer is not None
+    assert outcome.manifest is not None
+    assert (pointer.run_id, pointer.fence) == (outcome.manifest.run_id, 1)
+    assert rig.tree.read(f"{layout.CURRENT}/{SUPPLIER}.json") is not None
+    assert paths(rig.tree, layout.archive(SUPPLIER)) == ["price.csv"]
+    assert outcome.manifest.moved_to == f"{layout.archive(SUPPLIER)}/price.csv"
+    assert_settled(rig.tree)
+
+
+def test_the_next_publication_replaces_it(rig: BucketRig) -> None:
+    """I11, I14, I21: the fence grows, the old state is still there unchanged, and what changed is told."""
+    drop(rig, "price.csv", FIRST)
+    first = run(rig.tree).manifest
+    drop(rig, "price.csv", NEW)
+    second = run(rig.tree).manifest
+    assert first is not None
+    assert second is not None
+    assert second.changes is not None
+    assert (second.fence, second.previous_run, second.changes.changed) == (2, first.run_id, 1)
+    assert is_of(rig.tree, NEW)
+    assert rig.tree.states(SUPPLIER) == sorted([first.run_id, second.run_id])
+    assert paths(rig.tree, layout.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
+
+
+def test_a_broken_file_is_set_aside(rig: BucketRig) -> None:
+    """I6: it fails with a code, goes to broken, leaves a manifest, and the state is untouched."""
+    drop(rig, "price.csv", FIRST)
+    run(rig.tree)
+    before = whole_state(rig.tree)
+    drop(rig, "price.csv", BROKEN)
+    outcome = run(rig.tree)
+    assert failure(outcome) is FailureCode.DQ_TOO_FEW_FACTS or failure(outcome) is FailureCode.DQ_TOO_MANY_BAD_ROWS
+    assert places(rig.tree, BROKEN) == {"broken"}
+    assert whole_state(rig.tree) == before
+    assert outcome.manifest is not None
+    assert told(rig.tree, layout.run(outcome.manifest.run_id, layout.MANIFEST))["status"] == "FAIL"
+
+
+def test_the_newest_unique_file_wins(rig: BucketRig) -> None:
+    """I2: what is known goes to duplicates, what is older to obsolete, by the bucket's own times."""
+    drop(rig, "price.csv", FIRST)
+    run(rig.tree)
+    drop(rig, "a-old.csv", OLD, age=200)
+    drop(rig, "again.csv", FIRST, age=100)
+    drop(rig, "z-new.csv", NEW, age=50)
+    drop(rig, "unfinished.csv.tmp", LAST)
+    assert has_published(run(rig.tree))
+    assert is_of(rig.tree, NEW)
+    assert places(rig.tree, OLD) == {"obsolete"}
+    assert places(rig.tree, FIRST) == {"archive", "duplicates"}
+    assert [one.name for one in rig.tree.arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
+    again = run(rig.tree)
+    assert (again.manifest, again.nothing) == (None, "the inbox is empty")
+
+
+def test_a_machine_runs_once_at_a_time(rig: BucketRig) -> None:
+    """I4: the second run of the same machine is refused while the first is under way."""
+    drop(rig, "price.csv", FIRST)
+
+    def again(step: Step) -> None:
+        if step is Step.JUDGED:
+            with pytest.raises(Conflict):
+                run(rig.tree)
+
+    assert has_published(run(rig.tree, again))
+
+
+# Two machines.
+
+
+@pytest.mark.parametrize("step", [Step.LOCKED, Step.RECOVERED, Step.COPIED, Step.STARTED, Step.STORED, Step.SWITCHING])
+@pytest.mark.parametrize("has_state", [False, True])
+def test_of_two_machines_one_publishes(rig: BucketRig, step: Step, has_state: bool) -> None:
+    """I4, I11: without a common lock the pointer decides; the file is neither lost nor blocked."""
+    if has_state:
+        drop(rig, "first.csv", FIRST)
+        run(rig.tree)
+    drop(rig, "price.csv", NEW)
+    barrier = threading.Barrier(2)
+
+    def meet(at: Step) -> None:
+        if at is step:
+            barrier.wait(WAIT)
+
+    def race(tree: Tree) -> Outcome:
+        try:
+            return run(tree, meet)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(2) as machines:
+        outcomes = list(machines.map(race, [rig.machine(), rig.machine()]))
+    winners = [one for one in outcomes if has_published(one)]
+    assert len(winners) == 1
+    [loser] = [one for one in outcomes if not has_published(one)]
+    ends = [FailureCode.SUPERSEDED]
+    if step in (Step.LOCKED, Step.RECOVERED):  # there is nothing to wait for: the other may have ended
+        ends += [FailureCode.FILE_MISSING]
+    assert loser.nothing is not None or failure(loser) in ends
+    assert is_of(rig.tree, NEW)
+    assert places(rig.tree, NEW) <= {"archive", "duplicates"}
+    assert_settled(rig.tree)
+    assert_goes_on(rig, fence=2 + has_state)
+
+
+@contextmanager
+def paused(tree: Tree, step: Step) -> Iterator[tuple[threading.Event, "Future[Outcome]"]]:
+    """A run that stands at *step* until the event is set."""
+    reached, go = threading.Event(), threading.Event()
+
+    def wait(at: Step) -> None:
+        if at is step:
+            reached.set()
+            assert go.wait(WAIT)
+
+    with ThreadPoolExecutor(1) as machine:
+        try:
+            running = machine.submit(run, tree, wait)
+            running.add_done_callback(lambda _: reached.set())
+            assert reached.wait(WAIT)
+            assert not running.done(), running.result()
+            yield go, running
+        finally:
+            go.set()
+
+
+@pytest.mark.parametrize(
+    ("step", "has_state"), [*((step, True) for step in Step), (Step.SWITCHING, False), (Step.SWITCHED, False)]
+)
+def test_a_paused_machine_cannot_switch_back(rig: BucketRig, step: Step, has_state: bool) -> None:
+    """I11, I16: another publishes what is newer while it sleeps; when it wakes up, that stays."""
+    if has_state:
+        drop(rig, "first.csv", FIRST)
+        run(rig.tree)
+    drop(rig, "price.csv", OLD, age=100)
+    with paused(rig.machine(), step) as (go, running):
+        drop(rig, "newer.csv", NEW)
+        assert has_published(run(rig.machine()))
+        newest = whole_state(rig.tree)
+        assert is_of(rig.tree, NEW)
+        go.set()
+        late = running.result(WAIT)
+    assert whole_state(rig.tree) == newest
+    assert newest is not None
+    is_switched = step in (Step.SWITCHED, Step.NOTED, Step.ACCEPTED, Step.MOVED)
+    assert newest.fence == 1 + has_state + is_switched
+    assert has_published(late) == is_switched
+    assert (failure(late) is FailureCode.SUPERSEDED) == (step in BEFORE_SWITCH)
+    assert places(rig.tree, OLD) == ({"archive"} if is_switched else {"obsolete"})
+    assert_settled(rig.tree)
+    assert_goes_on(rig, fence=newest.fence + 1)
+
+
+def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
+    rig: BucketRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I10: another takes it for dead, and notes so after it has ended: what is current has passed all the same."""
+    drop(rig, "price.csv", NEW)
+    note = publishing.note
+    with paused(rig.machine(), Step.SWITCHING) as (go, running):
+
+        def late(tree: Tree, manifest: Manifest) -> None:
+            monkeypatch.undo()
+            go.set()
+            assert has_published(running.result(WAIT))
+            note(tree, manifest)
+
+        monkeypatch.setattr(publishing, "note", late)
+        assert run(rig.machine()).nothing is not None
+    assert_settled(rig.tree)
+    assert_goes_on(rig, fence=2)
+
+
+# A machine that dies.
+
+
+class Killed(BaseException):
+    """The end of a machine."""
+
+
+class Mortal:
+    """The storage as a machine sees it that dies: before so many writings, or when it is told to."""
+
+    def __init__(self, inner: Storage, writings: int = 1_000_000) -> None:
+        self._inner = inner
+        self._left = writings
+
+    def die(self) -> None:
+        self._left = -1
+
+    def _write(self) -> Storage:
+        self._left -= 1
+        return self._read()
+
+    def _read(self) -> Storage:
+        if self._left < 0:
+            self._left = -1
+            raise Killed
+        return self._inner
+
+    async def put(self, path: str, data: bytes) -> ObjectInfo:
+        return await self._write().put(path, data)
+
+    async def create(self, path: str, data: bytes) -> ObjectInfo:
+        return await self._write().create(path, data)
+
+    async def replace(self, path: str, data: bytes, *, etag: str) -> ObjectInfo:
+        return await self._write().replace(path, data, etag=etag)
+
+    async def put_file(self, path: str, source: Path) -> ObjectInfo:
+        return await self._write().put_file(path, source)
+
+    async def delete(self, path: str) -> None:
+        await self._write().delete(path)
+
+    async def get(self, path: str) -> Stored:
+        return await self._read().get(path)
+
+    def stream(self, path: str, *, etag: str | None = None) -> AsyncIterator[bytes]:
+        return self._read().stream(path, etag=etag)
+
+    async def info(self, path: str) -> ObjectInfo | None:
+        return await self._read().info(path)
+
+    def list(self, prefix: str = "") -> AsyncIterator[ObjectInfo]:
+        return self._read().list(prefix)
+
+    def uri(self, path: str) -> str:
+        return self._inner.uri(path)
+
+    async def check(self) -> None:
+        await self._read().check()
+
+
+def kill(rig: BucketRig, step: Step, waits: OnStep = lambda _step: None) -> None:
+    """A run of a machine that is gone at *step*."""
+    storage = Mortal(rig.storage)
+
+    def at_step(at: Step) -> None:
+        waits(at)
+        if at is step:
+            storage.die()
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(rig.machine(storage), at_step)
+
+
+@pytest.mark.parametrize("step", Step)
+def test_a_machine_killed_at_any_step_does_no_harm(rig: BucketRig, step: Step) -> None:
+    """I10, I16: the state is as it was or complete, and the next run, elsewhere, ends what was begun."""
+    drop(rig, "first.csv", FIRST)
+    run(rig.tree)
+    before = whole_state(rig.tree)
+    drop(rig, "price.csv", NEW)
+    kill(rig, step)
+    assert whole_state(rig.tree) == before or is_of(rig.tree, NEW)
+    run(rig.machine())
+    assert is_of(rig.tree, NEW)
+    assert places(rig.tree, NEW) == {"archive"}
+    assert_settled(rig.tree)
+    assert_goes_on(rig, fence=3)
+
+
+def test_a_machine_given_up_that_publishes_after_all_and_dies(rig: BucketRig) -> None:
+    """I10: what is current has passed, whatever another machine noted of its run meanwhile."""
+    drop(rig, "price.csv", NEW)
+    given_up = threading.Event()
+
+    def sleep(at: Step) -> None:
+        if at is Step.SWITCHING:
+            asleep.set()
+            assert given_up.wait(WAIT)
+
+    asleep = threading.Event()
+    with ThreadPoolExecutor(1) as machine:
+        dying = machine.submit(kill, rig, Step.SWITCHED, sleep)
+        assert asleep.wait(WAIT)
+        with paused(rig.machine(), Step.STORED) as (go, running):
+            given_up.set()
+            dying.result(WAIT)
+            go.set()
+            assert failure(running.result(WAIT)) is FailureCode.SUPERSEDED
+    run(rig.machine())
+    assert_settled(rig.tree)
+    assert places(rig.tree, NEW) <= {"archive", "duplicates"}
+    assert_goes_on(rig, fence=2)
+
+
+def _one(rig: BucketRig) -> None:
+    drop(rig, "price.csv", NEW)
+
+
+def _many(rig: BucketRig) -> None:
+    drop(rig, "again.csv", FIRST, age=300)
+    drop(rig, "old.csv", OLD, age=200)
+    drop(rig, "price.csv", NEW, age=100)
+
+
+def _broken(rig: BucketRig) -> None:
+    drop(rig, "price.csv", BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("deliver", "expected"),
+    [
+        (_one, {NEW: {"archive"}}),
+        (_many, {NEW: {"archive"}, OLD: {"obsolete"}, FIRST: {"archive", "duplicates"}}),
+        (_broken, {BROKEN: {"broken"}}),
+    ],
+)
+def test_a_machine_killed_before_any_writing_does_no_harm(
+    tmp_path: Path, deliver: Callable[[BucketRig], None], expected: dict[bytes, set[str]]
+) -> None:
+    """I2, I10, I16: as above, but between any two writings, and it comes back itself; no input is ever lost."""
+    writings, is_killed = 0, True
+    while is_killed:
+        with stored_rig(tmp_path / f"{writings}", tmp_path / "machines") as rig:
+            rig.put(layout.config(SUPPLIER), CONFIG)
+            drop(rig, "first.csv", FIRST)
+            run(rig.tree)
+            before = whole_state(rig.tree)
+            deliver(rig)
+            try:
+                run(rig.machine(Mortal(rig.storage, writings), "again"))
+                is_killed = False
+            except Killed:
+                pass
+            assert whole_state(rig.tree) == before or is_of(rig.tree, NEW)
+            assert all(places(rig.tree, content) for content in expected), writings
+            run(rig.machine(name="again"))
+            assert {content: places(rig.tree, content) for content in expected} == expected, writings
+            assert_settled(rig.tree)
+            writings += 1
+    assert writings > 10
