@@ -47,6 +47,8 @@ def bind(table: "Table", supplier: Supplier) -> Header:
     else:
         own = _own_names(names)
         fields = [Bound(name, Column.model_validate({"from": place}), place - 1) for place, name in own]
+    if not fields:
+        raise Failed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no columns", "map them: columns")
     _check_missing(table, names, fields, supplier)
     if supplier.source.exact:
         _check_extra(table, names, fields)

@@ -1,7 +1,7 @@
 """§16, the Extractor: a file of any known format, read as tables of texts in bounded memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -32,7 +32,9 @@ class Table:
     head: list[list[str]]
     batches: Iterator[Batch]
     is_delimited: bool = False  # cells beyond the header mean that a row is torn
-    names: list[str] | None = field(default=None)  # records name their cells themselves; then there is no header
+    names: list[str] | None = None  # records name their cells themselves; then there is no header
+    absent: frozenset[str] = frozenset()  # those of the names that none of the first records has
+    file: str = "the file"
 
 
 class Gauge:
@@ -55,16 +57,21 @@ class Gauge:
 
 
 def open_tables(
-    file: Path, source: "Source", limits: "Limits", wanted: list[str] | None = None, gauge: Gauge | None = None
+    file: Path,
+    source: "Source",
+    limits: "Limits",
+    wanted: list[str] | None = None,
+    gauge: Gauge | None = None,
+    name: str | None = None,
 ) -> Iterator[Table]:
-    """The tables of *file*, each to be read before the next; Failed when it cannot be read.
+    """The tables of *file*, each to be read before the next; Failed when it cannot be read, which calls it *name*.
 
     Of JSON and XML only what is *wanted* is read, without it all of a record.
     """
     from penstock.ingest.extract import delimited, detect, packing, records, workbook
     from penstock.ingest.supplier import WORKBOOKS, Format
 
-    for member in packing.members(file, limits, gauge or Gauge(0)):
+    for member in packing.members(file, limits, gauge or Gauge(0), name, source.sheets):
         form = detect.detected(member, source.format)
         if form in WORKBOOKS:
             yield from workbook.tables(member, source, limits)

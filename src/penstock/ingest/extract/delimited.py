@@ -3,13 +3,15 @@
 import codecs
 import csv
 import io
+from collections import deque
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, NamedTuple
+from itertools import chain, islice
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
 import polars as pl
 
 from penstock.ingest.extract import BATCH, HEAD, Batch, Table
-from penstock.ingest.extract.detect import encoding_of, without_mark
+from penstock.ingest.extract.detect import encoding_of, marked_encoding, without_mark
 from penstock.ingest.extract.packing import Member, unreadable
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ _RECORD_LIMIT = 16 << 20
 _FIELD_LIMIT = 1 << 20
 _DELIMITERS = (";", "\t", ",", "|")
 _SAMPLE_ROWS = 50
+_MARK = 3  # bytes of the longest byte order mark
+_RETURN = "\ue00d"  # stands for a carriage return that ends no line, of which the row reader knows nothing
 
 
 class Dialect(NamedTuple):
@@ -28,39 +32,48 @@ class Dialect(NamedTuple):
     encoding: str
     delimiter: str
     quote: str
+    is_mac: bool = False  # lines are ended by carriage returns
 
 
 def table(member: Member, source: "Source") -> Table:
     """The one table a delimited text is."""
     dialect, text = dialect_of(member, source)
-    head = list(_rows(iter(text.splitlines(keepends=True)), dialect, HEAD + 1))
+    head = list(islice(_rows(_split(text), dialect), HEAD + 1))
     # The last row of a beginning may be cut.
-    head = head[:-1] if len(head) > 1 and len(member.head) >= 1 << 16 else head
-    name = "" if member.is_alone else member.name
+    head = head if len(head) == 1 or member.is_all_in_head else head[:-1]
     width = max((len(row) for row in head), default=1)
-    return Table(name, member.number, head[:HEAD], _batches(member, dialect, width), is_delimited=True)
+    batches = _batches(member, dialect, width)
+    return Table(member.category, member.number, head[:HEAD], batches, is_delimited=True, file=member.name)
 
 
 def dialect_of(member: Member, source: "Source") -> tuple[Dialect, str]:
     """What is configured, else what the beginning of the text looks like; and that beginning."""
-    encoding = (
-        encoding_of(member.head, is_all=len(member.head) < 1 << 16) if source.encoding == "auto" else source.encoding
-    )
-    if encoding == "utf-16":
-        encoding = encoding_of(member.head) if member.head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-16-le"
+    encoding = _encoding(member, source)
     # What cannot be read is told when it is reached; here it only must not be in the way.
-    text = _lines_as_usual(without_mark(member.head).decode(encoding, errors="replace"))
+    text = without_mark(member.head).decode(encoding, errors="replace")
+    is_mac = "\n" not in text and "\r" in text.rstrip("\r")
+    text = text.replace("\r", "\n") if is_mac else text
     delimiter = _delimiter(text, source.quote) if source.delimiter == "auto" else source.delimiter
-    return Dialect(encoding, delimiter, source.quote), text
+    return Dialect(encoding, delimiter, source.quote, is_mac), text
+
+
+def _encoding(member: Member, source: "Source") -> str:
+    """A byte order mark is never there by chance, whatever is configured."""
+    if (marked := marked_encoding(member.head)) is not None:
+        return marked
+    if source.encoding == "auto":
+        return encoding_of(member.head, is_all=member.is_all_in_head)
+    return "utf-16-le" if source.encoding == "utf-16" else source.encoding
 
 
 def _delimiter(text: str, quote: str) -> str:
     """The one that cuts the most rows into the same number of cells, more than one."""
-    lines = text.splitlines(keepends=True)
+    lines = list(_split(text))
     sample = lines[:-1] if len(lines) > 1 else lines
 
     def score(delimiter: str) -> float:
-        widths = [len(row) for row in _rows(iter(sample), Dialect("", delimiter, quote), _SAMPLE_ROWS) if any(row)]
+        rows = islice(_rows(iter(sample), Dialect("", delimiter, quote)), _SAMPLE_ROWS)
+        widths = [len(row) for row in rows if any(row)]
         usual = max(set(widths), key=lambda width: (widths.count(width), width), default=1)
         return widths.count(usual) / len(widths) * (usual - 1) ** 0.5 if widths else 0.0
 
@@ -70,7 +83,7 @@ def _delimiter(text: str, quote: str) -> str:
 
 def _batches(member: Member, dialect: Dialect, width: int) -> Iterator[Batch]:
     with member.open() as content:
-        pieces = _pieces(_decoded(content, dialect.encoding, member.name), dialect)
+        pieces = _pieces(_decoded(content, dialect, member.name), dialect)
         row = 1
         for piece, is_well_formed in pieces:
             if not is_well_formed:
@@ -82,23 +95,22 @@ def _batches(member: Member, dialect: Dialect, width: int) -> Iterator[Batch]:
             row += frame.height
 
 
-def _decoded(content: IO[bytes], encoding: str, name: str) -> Iterator[bytes]:
+def _decoded(content: IO[bytes], dialect: Dialect, name: str) -> Iterator[bytes]:
     """The text in UTF-8, without a byte order mark, lines ended by a line feed."""
+    encoding = dialect.encoding
     decoder = codecs.getincrementaldecoder(encoding)() if encoding != "utf-8" else None
-    is_first = True
+    begun = content.read(max(PIECE, _MARK))
+    piece = without_mark(begun)
     while True:
-        piece = content.read(PIECE)
-        raw = without_mark(piece) if is_first else piece
         try:
-            text = decoder.decode(raw, final=not piece).encode() if decoder else raw
+            text = decoder.decode(piece, final=not begun).encode() if decoder else piece
         except UnicodeDecodeError as error:
             raise unreadable(name, f"it is not {encoding}: {error.reason}; set source.encoding") from error
-        if is_first:
-            is_mac = b"\n" not in text and b"\r" in text
-            is_first = False
-        yield text.replace(b"\r", b"\n") if is_mac else text
-        if not piece:
+        if text or not begun:
+            yield text.replace(b"\r", b"\n") if dialect.is_mac else text
+        if not begun:
             return
+        piece = begun = content.read(PIECE)
 
 
 def _pieces(texts: Iterator[bytes], dialect: Dialect) -> Iterator[tuple[bytes, bool]]:
@@ -108,8 +120,8 @@ def _pieces(texts: Iterator[bytes], dialect: Dialect) -> Iterator[tuple[bytes, b
         rest += text
         cut = _cut(rest, dialect.quote) if text else len(rest)
         if cut:
-            yield rest[:cut], _is_well_formed(rest[:cut], dialect)
-            rest = rest[cut:]
+            piece, rest = rest[:cut], rest[cut:]
+            yield piece, _is_well_formed(piece, dialect)
         elif len(rest) > _RECORD_LIMIT:
             yield rest, False
             rest = b""
@@ -143,8 +155,6 @@ def _is_well_formed(piece: bytes, dialect: Dialect) -> bool:
 
 
 def _by_columns(piece: bytes, dialect: Dialect, width: int, name: str) -> pl.DataFrame:
-    if not piece.strip(b"\n\r"):
-        return _frame([[""]] * piece.count(b"\n"), width)
     try:
         return pl.read_csv(
             io.BytesIO(piece),
@@ -164,24 +174,41 @@ def _by_columns(piece: bytes, dialect: Dialect, width: int, name: str) -> pl.Dat
 def _by_rows(
     piece: bytes, rest: Iterator[bytes], dialect: Dialect, width: int, first_row: int, name: str
 ) -> Iterator[Batch]:
-    rows = _rows(_lines([piece], rest, name), dialect)
+    rows = _whole_rows(_lines(chain([piece], rest), name), dialect)
     while True:
+        batch: list[list[str]] = []
         try:
-            batch = [row for row, _ in zip(rows, range(BATCH), strict=False)]
+            batch.extend(islice(rows, BATCH))
         except csv.Error as error:
-            raise unreadable(name, f"{error}, after row {first_row}") from error
+            said = f"{error} in row {first_row + len(batch)}; if quotes mean nothing in it, set source.quote to ''"
+            raise unreadable(name, said) from error
         if not batch:
             return
         yield Batch(_frame(batch, width), first_row)
         first_row += len(batch)
 
 
-def _lines(begun: list[bytes], rest: Iterator[bytes], name: str) -> Iterator[str]:
+def _whole_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
+    """A stray quote may be any text, but it must not make one row of several: those would be lost without a word."""
+    taken: list[str] = []
+
+    def noted() -> Iterator[str]:
+        for line in lines:
+            taken.append(line)
+            yield line
+
+    for row in _rows(noted(), dialect):
+        if len(taken) > 1:
+            deque(_rows(iter(taken), dialect, is_strict=True), maxlen=0)
+        taken.clear()
+        yield row
+
+
+def _lines(pieces: Iterator[bytes], name: str) -> Iterator[str]:
     left = b""
-    for piece in (*begun, b""):
-        for text in [piece] if piece else rest:
-            *lines, left = (left + text).split(b"\n")
-            yield from (_text(line, name) + "\n" for line in lines)
+    for piece in pieces:
+        *lines, left = (left + piece).split(b"\n")
+        yield from (_text(line, name) + "\n" for line in lines)
     if left:
         yield _text(left, name)
 
@@ -193,16 +220,27 @@ def _text(line: bytes, name: str) -> str:
         raise unreadable(name, f"it is not utf-8: {error.reason}; set source.encoding") from error
 
 
-def _rows(lines: Iterator[str], dialect: Dialect, limit: int | None = None) -> Iterator[list[str]]:
+def _rows(lines: Iterator[str], dialect: Dialect, *, is_strict: bool = False) -> Iterator[list[str]]:
     csv.field_size_limit(_FIELD_LIMIT)
-    if dialect.quote:
-        reader = csv.reader(lines, delimiter=dialect.delimiter, quotechar=dialect.quote)
-    else:
-        reader = csv.reader(lines, delimiter=dialect.delimiter, quoting=csv.QUOTE_NONE)
-    for number, row in enumerate(reader, start=1):
-        if limit is not None and number > limit:
-            return
-        yield row
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE
+    plain = (_without_returns(line) if "\r" in line else line for line in lines)
+    reader = csv.reader(
+        plain, delimiter=dialect.delimiter, quotechar=dialect.quote or None, quoting=quoting, strict=is_strict
+    )
+    for row in reader:
+        yield [cell.replace(_RETURN, "\r") for cell in row]
+
+
+def _split(text: str) -> Iterator[str]:
+    """By line feeds only: there are other characters Python would cut at."""
+    return iter(io.StringIO(text, newline="\n"))
+
+
+def _without_returns(line: str) -> str:
+    """Where it ends the line, a carriage return stays one."""
+    end = 2 if line.endswith("\r\n") else 1 if line.endswith(("\n", "\r")) else 0
+    text = line[: len(line) - end]
+    return text.replace("\r", _RETURN) + line[len(text) :]
 
 
 def _frame(rows: list[list[str]], width: int) -> pl.DataFrame:
@@ -213,7 +251,3 @@ def _frame(rows: list[list[str]], width: int) -> pl.DataFrame:
 
 def _schema(width: int) -> dict[str, type[pl.String]]:
     return {str(number): pl.String for number in range(width + 1)}
-
-
-def _lines_as_usual(text: str) -> str:
-    return text.replace("\r", "\n") if "\n" not in text else text

@@ -1,49 +1,67 @@
 """What is packed is unpacked as it is read, and never beyond what a file may cost."""
 
+import errno
 import gzip
 import io
 import lzma
 import shutil
+import struct
 import tempfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, cast
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Failed
+from penstock.ingest.supplier import Sheets
 
 if TYPE_CHECKING:
     from penstock.ingest.extract import Gauge
     from penstock.ingest.supplier import Limits
 
 _FREE = 64 << 20  # what may be unpacked from however little
-_PEEK = 1 << 16
+PEEK = 1 << 16
 _BROKEN = (
     EOFError,
     zlib.error,
     lzma.LZMAError,
     zipfile.BadZipFile,
     gzip.BadGzipFile,
+    struct.error,
+    KeyError,  # a part that is called otherwise
+    ValueError,  # a name that is no text, a place before the start of the file
     NotImplementedError,
     RuntimeError,
 )
-WORKBOOK_STARTS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
-WORKBOOK_PARTS = ("xl/workbook.xml", "xl/workbook.bin", "mimetype")
+ZIPPED = b"PK\x03\x04"
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_OFFICE = ("xl/workbook.xml", "xl/workbook.bin", "mimetype", "[content_types].xml")
+_WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".xlsb", ".ods")
+_IS_UTF8 = 0x800
 
 
 @dataclass(frozen=True)
 class Member:
-    """One file to read, packed or not. *path* is set when it lies on the disk as it is."""
+    """One file to read, packed or not. *path* is set when it lies on the disk as it is.
+
+    *category* tells it from the others of its archive, and is empty when there are none.
+    """
 
     name: str
     number: int
     head: bytes
     open: Callable[[], IO[bytes]]
-    path: Path | None
-    is_alone: bool
+    path: Path | None = None
+    category: str = ""
+
+    @property
+    def is_all_in_head(self) -> bool:
+        return len(self.head) < PEEK
 
 
 class Bounded(io.RawIOBase):
@@ -59,11 +77,13 @@ class Bounded(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def close(self) -> None:
+        self._content.close()
+        super().close()
+
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        try:
+        with unpacking(self._name):
             piece = self._content.read(len(buffer))
-        except _BROKEN as error:
-            raise unreadable(self._name, str(error)) from error
         self._read += len(piece)
         self._check()
         buffer[: len(piece)] = piece
@@ -78,88 +98,138 @@ class Bounded(io.RawIOBase):
             raise Failed(FailureCode.FILE_TOO_LARGE, f"{self._name} unpacks to more than {limit} bytes", hint)
 
 
+@contextmanager
+def unpacking(name: str) -> Iterator[None]:
+    """Failed FILE_UNREADABLE when what is packed is broken; when the disk is, that is not the file's fault."""
+    try:
+        yield
+    except _BROKEN as error:
+        raise unreadable(name, str(error)) from error
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):  # an unpacker's own, or a place that is in no file
+            raise
+        raise unreadable(name, str(error)) from error
+
+
 def unreadable(name: str, why: str) -> Failed:
     said = why.strip() or "it ends too early"
     return Failed(FailureCode.FILE_UNREADABLE, f"{name} cannot be read: {said}", "ask the supplier to send it again")
 
 
-def members(file: Path, limits: "Limits", gauge: "Gauge") -> Iterator[Member]:
-    """What is in *file*: itself, what it unpacks to, or each file of an archive."""
+def members(
+    file: Path, limits: "Limits", gauge: "Gauge", name: str | None = None, sheets: "Sheets | None" = None
+) -> Iterator[Member]:
+    """What is in *file*, which people call *name*: itself, what it unpacks to, or each file of an archive."""
+    name = name or file.name
     with file.open("rb") as content:
-        start = content.read(8)
+        start = content.read(4)
     if start[:2] == b"\x1f\x8b":
-        yield from _spilled(_member(file.stem, 1, lambda: _gunzipped(file, gauge), file.stat().st_size, limits))
-    elif start[:4] in (b"PK\x03\x04", b"PK\x05\x06") and not _is_workbook(file):
-        yield from _archived(file, limits, gauge)
+        yield from _spilled(_member(name, 1, lambda: _gunzipped(file, gauge), file.stat().st_size, limits))
+    elif start in (ZIPPED, b"PK\x05\x06") and not parts_of_office(file):
+        yield from _archived(file, name, sheets or Sheets(), limits, gauge)
     else:
-        yield _plain(file, limits, gauge)
+        yield replace(_member(name, 1, lambda: gauge.follow(file.open("rb")), None, limits), path=file)
+
+
+def parts_of_office(file: Path) -> set[str]:
+    """By which parts a zip is told to be a document of an office program; some write them with odd names."""
+    try:
+        with unpacking(file.name), zipfile.ZipFile(file) as archive:
+            names = {name.replace("\\", "/").lstrip("/").lower() for name in archive.namelist()}
+    except Failed:
+        return set()  # who reads it will tell
+    return names.intersection(_OFFICE)
 
 
 def _gunzipped(file: Path, gauge: "Gauge") -> IO[bytes]:
-    return cast("IO[bytes]", gzip.GzipFile(fileobj=gauge.follow(file.open("rb")), mode="rb"))
+    content = gzip.GzipFile(fileobj=gauge.follow(file.open("rb")), mode="rb")
+    content.myfileobj = content.fileobj  # type: ignore[assignment]  # so that it is closed with what is read from it
+    return cast("IO[bytes]", content)
 
 
-def _plain(file: Path, limits: "Limits", gauge: "Gauge") -> Member:
-    def opened() -> IO[bytes]:
-        return io.BufferedReader(Bounded(gauge.follow(file.open("rb")), None, limits, file.name), _PEEK)
+def _archived(file: Path, name: str, sheets: Sheets, limits: "Limits", gauge: "Gauge") -> Iterator[Member]:
+    with gauge.follow(file.open("rb")) as content:
+        with unpacking(name):
+            archive = zipfile.ZipFile(content)
+        found = {one: _named(one) for one in archive.infolist()}
+        files = {one: path for one, path in found.items() if _counts(one, path)}
+        if not files:
+            raise Failed(FailureCode.FORMAT_UNKNOWN, f"{name} is an archive without files", "what should be in it?")
+        wanted = _wanted(name, list(files.values()), sheets)
+        for number, (one, path) in enumerate(files.items(), start=1):
+            if path in wanted:
+                member = _packed(archive, one, f"{name}: {path}", number, limits)
+                yield from _spilled(replace(member, category=wanted[path]))
 
-    with opened() as content:
-        return Member(file.stem, 1, content.read(_PEEK), opened, file, is_alone=True)
+
+def _packed(archive: zipfile.ZipFile, one: zipfile.ZipInfo, name: str, number: int, limits: "Limits") -> Member:
+    if one.flag_bits & 1:
+        raise unreadable(name, "it needs a password")
+    return _member(name, number, lambda: archive.open(one), max(one.compress_size, 1), limits)
 
 
-def _archived(file: Path, limits: "Limits", gauge: "Gauge") -> Iterator[Member]:
-    try:
-        archive = zipfile.ZipFile(gauge.follow(file.open("rb")))
-        found = [one for one in archive.infolist() if not one.is_dir() and _counts(one.filename)]
-    except (*_BROKEN, ValueError) as error:
-        raise unreadable(file.name, str(error)) from error
-    if not found:
-        raise Failed(FailureCode.FORMAT_UNKNOWN, f"{file.name} is an archive without files", "what should be in it?")
-    with archive:
-        for number, one in enumerate(found, start=1):
-            if one.flag_bits & 1:
-                raise unreadable(file.name, f"{one.filename} needs a password")
-            stem = PurePosixPath(one.filename).stem
-            packed = max(one.compress_size, 1)
-            is_alone = len(found) == 1
-            member = _member(stem, number, lambda one=one: archive.open(one), packed, limits, is_alone)  # type: ignore[misc]
-            yield from _spilled(member)
+def _named(one: zipfile.ZipInfo) -> PurePosixPath:
+    """Only who says so has written a name in UTF-8; others mean the code page of their country, which is ours."""
+    name = one.filename
+    if not one.flag_bits & _IS_UTF8:
+        raw = name.encode("cp437", errors="replace")
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            name = raw.decode("cp866")
+    return PurePosixPath(name.replace("\\", "/"))
+
+
+def _counts(one: zipfile.ZipInfo, path: PurePosixPath) -> bool:
+    """Not what some systems pack beside the files."""
+    return not one.is_dir() and path.parts[:1] != ("__MACOSX",) and bool(path.name) and not path.name.startswith(".")
+
+
+def _wanted(name: str, files: list[PurePosixPath], sheets: Sheets) -> dict[PurePosixPath, str]:
+    """The files that count, and their categories."""
+    if len(files) == 1:
+        return dict.fromkeys(files, "")
+    stems = Counter(path.stem for path in files)
+    chosen = _chosen(name, files, sheets)
+    return {
+        path: f"sheet{number}" if sheets.category == "number" else path.stem if stems[path.stem] == 1 else str(path)
+        for number, path in enumerate(files, start=1)
+        if path in chosen
+    }
+
+
+def _chosen(name: str, files: list[PurePosixPath], sheets: Sheets) -> list[PurePosixPath]:
+    """Files are chosen as sheets are; where no file is called so, sheets of workbooks are meant."""
+    chosen = [path for path in files if not _is_among(path, sheets.skip)]
+    if sheets.only is not None:
+        named = [path for path in chosen if _is_among(path, sheets.only)]
+        chosen = named or [path for path in chosen if path.suffix.lower() in _WORKBOOKS]
+    if not chosen:
+        said = f"none of its files is asked for: {', '.join(map(str, files))}"
+        raise Failed(FailureCode.FORMAT_UNKNOWN, f"{name}: {said}", "see source.sheets.only and source.sheets.skip")
+    return chosen
+
+
+def _is_among(path: PurePosixPath, names: list[str]) -> bool:
+    return not {path.stem, path.name, str(path)}.isdisjoint(names)
 
 
 def _spilled(member: Member) -> Iterator[Member]:
     """A workbook that was packed once more is read from a file, as all workbooks are."""
-    if not member.head.startswith(WORKBOOK_STARTS):
+    if not member.head.startswith((ZIPPED, OLE)):
         yield member
         return
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        path = Path(folder) / member.name
+        path = Path(folder) / "workbook"
         with member.open() as content, path.open("xb") as out:
-            shutil.copyfileobj(content, out, _PEEK)
+            shutil.copyfileobj(content, out, PEEK)
         yield replace(member, path=path)
 
 
-def _counts(name: str) -> bool:
-    """Not what some systems pack beside the files."""
-    return not name.startswith("__MACOSX/") and not PurePosixPath(name).name.startswith(".")
-
-
-def _member(
-    name: str, number: int, unpack: Callable[[], IO[bytes]], packed: int, limits: "Limits", is_alone: bool = True
-) -> Member:
+def _member(name: str, number: int, unpack: Callable[[], IO[bytes]], packed: int | None, limits: "Limits") -> Member:
     def opened() -> IO[bytes]:
-        try:
-            return io.BufferedReader(Bounded(unpack(), packed, limits, name), _PEEK)
-        except _BROKEN as error:
-            raise unreadable(name, str(error)) from error
+        with unpacking(name):
+            return io.BufferedReader(Bounded(unpack(), packed, limits, name), PEEK)
 
     with opened() as content:
-        head = content.read(_PEEK)
-    return Member(name, number, head, opened, None, is_alone)
-
-
-def _is_workbook(file: Path) -> bool:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return any(name in WORKBOOK_PARTS for name in archive.namelist())
-    except _BROKEN:
-        return False
+        return Member(name, number, content.read(PEEK), opened)

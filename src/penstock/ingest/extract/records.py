@@ -1,7 +1,9 @@
 """JSON, NDJSON and XML: records one by one, their nested values under dotted names."""
 
+import codecs
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ import ijson  # type: ignore[import-untyped]
 import polars as pl
 from lxml import etree
 
-from penstock.ingest.extract import BATCH, HEAD, MALFORMED, Batch, Table
+from penstock.ingest.extract import BATCH, HEAD, MALFORMED, Batch, Table, json_items
 from penstock.ingest.extract.detect import encoding_of, without_mark
 from penstock.ingest.extract.packing import Member, unreadable
 from penstock.ingest.supplier import Format
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from penstock.ingest.supplier import Source
 
 Record = dict[str, str]
-_DEPTH = 20
+_DIGITS = 400
+_SHOWN = 200  # characters of a record that is none
+_PIECE = 1 << 20
 _LINE_LIMIT = 16 << 20
 
 
@@ -27,13 +31,13 @@ def table(member: Member, form: Format, source: "Source", wanted: list[str] | No
     """The one table the records make. Without *wanted*, its columns are what the first records have."""
     records = _records(member, form, source)
     first = list(islice(records, BATCH if wanted is None else HEAD))
-    names = wanted if wanted is not None else list(dict.fromkeys(name for one in first for name in one))
-    present = {name for one in first for name in one}
+    present = {name: None for one in first for name in one if name != MALFORMED}
+    names = list(dict.fromkeys(present if wanted is None else wanted))
     head = [[one.get(name, "") for name in names] for one in first[:HEAD]]
-    name = "" if member.is_alone else member.name
-    # A name no record has is as good as a header that lacks it.
-    shown = [one if one in present or not first else "" for one in names]
-    return Table(name, member.number, head, _batches(chain(first, records), names), names=shown)
+    # A name no record has is as good as a header that lacks it; where there are no records, nobody can tell.
+    absent = frozenset(names).difference(present) if first else frozenset()
+    batches = _batches(chain(first, records), names)
+    return Table(member.category, member.number, head, batches, names=names, absent=absent, file=member.name)
 
 
 def _batches(records: Iterator[Record], names: list[str]) -> Iterator[Batch]:
@@ -52,26 +56,35 @@ def _records(member: Member, form: Format, source: "Source") -> Iterator[Record]
 
 
 def _json(content: IO[bytes], member: Member, place: str | None) -> Iterator[Record]:
-    prefix = f"{place}.item" if place else "item"
-    if place is None and without_mark(member.head).lstrip()[:1] == b"{":
-        prefix = _only_list(member)
-    try:
-        for item in ijson.items(_marked_out(content, member), prefix):
-            yield _flat(item)
-    except (ijson.JSONError, UnicodeDecodeError, RecursionError) as error:
-        raise unreadable(member.name, f"not JSON: {error}") from error
+    with _said("JSON", member):
+        path = json_items.path_of(place) if place else _place(member)
+        for item in json_items.items(_marked_out(content, member), path):
+            yield _texts(item) if isinstance(item, dict) else _malformed(item)
 
 
-def _only_list(member: Member) -> str:
-    """Where the records of a document are: in the first list of objects."""
+def _place(member: Member) -> json_items.Path:
+    with member.open() as content:
+        found = json_items.place_of_records(_marked_out(content, member))
+    if found is None:
+        raise unreadable(member.name, "there is no list of records in it; set source.records")
+    return found
+
+
+def _texts(values: dict[str, Any]) -> Record:
+    return {_valid(name): _text(value) for name, value in values.items()}
+
+
+def _malformed(item: Any) -> Record:
+    return {MALFORMED: _valid(str(item))[:_SHOWN]}
+
+
+@contextmanager
+def _said(form: str, member: Member) -> Iterator[None]:
+    """What a parser does not like, in our words."""
     try:
-        with member.open() as content:
-            for prefix, event, _ in ijson.parse(_marked_out(content, member)):
-                if event == "start_map" and prefix.endswith("item"):
-                    return str(prefix)
-    except (ijson.JSONError, UnicodeDecodeError) as error:
-        raise unreadable(member.name, f"not JSON: {error}") from error
-    raise unreadable(member.name, "there is no list of records in it; set source.records")
+        yield
+    except (ijson.JSONError, etree.XMLSyntaxError, ValueError, ArithmeticError, RecursionError) as error:
+        raise unreadable(member.name, f"it is not {form}: {error}") from error
 
 
 def _marked_out(content: IO[bytes], member: Member) -> IO[bytes]:
@@ -87,25 +100,26 @@ class _Recoded:
     """A stream in another encoding, read as UTF-8."""
 
     def __init__(self, content: IO[bytes], encoding: str) -> None:
-        import codecs
-
         self._content = content
         self._decode = codecs.getincrementaldecoder(encoding)().decode
 
     def read(self, size: int = -1) -> bytes:
-        piece = self._content.read(size)
-        text = self._decode(piece, not piece).encode()
-        return text if text or not piece else self.read(size)
+        while True:
+            piece = self._content.read(size)
+            text = self._decode(piece, not piece).encode()
+            if text or not piece or not size:
+                return text
 
 
 def _ndjson(content: IO[bytes], member: Member, _place: str | None) -> Iterator[Record]:
     stream = _marked_out(content, member)
     left = b""
-    while piece := stream.read(1 << 20):
-        *lines, left = (left + piece).split(b"\n")
-        if len(left) > _LINE_LIMIT:
-            raise unreadable(member.name, f"a line is over {_LINE_LIMIT} bytes")
-        yield from (_line(line) for line in lines)
+    with _said("NDJSON", member):
+        while piece := stream.read(_PIECE):
+            *lines, left = (left + piece).split(b"\n")
+            if len(left) > _LINE_LIMIT:
+                raise unreadable(member.name, f"a line is over {_LINE_LIMIT} bytes")
+            yield from map(_line, lines)
     if left:
         yield _line(left)
 
@@ -115,92 +129,102 @@ def _line(line: bytes) -> Record:
     if not line.strip():
         return {}
     try:
-        item = json.loads(line, parse_float=Decimal, parse_int=Decimal)
-    except (ValueError, RecursionError):
-        item = None
-    return _flat(item) if isinstance(item, dict) else {MALFORMED: line[:200].decode(errors="replace")}
+        return _flat(json.loads(line.decode(), parse_float=Decimal, parse_int=Decimal, parse_constant=_refused))
+    except (ValueError, ArithmeticError, RecursionError):
+        return {MALFORMED: line[:_SHOWN].decode(errors="replace")}
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _flat(item: Any) -> Record:
     if not isinstance(item, dict):
-        return {MALFORMED: str(item)[:200]}
+        return _malformed(item)
     found: Record = {}
     _flatten(item, "", found, 0)
     return found
 
 
 def _flatten(value: Any, name: str, found: Record, depth: int) -> None:
-    if isinstance(value, dict) and depth < _DEPTH:
+    if isinstance(value, dict) and depth < json_items.DEPTH:
         for key, inner in value.items():
-            _flatten(inner, f"{name}.{key}" if name else str(key), found, depth + 1)
+            _flatten(inner, f"{name}.{key}" if name else key, found, depth + 1)
     elif value is not None:
-        found[name] = _text(value)
+        found[_valid(name)] = _text(value)
 
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
-        return value
+        return _valid(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Decimal):
-        return format(value, "f") if abs(value.adjusted()) < 400 else str(value)
-    return str(value) if isinstance(value, int) else json.dumps(value, default=str, ensure_ascii=False)
+        return format(value, "f") if abs(value.adjusted()) < _DIGITS else str(value)
+    return str(value) if isinstance(value, int) else _valid(json.dumps(value, default=_text, ensure_ascii=False))
+
+
+def _valid(text: str) -> str:
+    """JSON can spell halves of characters, which no file can hold."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _xml(content: IO[bytes], member: Member, place: str | None) -> Iterator[Record]:
-    tag = place or _repeated(member)
-    try:
-        for _, element in _walk(content, tag):
-            yield _element(element)
+    with _said("XML", member):
+        for _, element in _walk(content, place or _repeated(member)):
+            yield _element(element, member)
             _forget(element)
-    except etree.XMLSyntaxError as error:
-        raise unreadable(member.name, f"not XML: {error}") from error
 
 
-def _walk(content: IO[bytes], tag: str | None = None, events: Iterable[str] = ("end",)) -> Iterator[tuple[str, Any]]:
+def _walk(content: IO[bytes], tag: str | None = None, events: tuple[str, ...] = ("end",)) -> Iterator[tuple[str, Any]]:
     """No entities, no network, nothing huge: what comes from outside is data, never a program."""
     return iter(
         etree.iterparse(
-            content, events=tuple(events), tag=f"{{*}}{tag}" if tag else None, resolve_entities=False, no_network=True,
+            content, events=events, tag=f"{{*}}{tag}" if tag else None, resolve_entities=False, no_network=True,
             load_dtd=False, huge_tree=False, remove_comments=True, remove_pis=True,
         )
     )  # fmt: skip
 
 
 def _repeated(member: Member) -> str:
-    """The element that comes twice under one parent first."""
-    seen: set[tuple[int, str]] = set()
-    try:
-        with member.open() as content:
-            for _, element in _walk(content):
-                parent = element.getparent()
-                place = (id(parent), element.tag)
-                if parent is not None and place in seen and len(element):
-                    return str(etree.QName(element).localname)
-                seen.add(place)
-    except etree.XMLSyntaxError as error:
-        raise unreadable(member.name, f"not XML: {error}") from error
+    """The element that comes twice under one parent first, and holds something but text."""
+    seen: list[set[str]] = [set()]  # for every element that is open, the names in it
+    with member.open() as content:
+        for event, element in _walk(content, events=("start", "end")):
+            if event == "start":
+                seen.append(set())
+                continue
+            holds = bool(seen.pop() or element.attrib)
+            if holds and element.tag in seen[-1]:
+                return str(etree.QName(element).localname)
+            seen[-1].add(element.tag)
+            _forget(element)
     raise unreadable(member.name, "no element comes twice; set source.records to the one that is a record")
 
 
-def _element(element: Any) -> Record:
+def _element(element: Any, member: Member) -> Record:
     found: Record = {}
-    _gather(element, "", found)
+    _gather(element, "", found, member)
     return found
 
 
-def _gather(element: Any, name: str, found: Record) -> None:
+def _gather(element: Any, name: str, found: Record, member: Member) -> None:
+    """Of what comes more than once the first counts."""
     before = f"{name}." if name else ""
     for key, value in element.attrib.items():
-        found[f"{before}@{key}"] = value
+        found.setdefault(f"{before}@{etree.QName(key).localname}", value)
     if element.text and element.text.strip():
         found.setdefault(name or ".", element.text)
     for inner in element:
-        _gather(inner, f"{before}{etree.QName(inner).localname}", found)
+        if not isinstance(inner.tag, str):
+            raise unreadable(member.name, f"it defines {inner.text}, and what a file defines is not read")
+        _gather(inner, f"{before}{etree.QName(inner).localname}", found, member)
 
 
 def _forget(element: Any) -> None:
-    """Memory stays bounded only when what was read goes."""
+    """Memory stays bounded only when what was read goes, also from the elements around it."""
     element.clear()
-    while element.getprevious() is not None:
-        del element.getparent()[0]
+    while element is not None:
+        while element.getprevious() is not None:
+            del element.getparent()[0]
+        element = element.getparent()

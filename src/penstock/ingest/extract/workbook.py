@@ -24,18 +24,21 @@ Message = dict[str, Any]
 
 
 def tables(member: Member, source: "Source", limits: "Limits") -> Iterator[Table]:
-    """Every sheet that counts, in the order of the workbook."""
+    """Every sheet that counts and holds anything, in the order of the workbook."""
     if member.path is None:
         raise unreadable(member.name, "a workbook has to be a file")
-    with _reading(member.path, source.sheets, limits) as messages:
+    with _reading(member.path, source.sheets, limits, member.name) as messages:
         message = next(messages, None)
+        if message is None:
+            said = f"{member.name} has no sheet that holds anything"
+            raise Failed(FailureCode.FILE_EMPTY, said, "hidden sheets count when source.sheets.only names them")
         while message is not None:
-            if "failed" in message:
-                raise unreadable(member.name, message["failed"])
             begun = _Sheet(messages)
             number = message["number"]
             name = message["sheet"] if source.sheets.category == "name" else f"sheet{number}"
-            yield Table(name, number, begun.head(), begun.batches())
+            # Workbooks of one archive have sheets of the same names.
+            category = f"{member.category} / {name}" if member.category else name
+            yield Table(category, number, begun.head(), begun.batches(), file=member.name)
             message = begun.next_sheet()
 
 
@@ -69,14 +72,12 @@ class _Sheet:
         message = next(self._messages, None)
         if message is None or "columns" in message:
             return message
-        if "failed" in message:
-            raise unreadable("the workbook", message["failed"])
         self._next = message
         return None
 
 
 @contextmanager
-def _reading(path: Path, sheets: "Sheets", limits: "Limits") -> Iterator[Iterator[Message]]:
+def _reading(path: Path, sheets: "Sheets", limits: "Limits", name: str) -> Iterator[Iterator[Message]]:
     wanted = {"path": str(path), "only": sheets.only, "skip": sheets.skip}
     order = msgspec.json.encode({**wanted, "memory": limits.workbook_memory, "batch": BATCH})
     child = subprocess.Popen(
@@ -90,7 +91,7 @@ def _reading(path: Path, sheets: "Sheets", limits: "Limits") -> Iterator[Iterato
             raise RuntimeError("a pipe was asked for")
         child.stdin.write(order)
         child.stdin.close()
-        yield _messages(child, child.stdout, path.name, limits)
+        yield _messages(child, child.stdout, name, limits)
     finally:
         timer.cancel()
         child.kill()
@@ -102,10 +103,20 @@ def _reading(path: Path, sheets: "Sheets", limits: "Limits") -> Iterator[Iterato
 def _messages(child: "subprocess.Popen[bytes]", out: IO[bytes], name: str, limits: "Limits") -> Iterator[Message]:
     decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
     while length := out.read(4):
-        yield decode(out.read(int.from_bytes(length)))
+        packed = out.read(int.from_bytes(length))
+        if len(packed) < int.from_bytes(length):
+            break  # it was ended amid a word
+        message = decode(packed)
+        if "failed" in message:
+            raise unreadable(name, message["failed"])
+        if "too_large" in message:
+            raise _too_large(name, message["too_large"])
+        yield message
     if child.wait() != 0:
-        hint = "if the workbook is right, raise limits.workbook_memory or limits.workbook_seconds"
         cost = f"{limits.workbook_memory // 1_000_000} MB or {limits.workbook_seconds} s"
-        raise Failed(
-            FailureCode.FILE_TOO_LARGE, f"{name} takes more than {cost} to be read, or breaks its reader", hint
-        )
+        raise _too_large(name, f"it takes more than {cost} to be read, or breaks its reader")
+
+
+def _too_large(name: str, why: str) -> Failed:
+    hint = "if the workbook is right, raise limits.workbook_memory or limits.workbook_seconds"
+    return Failed(FailureCode.FILE_TOO_LARGE, f"{name} is too large: {why}", hint)

@@ -7,22 +7,31 @@ import resource
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 import python_calamine as calamine
 
 _EXACT = 10**15
+_OWN_LIMIT = "Cell limit exceeded"  # the reader's, for files that say in one word that a cell comes a million times
 
 
 def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read())
     resource.setrlimit(resource.RLIMIT_AS, (order["memory"], order["memory"]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         for message in _messages(order):
             _send(message)
     except (calamine.CalamineError, ValueError, OSError) as error:
-        _send({"failed": str(error) or type(error).__name__})
+        said = str(error) or type(error).__name__
+        _send({"too_large" if _OWN_LIMIT in said else "failed": said})
+    except BaseException as error:
+        # The reader is not Python's: where it gives up on a file, it does so with an error of its own.
+        if type(error).__name__ != "PanicException":
+            raise
+        _send({"failed": f"it breaks its reader: {error}"})
     sys.stdout.buffer.flush()
 
 
@@ -35,8 +44,11 @@ def _messages(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
         is_sheet = known.typ == calamine.SheetTypeEnum.WorkSheet
         is_wanted = known.name in only if only is not None else known.visible == calamine.SheetVisibleEnum.Visible
         if is_sheet and is_wanted and known.name not in skip:
-            yield {"sheet": known.name, "number": number}
-            yield from _batches(workbook.get_sheet_by_name(known.name), order["batch"])
+            sheet = workbook.get_sheet_by_name(known.name)
+            # Programs add empty sheets by themselves; only one that is asked for has to hold something.
+            if sheet.start is not None or only is not None:
+                yield {"sheet": known.name, "number": number}
+                yield from _batches(sheet, order["batch"])
 
 
 def _batches(sheet: calamine.CalamineSheet, size: int) -> Iterator[dict[str, Any]]:
@@ -79,7 +91,7 @@ def _text(cell: Any) -> str:
 
 def _number(value: float) -> str:
     short = f"{value:.15g}"
-    return format(value, "f") if "e" in short else short
+    return format(Decimal(short), "f") if "e" in short else short
 
 
 def _send(message: dict[str, Any]) -> None:

@@ -6,11 +6,13 @@ from itertools import islice
 import ijson  # type: ignore[import-untyped]
 from lxml import etree
 
+from penstock.ingest.extract import json_items
 from penstock.ingest.extract.detect import encoding_of, without_mark
 from penstock.ingest.extract.packing import Member
 from penstock.ingest.supplier import Format
 
 _EVENTS = 1_000_000
+_OBJECTS = 200_000
 _ITEM = "item"  # what ijson calls what is in a list
 
 
@@ -27,10 +29,10 @@ def _in_json(member: Member) -> str | None:
     with member.open() as content:
         content.read(len(member.head) - len(without_mark(member.head)))
         try:
-            for prefix, event, _ in islice(ijson.parse(content), _EVENTS):
-                if event == "start_map" and prefix.split(".").count(_ITEM) == 1 and prefix.endswith(_ITEM):
-                    counts[prefix] += 1
-        except (ijson.JSONError, UnicodeDecodeError):
+            for path in islice(json_items.objects(content), _OBJECTS):
+                if path.count(_ITEM) == 1 and path[-1] == _ITEM:
+                    counts[".".join(path)] += 1
+        except (ijson.JSONError, ValueError):
             return None
     best = max(counts, key=lambda prefix: counts[prefix], default=_ITEM)
     return None if best == _ITEM else best.removesuffix(f".{_ITEM}")

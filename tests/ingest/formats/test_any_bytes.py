@@ -1,0 +1,108 @@
+"""Any bytes at all: they become tables, or the file is refused; nothing else ever happens."""
+
+import gzip
+import io
+import json
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.ingest.extract import open_tables
+from penstock.ingest.model import Failed
+from penstock.ingest.supplier import Limits, Source
+from tests.ingest.formats.test_workbooks import ROWS, WRITERS
+
+STARTS = [
+    b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b\x08\x00", b"PK", b"PK\x05\x06", b"[{", b"{",
+    b"<?xml ?><a>", b"sku,qty\n", b'{"a":1}\n{', b"<", b"MZ", b"\0", b'"',
+]  # fmt: skip
+LIMITS = Limits(workbook_memory=400_000_000, workbook_seconds=20)
+MARKUP = ["<a>", "</a>", "<b x='1'>", "</b>", "t", "&amp;", "&x;", "<!-- c -->", "<c/>", "<?p?>"]
+SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
+NESTED = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+FORMATS = ["auto", "csv", "json", "ndjson", "xml"]
+
+
+def outcome(content: bytes, **source: Any) -> str:
+    """How a file of these bytes is read to its end."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "any.bin"
+        file.write_bytes(content)
+        try:
+            for table in open_tables(file, Source.model_validate(source), LIMITS):
+                for batch in table.batches:
+                    assert batch.frame.height
+                    assert batch.first_row >= 1
+        except Failed as failed:
+            return "refused" if "any.bin" in failed.message and failed.hint else failed.message
+        return "read"
+
+
+@given(st.sampled_from(STARTS), st.binary(max_size=200), st.sampled_from(FORMATS))
+@settings(max_examples=150)
+def test_any_bytes(start: bytes, rest: bytes, form: str) -> None:
+    """I6: no bytes make anything but tables or a refusal that names the file, whatever format is asked for."""
+    assert outcome(start + rest, format=form) in ("read", "refused")
+
+
+@given(st.text(st.sampled_from('{}[]":,0123456789.eE-+\\ubtrfalsn \n'), max_size=60), st.booleans())
+@settings(max_examples=100)
+def test_anything_like_json(text: str, is_lines: bool) -> None:
+    """I6: the same for what looks like JSON."""
+    assert outcome(text.encode(), format="ndjson" if is_lines else "json") in ("read", "refused")
+
+
+@given(NESTED)
+@settings(max_examples=60)
+def test_any_json(document: Any) -> None:
+    """I17: any document is read, or has no records in it."""
+    assert outcome(json.dumps(document).encode(), format="json") in ("read", "refused")
+
+
+@given(
+    st.lists(st.sampled_from(["<a>", "</a>", "<b x='1'>", "</b>", "t", "&amp;", "&x;", "<!-- c -->", "<c/>", "<?p?>"]))
+)
+@settings(max_examples=150)
+def test_anything_like_xml(parts: list[str]) -> None:
+    """I6: the same for what looks like XML."""
+    assert outcome(f"<r>{''.join(parts)}</r>".encode()) in ("read", "refused")
+
+
+def archives() -> list[bytes]:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("шины.csv", "sku,qty\nA,1\n" * 20)
+        archive.writestr("b.json", '[{"sku": "A"}]')
+    return [buffer.getvalue(), gzip.compress(b"sku,qty\nA,1\n" * 20, mtime=0)]
+
+
+DAMAGE = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=8)
+
+
+@given(st.sampled_from(archives()), DAMAGE, st.floats(0.2, 1))
+@settings(max_examples=150)
+def test_damaged_archives(whole: bytes, damage: list[tuple[float, int]], kept: float) -> None:
+    """I6: the same for archives with wrong bytes, cut anywhere."""
+    content = bytearray(whole)
+    for place, byte in damage:
+        content[int(place * len(content))] = byte
+    assert outcome(bytes(content[: int(len(content) * kept)])) in ("read", "refused")
+
+
+@given(st.sampled_from(sorted(WRITERS)), DAMAGE)
+@settings(max_examples=25)
+def test_damaged_workbooks(kind: str, damage: list[tuple[float, int]]) -> None:
+    """I6: the same for workbooks, whose reader may break without us."""
+    with TemporaryDirectory() as folder:
+        content = bytearray(WRITERS[kind](Path(folder) / "w", {"s": ROWS}).read_bytes())
+    for place, byte in damage:
+        content[int(place * len(content))] = byte
+    assert outcome(bytes(content)) in ("read", "refused")

@@ -1,0 +1,164 @@
+"""Workbooks that are broken, or made to take the machine down: only the process that reads them pays."""
+
+import random
+import resource
+import struct
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pytest
+import xlsxwriter  # type: ignore[import-untyped]
+
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.extract import open_tables, workbook
+from penstock.ingest.model import Failed
+from penstock.ingest.supplier import Limits, Source
+from tests.ingest.formats.rig import STOCK, made, refused, supplier
+from tests.ingest.formats.test_workbooks import ROWS, WRITERS, A, B
+from tests.ingest.formats.workbooks import raw_ods, zipped
+
+SMALL = {"workbook_memory": 400_000_000, "workbook_seconds": 20}
+CELL = '<table:table-cell office:value-type="string"><text:p>x</text:p></table:table-cell>'
+
+
+def xlsx_of(file: Path, sheet: str) -> Path:
+    """An XLSX whose only sheet is this XML."""
+    with xlsxwriter.Workbook(file) as book:
+        book.add_worksheet("s")
+    with zipfile.ZipFile(file) as archive:
+        parts: dict[str, bytes | str] = {name: archive.read(name) for name in archive.namelist()}
+    space = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    return zipped(file, {**parts, "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{space}">{sheet}</worksheet>'})
+
+
+def row_of(number: int, *cells: str) -> str:
+    inner = "".join(
+        f'<c r="{chr(65 + place)}{number}" t="inlineStr"><is><t>{cell}</t></is></c>' for place, cell in enumerate(cells)
+    )
+    return f'<row r="{number}">{inner}</row>'
+
+
+def test_a_sheet_that_claims_a_million_rows(tmp_path: Path) -> None:
+    """I19: what a sheet says of its size is nothing; its rows are."""
+    rows = row_of(1, "sku", "qty", "price") + "".join(row_of(n, f"A{n}", "1", "2") for n in range(2, 12))
+    file = xlsx_of(tmp_path / "claims.xlsx", f'<dimension ref="A1:XFD1048576"/><sheetData>{rows}</sheetData>')
+    found = made(file, supplier(STOCK, limits=SMALL))
+    assert [(number, payload["sku"]) for number, payload in found.rows] == [(n, f"A{n}") for n in range(2, 12)]
+
+
+def test_cells_in_opposite_corners(tmp_path: Path) -> None:
+    """I19: a sheet of seventeen thousand million cells is too large, and says so in time."""
+    corner = '<row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
+    file = xlsx_of(tmp_path / "corners.xlsx", f"<sheetData>{row_of(1, 'sku', 'qty', 'price')}{corner}</sheetData>")
+    said = refused(file, supplier(STOCK, limits=SMALL), FailureCode.FILE_TOO_LARGE)
+    assert "400 MB" in said
+
+
+def test_one_cell_a_million_rows_down(tmp_path: Path) -> None:
+    """I19: a narrow sheet with a stray cell at its very end is read, in its rows."""
+    rows = row_of(1, "sku", "qty", "price") + row_of(2, "A", "1", "10.50") + row_of(1048576, "B", "2", "7")
+    file = xlsx_of(tmp_path / "stray.xlsx", f"<sheetData>{rows}</sheetData>")
+    found = made(file, supplier(STOCK))
+    assert found.rows == [(2, A), (1048576, B)]
+    assert found.stats.blank_rows == 1048576 - 3
+
+
+@pytest.mark.parametrize("columns", [1, 1024])
+def test_rows_an_ods_repeats_a_million_times(tmp_path: Path, columns: int) -> None:
+    """I19: a thousand bytes that mean a thousand million cells are too large."""
+    wide = CELL.replace("<table:table-cell", f'<table:table-cell table:number-columns-repeated="{columns}"')
+    table = f'<table:table table:name="s"><table:table-row table:number-rows-repeated="1048576">{wide}</table:table-row></table:table>'  # noqa: E501
+    file = raw_ods(tmp_path / "million.ods", table * (1 if columns > 1 else 3))
+    if columns > 1:
+        refused(file, supplier(STOCK, limits=SMALL), FailureCode.FILE_TOO_LARGE)
+    else:
+        refused(file, supplier(STOCK, limits=SMALL), FailureCode.COLUMNS_MISSING)
+
+
+def test_a_workbook_that_unpacks_without_end(tmp_path: Path) -> None:
+    """I19: an XLSX may be a bomb like any other archive."""
+    file = xlsx_of(tmp_path / "bomb.xlsx", f"<sheetData>{row_of(1, 'x' * 120_000_000)}</sheetData>")
+    assert file.stat().st_size < 1_000_000
+    refused(file, supplier(STOCK, limits={**SMALL, "workbook_memory": 100_000_000}), FailureCode.FILE_TOO_LARGE)
+
+
+def test_a_workbook_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I19: nobody waits for a reader for ever."""
+    monkeypatch.setattr(workbook, "Timer", lambda _seconds, end: Timer(0, end))
+    file = WRITERS["xlsx"](tmp_path / "slow.xlsx", {"s": ROWS * 10_000})
+    said = refused(file, supplier(STOCK, limits={"workbook_seconds": 7}), FailureCode.FILE_TOO_LARGE)
+    assert "7 s" in said
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.95])
+def test_a_workbook_that_was_cut(tmp_path: Path, kind: str, part: float) -> None:
+    """I6: half an upload is not readable, and what there is of it is not published."""
+    file = WRITERS[kind](tmp_path / f"cut.{kind}", {"s": ROWS * 100})
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * part)])
+    refused(file)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_workbook_with_wrong_bytes(tmp_path: Path, kind: str) -> None:
+    """I6: however it is damaged, it gives tables, or says that it cannot be read; the reader may break, we do not."""
+    file = WRITERS[kind](tmp_path / f"damaged.{kind}", {"s": ROWS})
+    whole, chance = file.read_bytes(), random.Random(7)
+    for _ in range(12):
+        damaged = bytearray(whole)
+        for _ in range(chance.choice((1, 10, 100))):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        file.write_bytes(damaged)
+        with suppress(Failed):
+            made(file, supplier(limits=SMALL))
+
+
+def ole(*names: str) -> bytes:
+    """A compound file as encrypted workbooks are, with empty streams of these names."""
+    head = struct.pack(
+        "<8s16sHHHHH6sIIIIIIIIII", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", bytes(16), 0x3E, 3, 0xFFFE, 9, 6, bytes(6),
+        0, 1, 1, 0, 4096, 0xFFFFFFFE, 0, 0xFFFFFFFE, 0, 0,
+    )  # fmt: skip
+    head += b"\xff" * (512 - len(head))
+    fat = struct.pack("<II", 0xFFFFFFFD, 0xFFFFFFFE) + b"\xff" * 504
+    entries = b"".join(_ole_entry(name, place) for place, name in enumerate(["Root Entry", *names]))
+    return head + fat + entries.ljust(512, b"\0")
+
+
+def _ole_entry(name: str, place: int) -> bytes:
+    text = name.encode("utf-16-le") + b"\0\0"
+    kind, child = (5, 1) if place == 0 else (2, 0xFFFFFFFF)
+    sides = (0xFFFFFFFF, place + 1 if place == 1 else 0xFFFFFFFF)
+    start = 0xFFFFFFFE
+    return struct.pack("<64sHBBIII36sIQ", text, len(text), kind, 1, *sides, child, bytes(36), start, 0)
+
+
+def test_a_workbook_with_a_password(tmp_path: Path) -> None:
+    """I6: an encrypted XLSX is a compound file of its own kind."""
+    file = tmp_path / "secret.xlsx"
+    file.write_bytes(ole("EncryptionInfo", "EncryptedPackage"))
+    assert "password" in refused(file).lower()
+
+
+def test_a_document_that_is_no_workbook(tmp_path: Path) -> None:
+    """I6: a letter renamed to .xlsx is told to be a document."""
+    parts: dict[str, dict[str, Any]] = {
+        "letter.xlsx": {"[Content_Types].xml": "<Types/>", "word/document.xml": "<w/>"},
+        "letter.ods": {"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": "<w/>"},
+    }
+    for name, contents in parts.items():
+        assert "no workbook" in refused(zipped(tmp_path / name, contents), code=FailureCode.FORMAT_UNKNOWN)
+
+
+def test_the_reader_ends_with_the_file(tmp_path: Path) -> None:
+    """I19: whoever stops amid a workbook leaves no process behind."""
+    file = WRITERS["xlsx"](tmp_path / "price.xlsx", {f"s{n}": ROWS for n in range(5)})
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+    tables = open_tables(file, Source(), Limits())
+    next(tables)
+    tables.close()  # type: ignore[attr-defined]
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > before  # a child is counted when it was waited for

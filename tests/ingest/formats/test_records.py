@@ -1,0 +1,238 @@
+"""JSON and NDJSON: records with names of their own."""
+
+import codecs
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.extract import records
+from tests.ingest.formats.rig import STOCK, made, refused, supplier
+
+A = {"sku": "A", "qty": 1, "price_minor": 1050}
+B = {"sku": "B", "qty": 2, "price_minor": 700}
+LIST: list[dict[str, Any]] = [{"sku": "A", "qty": 1, "price": 10.5}, {"sku": "B", "qty": "2", "price": "7,00"}]
+
+
+ENDLESS = b'{"q": 1e9999999999999999999}'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "stock.json"
+
+
+def written(file: Path, content: Any) -> Path:
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content, ensure_ascii=False).encode())
+    return file
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        LIST,
+        {"data": {"items": LIST}},
+        {"made": "today", "tags": ["x", "y"], "lineitem": {"n": 1}, "rows": LIST, "n": 2},
+    ],
+)
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_document_of_records(file: Path, document: Any, end: bytes) -> None:
+    """I17: the first list of objects is the records, numbered from 1; a line end behind it changes nothing."""
+    for indent in (None, 2):
+        content = json.dumps(document, indent=indent).encode() + end
+        assert made(written(file, content)).rows == [(1, A), (2, B)]
+
+
+def test_where_the_records_are_can_be_told(file: Path) -> None:
+    """I17: of several lists, the one that is configured."""
+    document = {"brands": [{"sku": "no"}], "data": {"items": LIST}}
+    assert made(written(file, document), supplier(STOCK, source={"records": "data.items"})).rows == [(1, A), (2, B)]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_one_object_is_one_record(file: Path, end: bytes) -> None:
+    """I17: also when it is all there is."""
+    assert made(written(file, json.dumps(LIST[0], indent=1).encode() + end)).rows == [(1, A)]
+    assert made(written(file, json.dumps(LIST[0]).encode() + end)).rows == [(1, A)]
+
+
+@pytest.mark.parametrize("content", [b"[]", b'{"items": []}', b"[ ]\n"])
+def test_no_records(file: Path, content: bytes) -> None:
+    """I7: an empty list is a snapshot of nothing where the records are known to be; else it is not understood."""
+    if content[:1] == b"[":
+        assert made(written(file, content)).facts == []
+        refused(file, supplier(), FailureCode.HEADER_MISMATCH)  # what its columns are, nobody can tell
+    else:
+        refused(written(file, content))
+        assert made(file, supplier(STOCK, source={"records": "items"})).facts == []
+
+
+def test_nested_values_have_dotted_names(file: Path) -> None:
+    """I17: what is within is called by its way; lists stay JSON."""
+    record = {
+        "id": {"sku": "A"},
+        "price": {"retail": {"rub": 10.5}},
+        "tags": ["x", {"y": 1.10}],
+        "no": None,
+        "ok": True,
+    }
+    columns = {
+        "sku": {"from": "id.sku"},
+        "price": {"from": "price.retail.rub", "type": "money"},
+        "tags": {"from": "tags"},
+        "no": {"from": "no"},
+        "ok": {"from": "ok"},
+    }
+    [(_, payload)] = made(written(file, [record]), supplier(columns)).rows
+    assert payload == {"sku": "A", "price": 1050, "tags": '["x", {"y": "1.1"}]', "no": None, "ok": "true"}
+
+
+@pytest.mark.parametrize("is_lines", [True, False])
+def test_numbers_are_kept_as_they_are_written(file: Path, is_lines: bool) -> None:
+    """I8: no number passes through a float."""
+    numbers = [
+        "12345678901234567890123",
+        "0.1",
+        "1.10",
+        "100.00",
+        "-0.000000000000000000001",
+        "1e3",
+        "9007199254740993",
+    ]
+    kept = [*numbers[:5], "1000", numbers[6]]
+    lines = [f'{{"n": {number}}}' for number in numbers]
+    content = "\n".join(lines) if is_lines else f"[{','.join(lines)}]"
+    found = made(written(file, content.encode()), supplier({"n": {"from": "n"}}))
+    assert [payload["n"] for _, payload in found.rows] == kept
+
+
+def test_a_field_that_comes_late(file: Path) -> None:
+    """I17: what the first records lack is read where it is; only what is required has to be in the first ones."""
+    document = [{"sku": f"A{n}", "sale": n} if n > 900 else {"sku": f"A{n}"} for n in range(1, 1001)]
+    columns: dict[str, Any] = {"sku": {"from": "sku"}, "sale": {"from": ["sale", "rebate"], "type": "integer"}}
+    rows = dict(made(written(file, document), supplier(columns)).rows)
+    assert rows[900] == {"sku": "A900", "sale": None}
+    assert rows[1000] == {"sku": "A1000", "sale": 1000}
+    needed = supplier({**columns, "sale": {"from": "sale", "required": True}})
+    said = refused(file, needed, FailureCode.COLUMNS_MISSING)
+    assert "it has 'sku'" in said
+
+
+def test_spellings_and_fields_that_share_a_name(file: Path) -> None:
+    """I18: any spelling will do, and two fields may come from one place."""
+    columns = {
+        "sku": {"from": ["code", "SKU", "sku"], "required": True},
+        "qty": {"from": "qty", "type": "integer"},
+        "stock": {"from": "qty"},
+    }
+    found = made(written(file, LIST), supplier(columns))
+    assert found.rows[0] == (1, {"sku": "A", "qty": 1, "stock": "1"})
+
+
+def test_records_without_a_mapping(file: Path) -> None:
+    """I18: every name is a field."""
+    found = made(written(file, [{"b": 1}, {"a": {"c": "x"}}]), supplier())
+    assert found.rows == [(1, {"b": "1", "a.c": None}), (2, {"b": None, "a.c": "x"})]
+
+
+def test_what_is_no_record_is_a_bad_row(file: Path) -> None:
+    """I9: one number or text among the objects of a list is one bad row."""
+    found = made(written(file, [LIST[0], 5, "x", None, [1], LIST[1]]))
+    assert found.rows == [(1, A), (6, B)]
+    assert found.reasons == [(n, "RECORD_MALFORMED") for n in (2, 3, 4, 5)]
+
+
+def test_lines_of_records(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9: a bad line is one bad row, a blank one is none, and the last needs no end; wherever pieces are cut."""
+    bad = [
+        b"{broken",
+        b'{"sku": "C"',
+        b"[1]",
+        '"имя"'.encode(),
+        b'{"sku": "\xff"}',
+        b'{"sku": NaN}',
+        b'{"a":' * 5000,
+        ENDLESS,
+    ]
+    lines = [
+        json.dumps(LIST[0]).encode(),
+        json.dumps(LIST[0]).encode() + b"\r",
+        b"",
+        b"  ",
+        *bad,
+        json.dumps(LIST[1]).encode(),
+    ]
+    for piece in (1 << 20, 7):
+        monkeypatch.setattr(records, "_PIECE", piece)
+        found = made(written(file, b"\n".join(lines)))
+        assert found.rows == [(1, A), (2, A), (13, B)]
+        assert found.reasons == [(n, "RECORD_MALFORMED") for n in range(5, 13)]
+        assert found.stats.blank_rows == 2
+
+
+def test_a_line_without_end(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I19: no line may take all memory."""
+    monkeypatch.setattr(records, "_LINE_LIMIT", 1 << 20)
+    lines = json.dumps(LIST[0]).encode() + b"\n"
+    assert "a line" in refused(written(file, lines * 2 + b'{"sku": "' + b"x" * (3 << 20)))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "windows-1251"])
+@pytest.mark.parametrize("is_lines", [True, False])
+def test_records_in_any_encoding(file: Path, encoding: str, is_lines: bool) -> None:
+    """I17: as texts are."""
+    items = [{"sku": "Ш-1", "name": "Шина зимняя"}, {"sku": "Ш-2", "name": "Диск литой"}] * 50
+    lines = [json.dumps(item, ensure_ascii=False) for item in items]
+    content = "\n".join(lines) + "\n" if is_lines else f"[{', '.join(lines)}]"
+    found = made(written(file, content.encode(encoding)), supplier({"sku": {"from": "sku"}}))
+    assert [payload["sku"] for _, payload in found.rows] == ["Ш-1", "Ш-2"] * 50
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'[{"sku": "A"}, {"sku": ',
+        b'[{"sku": "A"}',
+        b"[1, 2",
+        b"[garbage]",
+        b'{"data": {"items": [{"sku": "A"}',
+        b'{"sku"}',
+        b'[{"sku": "A"}] trailing',
+        b'[{"sku": "\xff"}, {"sku": "\xd0\xb0\xd0\xb1"}, {"sku": "\xd0\xb0\xd0\xb1"}]',
+        b'[{"sku": ' + b"9" * 5000 + b"}]",
+        b'[{"sku": "A"},' + b" " * 65_500 + b'{"sku": -' + b"9" * 5000 + b"}]",
+        b'[{"sku": 1e99999999999999999999999}]',
+        codecs.BOM_UTF16_LE + b"[\0{\0\x00\xd8",
+    ],
+)
+def test_what_is_no_json(file: Path, content: bytes) -> None:
+    """I6: a document that breaks off, or never was one, is not readable: its records are not published."""
+    refused(written(file, content))
+
+
+def test_deep_nesting(file: Path) -> None:
+    """I19: however deep it goes, it ends in a text or in a refusal."""
+    nested: Any = "x"
+    for _ in range(40):
+        nested = {"a": nested}
+    found = made(written(file, [{"sku": "A", "deep": nested}]), supplier({"sku": {"from": "sku"}}))
+    assert found.rows == [(1, {"sku": "A"})]
+    refused(written(file, b'[{"sku": ' + b"[" * 100_000))
+    refused(written(file, b'[{"sku": ' + b"[" * 100_000 + b"]" * 100_000 + b"}]"))
+
+
+def test_half_characters(file: Path) -> None:
+    """I17: an escape that spells half a character is no reason to fall over."""
+    for content in (b'[{"sku": "\\ud83d"}]', b'{"sku": "\\ud83d"}\n{"sku": "\\ud83d\\ude00"}\n'):
+        found = made(written(file, content), supplier({"sku": {"from": "sku"}}))
+        assert len(found.facts) + len(found.bad) == content.count(b"sku")
+
+
+def test_csv_that_begins_like_json(file: Path) -> None:
+    """I17: what a text is can be told."""
+    content = b"[sku],qty,price\nA,1,10.50\n"
+    columns = {**STOCK, "sku": {"from": "[sku]"}}
+    refused(written(file, content), supplier(columns))
+    assert made(file, supplier(columns, source={"format": "csv"})).rows == [(2, A)]
