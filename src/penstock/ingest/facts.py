@@ -12,6 +12,7 @@ import polars as pl
 from penstock.ingest.model import Artifact
 
 PIECE = 4 << 20
+_PART = 4_096  # lines
 _NOWHERE = "\x01"  # JSON has no such character, so nothing is cut there
 
 
@@ -25,7 +26,10 @@ class Lines:
         self._size = 0
 
     def add(self, lines: pl.Series) -> None:
-        self.write(text_of(lines))
+        """A part at a time: what is copied stays small."""
+        for begun in range(0, len(lines), _PART):
+            self.write(_text(lines.slice(begun, _PART)))
+            self.write(b"\n")
 
     def write(self, text: bytes) -> None:
         """Whole lines."""
@@ -46,7 +50,12 @@ class Lines:
 
 def text_of(lines: pl.Series) -> bytes:
     """All of *lines* as they stand in a file, each ended."""
-    return bytes(lines.str.join("\n").cast(pl.Binary).item()) + b"\n" if len(lines) else b""
+    return _text(lines) + b"\n" if len(lines) else b""
+
+
+def _text(lines: pl.Series) -> bytes:
+    text: bytes = lines.str.join("\n").cast(pl.Binary).item()
+    return text
 
 
 def lines_of(content: IO[bytes]) -> Iterator[pl.Series]:

@@ -11,34 +11,52 @@ from penstock.ingest.facts import lines_of
 from penstock.ingest.lines import keys_of, parsed
 from penstock.ingest.supplier import Supplier
 
-PART = 500_000  # keys looked at together
+PART = 250_000  # keys looked at together
+_FAN = 16  # kinds of files, by the hash of the key: to look at a part only one kind is read
 _KEY = ["a", "b"]
 _SCHEMA = {"a": pl.UInt64, "b": pl.UInt64, "r": pl.UInt64, "at": pl.Int64}
 
 
 class Index:
-    """The keys of some facts: two hashes of the key, one of the content, and the fact's place in its file."""
+    """The keys of some facts: two hashes of the key, one of the content, and the fact's place in its file.
+
+    The last ones wait in memory; an index of one part is never on disk.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self._folder = folder
-        self._parts = 0
+        self._waiting = pl.DataFrame(schema=_SCHEMA)
+        self._spilled = 0
         self.count = 0
 
     def add(self, keys: pl.DataFrame) -> None:
         if keys.is_empty():
             return
         placed = keys.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("at") + self.count)
-        placed.write_ipc(self._folder / f"{self._parts:06d}.arrow")
-        self._parts += 1
+        self._waiting = self._waiting.vstack(placed)
         self.count += keys.height
+        if self._waiting.height > PART:
+            self._spill()
 
     def part(self, number: int, of: int) -> pl.DataFrame:
-        """The keys of one of *of* parts; every key is in the same part of every index."""
-        if not self._parts:
-            return pl.DataFrame(schema=_SCHEMA)
-        found = pl.scan_ipc(self._folder / "*.arrow")
-        return (found.filter(pl.col("a") % of == number) if of > 1 else found).collect()
+        """The keys of one of *of* parts, as many as `_count` says; every key is in the same part of every index."""
+        if of == 1:
+            return self._waiting
+        finer, kind = divmod(number, _FAN)
+        is_here = (_kind() == kind) & (pl.col("a") // _FAN % (of // _FAN) == finer)
+        files = (self._file(kind, spilled) for spilled in range(self._spilled))
+        found = (pl.read_ipc(file) for file in files if file.exists())
+        return pl.concat([*(keys.filter(is_here) for keys in found), self._waiting.filter(is_here)])
+
+    def _spill(self) -> None:
+        for (kind,), keys in self._waiting.group_by(_kind()):
+            keys.select(list(_SCHEMA)).write_ipc(self._file(int(kind), self._spilled))
+        self._spilled += 1
+        self._waiting = self._waiting.clear()
+
+    def _file(self, kind: int, spilled: int) -> Path:
+        return self._folder / f"{kind:02d}-{spilled:06d}.arrow"
 
 
 @dataclass
@@ -110,4 +128,8 @@ def _parts(index: Index) -> Iterator[pl.DataFrame]:
 
 
 def _count(keys: int) -> int:
-    return max(1, -(-keys // PART))
+    return 1 if keys <= PART else -(-keys // (PART * _FAN)) * _FAN
+
+
+def _kind() -> pl.Expr:
+    return pl.col("a") % _FAN

@@ -18,10 +18,9 @@ def start_of(run_id: str, supplier: str, category: str | None) -> str:
     return orjson.dumps(known).decode()[:-1]
 
 
-def fact_lines(start: str, row_id: pl.Series, row_number: pl.Series, payload: pl.Series) -> pl.Series:
-    parts = pl.DataFrame([row_id.alias("id"), row_number.alias("number"), payload.alias("payload")])
+def fact_line(start: str, row_id: pl.Expr, row_number: pl.Expr, payload: pl.Expr) -> pl.Expr:
     begun, number, then = (pl.lit(text) for text in (f'{start},"row_id":"', '","row_number":', ',"payload":'))
-    return _joined(parts, begun, "id", number, "number", then, "payload", pl.lit("}"))
+    return pl.concat_str(begun, row_id, number, row_number, then, payload, pl.lit("}"))
 
 
 def bad_lines(start: str, told: pl.DataFrame) -> pl.Series:
@@ -71,24 +70,23 @@ def payloads(lines: pl.Series) -> pl.Series:
     return lines.str.extract(r'"payload":(\{.*\})\}$', 1)
 
 
-def key_text(supplier: Supplier, parts: list[pl.Expr]) -> pl.Expr:
-    return pl.concat_str(parts, separator=_KEY_PART) if supplier.key else pl.col("row_id")
-
-
 def keys_of(known: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
     """The keys of facts that were read back, hashed as `Emitter` hashes them."""
     parts = [
         pl.col(CATEGORY).fill_null("") if name == CATEGORY else pl.col("payload").struct.field(name).fill_null("")
         for name in supplier.key
     ]
-    return hashed(known.select(key_text(supplier, parts).alias("key"), "row_id"))
+    return known.select(hashes(parts, pl.col("row_id")))
 
 
-def hashed(keys: pl.DataFrame) -> pl.DataFrame:
-    """Keys and contents as numbers: no two keys of a file will ever share both hashes."""
+def hashes(parts: list[pl.Expr], row_id: pl.Expr) -> list[pl.Expr]:
+    """The key of *parts*, or for want of one the content, and the content as numbers.
+
+    No two keys of a file will ever share both hashes.
+    """
     first, second, content = _SEEDS
-    key, row_id = pl.col("key"), pl.col("row_id")
-    return keys.select(key.hash(first).alias("a"), key.hash(second).alias("b"), row_id.hash(content).alias("r"))
+    key = pl.concat_str(parts, separator=_KEY_PART) if len(parts) > 1 else parts[0] if parts else row_id
+    return [key.hash(first).alias("a"), key.hash(second).alias("b"), row_id.hash(content).alias("r")]
 
 
 def _joined(frame: pl.DataFrame, *parts: pl.Expr | str) -> pl.Series:

@@ -8,54 +8,68 @@ _BLANKS = r"[ \t\x{00a0}\x{2009}\x{202f}'’`]"
 _CURRENCY = r"(?:₽|\$|€|£|¥|₸|руб(?:\.|лей|ля|ль)?|р\.?|тг\.?|rub|usd|eur|kzt|byn|cny|gbp)"
 _MORE = r"^(?:>=?|≥|(?i:более|больше|свыше|от|over|morethan|atleast)\.?)"
 # [0-9], not \d: the digits of all scripts take milliseconds to compile, and are no numbers to us.
-_PLAIN = r"^[+-]?[0-9]+$"
-_LONE = r"^[+-]?[0-9]*[.,][0-9]+$"
-_BY_COMMAS = r"^[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?$"
-_BY_POINTS = r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?$"
+_FORMS = {
+    "plain": r"^[+-]?[0-9]+$",
+    "lone": r"^[+-]?[0-9]*[.,][0-9]+$",
+    "by_commas": r"^[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?$",
+    "by_points": r"^[+-]?[1-9][0-9]{0,2}(?:\.[0-9]{3})+(?:,[0-9]+)?$",
+}
 _DIGITS = 38  # as many as a decimal can have
+TEXT, _BARE, _NUMBER = pl.col("text"), pl.col("bare"), pl.col("number")
+
+# From a text to a value: columns made one after another, each of those before it, so that nothing is done twice.
+Way = list[pl.Expr]
 
 
-def ways(column: Column, text: pl.Expr) -> list[pl.Expr]:
-    """How *text* is read, the cheapest first: each way reads what those before it could not, and more.
+def ways(column: Column) -> list[Way]:
+    """How a text is read, the cheapest first: each way reads what those before it could not, and more.
 
-    Most numbers are plain, and most others are without their blanks; only the rest is looked at closely.
+    Most integers are plain, and most money is but for blanks; only the rest is looked at closely.
     """
-    bare = text.str.replace_all(" ", "", literal=True).str.replace_all("\u00a0", "", literal=True)
+    spaceless = TEXT.str.replace_all(" ", "", literal=True)
+    bare = spaceless.str.replace_all("\u00a0", "", literal=True)
     if column.at_least:
         bare = bare.str.replace(_MORE, "").str.replace(r"\+$", "")
-    return [_plain(column, text), _plain(column, bare), _looked_at(column, bare)]
+    usual = TEXT if column.type is Kind.INTEGER else spaceless
+    plain = _plain(column)
+    return [[usual.alias("bare"), plain], [bare.alias("bare"), plain], _looked_at(column, bare)]
 
 
 def scale_of(column: Column) -> int:
     return 0 if column.type is Kind.INTEGER else column.scale
 
 
-def _plain(column: Column, text: pl.Expr) -> pl.Expr:
+def _plain(column: Column) -> pl.Expr:
     """Numbers that are written in the plainest way: at most two digits behind the point cannot be a group."""
     scale = scale_of(column)
     behind = f"(?:[.,][0-9]{{1,{min(scale, 2)}}})?" if scale else ""
-    number = pl.when(text.str.contains(f"^-?[0-9]{{1,15}}{behind}$")).then(text)
+    number: pl.Expr = pl.when(_BARE.str.contains(f"^-?[0-9]{{1,15}}{behind}$")).then(_BARE)
     if column.type is Kind.INTEGER:
-        return number.cast(pl.Int64, strict=False)
+        return number.cast(pl.Int64, strict=False).alias("value")
     number = number.str.replace(",", ".", literal=True) if scale else number
     return _kept(column, number.cast(pl.Decimal(_DIGITS, scale), strict=False))
 
 
-def _looked_at(column: Column, text: pl.Expr) -> pl.Expr:
+def _looked_at(column: Column, text: pl.Expr) -> Way:
     """Numbers with something around them or grouped in any way."""
     if column.type is Kind.MONEY:
         text = text.str.replace(f"(?i)^{_CURRENCY}", "").str.replace(f"(?i){_CURRENCY}$", "")
     bare = text.str.replace_all(_BLANKS, "").str.replace("−", "-", literal=True)
-    number = _with_point(column, bare)
-    return _kept(column, _rounded(column, number) if column.round else _exact(column, number))
+    scaled = _rounded(column, _NUMBER) if column.round else _exact(column, _NUMBER)
+    return [
+        bare.alias("bare"),
+        *(_BARE.str.contains(form).alias(name) for name, form in _FORMS.items()),
+        _with_point(column).alias("number"),
+        _kept(column, scaled),
+    ]
 
 
-def _with_point(column: Column, bare: pl.Expr) -> pl.Expr:
+def _with_point(column: Column) -> pl.Expr:
     """The number with a point, however it was grouped."""
-    is_lone, by_commas, by_points = (bare.str.contains(form) for form in (_LONE, _BY_COMMAS, _BY_POINTS))
-    lone = bare.str.replace(",", ".", literal=True)
-    commas = bare.str.replace_all(",", "", literal=True)
-    points = bare.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
+    is_plain, is_lone, by_commas, by_points = (pl.col(name) for name in _FORMS)
+    lone = _BARE.str.replace(",", ".", literal=True)
+    commas = _BARE.str.replace_all(",", "", literal=True)
+    points = _BARE.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
     # 1,234 is a thousand here and one and a bit there: only who knows the supplier can tell.
     doubtful = pl.lit(None, dtype=pl.String)
     if column.decimal is not None:
@@ -63,7 +77,7 @@ def _with_point(column: Column, bare: pl.Expr) -> pl.Expr:
         doubtful = pl.when(is_decimal).then(lone).when(by_commas).then(commas).otherwise(points)
     return (
         pl.when(is_lone & (by_commas | by_points)).then(doubtful)
-        .when(bare.str.contains(_PLAIN) | is_lone).then(lone)
+        .when(is_plain | is_lone).then(lone)
         .when(by_commas).then(commas)
         .when(by_points).then(points)
     )  # fmt: skip
@@ -86,4 +100,5 @@ def _rounded(column: Column, number: pl.Expr) -> pl.Expr:
 
 def _kept(column: Column, number: pl.Expr) -> pl.Expr:
     """A decimal is kept as a text; anything else as the integer of its last digits: money of minor units."""
-    return number.cast(pl.String) if column.type is Kind.DECIMAL else number.to_physical().cast(pl.Int64, strict=False)
+    kept = number.cast(pl.String) if column.type is Kind.DECIMAL else number.to_physical().cast(pl.Int64, strict=False)
+    return kept.alias("value")

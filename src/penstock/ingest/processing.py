@@ -24,6 +24,7 @@ from penstock.ingest.model import Failed, Stats
 from penstock.ingest.supplier import CATEGORY, Supplier
 
 _JUDGES = 2
+_UNDER_WAY = 3  # one more than can be judged: a judge must not wait until the one before it is written
 _TURN = 0.0002
 A = TypeVar("A")
 B = TypeVar("B")
@@ -49,11 +50,11 @@ class Processed:
         self.held = Index(out / "held")
 
     def add(self, emitted: Emitted, category: str | None) -> None:
-        self.facts.write(emitted.facts)
-        self.bad.write(emitted.bad)
+        self.facts.add(emitted.facts)
+        self.bad.add(emitted.bad)
         self.index.add(emitted.index)
         self.held.add(emitted.held)
-        self.stats.count(category, emitted.good, emitted.reasons)
+        self.stats.count(category, len(emitted.facts), emitted.reasons)
         self.stats.blank_rows += emitted.blank
         self.stats.skipped_rows += emitted.skipped
 
@@ -70,7 +71,7 @@ def process(file: Path, supplier: Supplier, names: Names, made: Processed, progr
             emitter = Emitter(names.run_id, names.supplier, supplier, bind(table, supplier), table)
             if table.name:
                 made.stats.count(table.name, 0, {})  # a sheet without rows is a category all the same
-            prepared = (emitter.prepare(batch) for batch in table.batches)
+            prepared = (part for batch in table.batches for part in emitter.prepare(batch))
             for emitted in _at_once(pool, emitter.emit, prepared):
                 made.add(emitted, table.name or None)
                 progress(made.stats.good_rows + made.stats.bad_rows, gauge.fraction)
@@ -83,12 +84,12 @@ def _wanted(supplier: Supplier) -> list[str] | None:
 
 
 def _at_once(pool: ThreadPoolExecutor, work: Callable[[A], B], items: Iterator[A]) -> Iterator[B]:
-    """What *work* makes of *items*, in their order, as many at once as there are judges."""
+    """What *work* makes of *items*, in their order, some at once."""
     under_way: deque[Future[B]] = deque()
     try:
         for item in items:
             under_way.append(pool.submit(work, item))
-            if len(under_way) >= _JUDGES:
+            if len(under_way) >= _UNDER_WAY:
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
@@ -130,8 +131,10 @@ def _keep_one(made: Processed, content: BinaryIO, places: pl.Series, supplier: S
     begun = 0
     for lines in lines_of(content):
         known = parsed(lines, supplier)
-        is_repeated = pl.int_range(begun, begun + len(lines), eager=True).is_in(places.implode())
-        begun += len(lines)
+        end = begun + len(lines)
+        here = places.filter(places.is_between(begun, end, closed="left"))
+        is_repeated = pl.int_range(begun, end, eager=True).is_in(here.implode())
+        begun = end
         made.facts.add(lines.filter(~is_repeated))
         made.index.add(keys_of(known.filter(~is_repeated), supplier))
         for (found,), rows in known.filter(is_repeated).group_by([CATEGORY], maintain_order=True):

@@ -1,8 +1,8 @@
 """Published states for Python programs: one whole state at a time, verified, whatever is published meanwhile.
 
-    with read_state("/data", "brinex") as state:
-        for fact in state:
-            print(state.pointer.run_id, fact["payload"])
+with read_state("/data", "brinex") as state:
+    for fact in state:
+        print(state.pointer.run_id, fact["payload"])
 """
 
 from collections.abc import Iterator

@@ -3,16 +3,17 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import date
 
 import polars as pl
 
 from penstock.ingest import numbers
 from penstock.ingest.contract import Reason
+from penstock.ingest.numbers import TEXT, Way
 from penstock.ingest.supplier import LARGEST, Column, Kind
 
 _ISO_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ]|$)"
 _ISO_TIMES = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d")
-_YEARS = (1000, 9999)  # a year of two digits is none of the first century
 
 Check = tuple[pl.Expr, Reason]
 
@@ -29,7 +30,7 @@ class Reading:
     cell: pl.Expr
     present: pl.Expr
     text: pl.Expr | None  # None: what is present is the text
-    ways: list[pl.Expr]
+    ways: list[Way]
     checks: list[Check]
     value: pl.Expr
 
@@ -38,44 +39,50 @@ class Reading:
         return any_of([check for check, _ in self.checks])
 
 
+@dataclass(frozen=True)
+class Typed:
+    """A column's values, and where they are bad."""
+
+    value: pl.Series
+    is_bad: pl.Series
+
+
 def reading(place: int, column: Column, cell: pl.Expr, *, is_required: bool) -> Reading:
     """How *cell* is read as *column* says."""
     names = _Names(place)
-    ways = _WAYS[column.type](column, pl.col(names.text))
+    ways = _WAYS[column.type](column)
     value = pl.col(names.value if ways else names.text)
     checks = _checks(column, pl.col(names.text), value)
     text = None
     present = _present(column, cell)
     if column.extract:
         text = _cased(column, _extracted(column.extract, present))
-        checks = [(pl.col(names.present).is_not_null() & pl.col(names.text).is_null(), Reason.PATTERN_MISMATCH), *checks]
+        checks = [
+            (pl.col(names.present).is_not_null() & pl.col(names.text).is_null(), Reason.PATTERN_MISMATCH),
+            *checks,
+        ]
     else:
         present = _cased(column, present)
     known = pl.col(names.present if text is not None else names.text)
     if column.default is not None:
-        value = pl.when(known.is_null()).then(pl.lit(column.default)).otherwise(value)
+        value = pl.when(known.is_null()).then(pl.lit(column.default).cast(_dtype(column))).otherwise(value)
     elif is_required:
         checks = [(known.is_null(), Reason.REQUIRED_MISSING), *checks]
     return Reading(place, cell, present, text, ways, checks, value)
 
 
 def read(frame: pl.DataFrame, readings: Sequence[Reading]) -> pl.DataFrame:
-    """*frame* with what its cells say, all columns at once; rare ways only for the rows that need them."""
+    """*frame* with what its cells say."""
     frame = frame.with_columns([expression for one in readings for expression in _texts(one)])
-    typed = [(one, _Names(one.place)) for one in readings if one.ways]
-    frame = frame.with_columns([one.ways[0].alias(names.value) for one, names in typed])
-    closer = [
-        _read_closer(frame[names.text], frame[names.value], one.ways[1:])
-        for one, names in typed
-        if frame[names.value].null_count() > frame[names.text].null_count()
-    ]
-    return frame.with_columns(closer) if closer else frame
+    named = [(one, _Names(one.place)) for one in readings if one.ways]
+    return frame.with_columns([_value(frame[names.text], one.ways).alias(names.value) for one, names in named])
 
 
-def is_unread(column: Column, cells: pl.Series) -> pl.Series:
-    """Where *column* makes nothing of a text."""
-    one = reading(0, column, pl.col("cell"), is_required=False)
-    return read(cells.alias("cell").to_frame(), [one]).select(one.is_bad.alias("bad"))["bad"]
+def typed(column: Column, cells: pl.Series, *, is_required: bool) -> Typed:
+    """What *column* alone makes of *cells*."""
+    one = reading(0, column, pl.col("cell"), is_required=is_required)
+    made = read(cells.alias("cell").to_frame(), [one]).select(one.value.alias("value"), one.is_bad.alias("bad"))
+    return Typed(made["value"], made["bad"])
 
 
 def any_of(checks: Sequence[pl.Expr]) -> pl.Expr:
@@ -97,15 +104,22 @@ def _texts(one: Reading) -> list[pl.Expr]:
     return [one.present.alias(names.present), one.text.alias(names.text)]
 
 
-def _read_closer(text: pl.Series, value: pl.Series, ways: list[pl.Expr]) -> pl.Series:
-    for way in ways:
-        rest = (value.is_null() & text.is_not_null()).arg_true()
-        if not len(rest):
+def _value(text: pl.Series, ways: list[Way]) -> pl.Series:
+    """What the first way makes of a text that makes anything of it; only what is left goes the next one."""
+    value = _made(text, ways[0])
+    for way in ways[1:]:
+        if value.null_count() == text.null_count():
             break
-        # Lazily, because only then what an expression says more than once is done once.
-        found = text.gather(rest).to_frame().lazy().select(way.alias("found")).collect()
-        value = value.scatter(rest, found["found"])
+        rest = (value.is_null() & text.is_not_null()).arg_true()
+        value = value.scatter(rest, _made(text.gather(rest), way))
     return value
+
+
+def _made(text: pl.Series, way: Way) -> pl.Series:
+    frame = text.alias("text").to_frame()
+    for column in way:
+        frame = frame.with_columns(column)
+    return frame.to_series(-1)
 
 
 def _present(column: Column, cell: pl.Expr) -> pl.Expr:
@@ -127,38 +141,48 @@ def _cased(column: Column, text: pl.Expr) -> pl.Expr:
     return text.str.to_uppercase() if column.case == "upper" else text.str.to_lowercase()
 
 
-def _date(column: Column, text: pl.Expr) -> list[pl.Expr]:
-    iso = pl.when(text.str.contains(_ISO_DATE)).then(text.str.slice(0, 10))
-    days = [*(_moment(text, form) for form in column.formats), iso.str.to_date("%Y-%m-%d", strict=False)]
-    return [_in_our_time(day).cast(pl.Date).cast(pl.String) for day in days]
+def _date(column: Column) -> list[Way]:
+    iso = pl.when(TEXT.str.contains(_ISO_DATE)).then(TEXT.str.slice(0, 10)).str.to_date("%Y-%m-%d", strict=False)
+    days = [*(_moment(form) for form in column.formats), iso]
+    return [[day.cast(pl.Date).alias("moment"), _in_our_time().cast(pl.String).alias("value")] for day in days]
 
 
-def _datetime(column: Column, text: pl.Expr) -> list[pl.Expr]:
-    moments = [_moment(text, form) for form in (*column.formats, *_ISO_TIMES)]
-    return [_in_our_time(one).cast(pl.Datetime("us")).dt.strftime("%Y-%m-%dT%H:%M:%S") for one in moments]
+def _datetime(column: Column) -> list[Way]:
+    moments = [_moment(form).cast(pl.Datetime("us")) for form in (*column.formats, *_ISO_TIMES)]
+    text = _in_our_time().dt.strftime("%Y-%m-%dT%H:%M:%S")
+    return [[moment.alias("moment"), text.alias("value")] for moment in moments]
 
 
-def _moment(text: pl.Expr, form: str) -> pl.Expr:
+def _moment(form: str) -> pl.Expr:
+    # To look a text up in a cache takes longer than to read it.
     if "%H" in form:
-        return text.str.to_datetime(form, strict=False, time_unit="us")
-    return text.str.to_date(form, strict=False)
+        return TEXT.str.to_datetime(form, strict=False, time_unit="us", cache=False)
+    return TEXT.str.to_date(form, strict=False, cache=False)
 
 
-def _in_our_time(moment: pl.Expr) -> pl.Expr:
-    return pl.when(moment.dt.year().is_between(*_YEARS)).then(moment)
+def _in_our_time() -> pl.Expr:
+    """A year of two digits is none of the first century."""
+    moment = pl.col("moment")
+    return pl.when(moment.is_between(date(1000, 1, 1), date(9999, 12, 31))).then(moment)
 
 
-def _enum(column: Column, text: pl.Expr) -> list[pl.Expr]:
+def _enum(column: Column) -> list[Way]:
     values = column.values if isinstance(column.values, dict) else {value: value for value in column.values or []}
-    kinds = {str: pl.String, int: pl.Int64, bool: pl.Boolean}
     known = {key.strip().lower(): value for key, value in values.items()}
-    kind = kinds[type(next(iter(values.values())))]
-    low = text.str.to_lowercase()
-    return [low.replace_strict(list(known), list(known.values()), default=None, return_dtype=kind)]
+    low = TEXT.str.to_lowercase()
+    value = low.replace_strict(list(known), list(known.values()), default=None, return_dtype=_dtype(column))
+    return [[value.alias("value")]]
 
 
-_WAYS: dict[Kind, Callable[[Column, pl.Expr], list[pl.Expr]]] = {
-    Kind.STRING: lambda _column, _text: [],
+def _dtype(column: Column) -> type[pl.DataType]:
+    """What a column's values are."""
+    if column.type is Kind.ENUM and isinstance(column.values, dict):
+        return {str: pl.String, int: pl.Int64, bool: pl.Boolean}[type(next(iter(column.values.values())))]
+    return pl.Int64 if column.type in (Kind.INTEGER, Kind.MONEY) else pl.String
+
+
+_WAYS: dict[Kind, Callable[[Column], list[Way]]] = {
+    Kind.STRING: lambda _column: [],
     Kind.INTEGER: numbers.ways,
     Kind.MONEY: numbers.ways,
     Kind.DECIMAL: numbers.ways,
@@ -193,15 +217,3 @@ def _checks(column: Column, text: pl.Expr, value: pl.Expr) -> list[Check]:
     if column.max_length is not None:
         checks.append((text.str.len_chars() > column.max_length, Reason.TOO_LONG))
     return checks
-
-
-@dataclass(frozen=True)
-class Typed:
-    """Where a column is bad."""
-
-    is_bad: pl.Series
-
-
-def typed(column: Column, raw: pl.Series, *, is_required: bool) -> Typed:
-    del is_required
-    return Typed(is_unread(column, raw))

@@ -1,0 +1,312 @@
+"""I8, I18: files through the whole pipeline, against a plain Python that does the same a cell at a time."""
+
+import csv
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import rfc8785
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.ingest import emit, index
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.extract import delimited
+from penstock.ingest.model import Failed
+from penstock.ingest.processing import Names, Processed, process, settle_repeated
+from penstock.ingest.supplier import Column, Supplier
+from tests.ingest import reference
+
+NAMES = Names("brinex_20260213T194500Z_1a2b3c", "brinex")
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "sku": {"from": "sku", "required": True, "pattern": "[A-Z]{3}-[0-9]+", "max_length": 9},
+    "name": {"from": "name", "replace": {"  +": " ", "^n/a$": ""}, "empty": ["-", "—"]},
+    "brand": {"from": "brand", "case": "upper", "fill_down": True},
+    "size": {"from": "name", "extract": r"R([0-9]{2})", "type": "integer", "min": 13, "max": 22},
+    "qty": {"from": "qty", "type": "integer", "at_least": True, "default": 0},
+    "price_minor": {"from": "price", "type": "money", "required": True, "min": 0},
+    "weight": {"from": "weight", "type": "decimal", "scale": 3, "round": True, "decimal": ",", "max": 1000},
+    "made": {"from": "made", "type": "date", "formats": ["%d.%m.%Y", "%d/%m/%y"]},
+    "seen": {"from": "seen", "type": "datetime", "formats": ["%d.%m.%Y %H:%M"]},
+    "season": {"from": "season", "type": "enum", "values": {"Зима": 1, "лето ": 2}, "default": 0},
+    "used": {"from": "used", "type": "enum", "values": {"yes": True, "no": False}},
+    "ключ": {"from": "colour", "type": "enum", "values": ["Red", "blue"]},
+}
+HEADER = ["sku", "name", "brand", "qty", "price", "weight", "made", "seen", "season", "used", "colour"]
+GOOD = [
+    [
+        "NOK-1",
+        'Tyre "x"; R13',
+        "Nokian",
+        "5",
+        "1 234,50",
+        "9,5",
+        "01.02.2025",
+        "01.02.2025 10:20",
+        "зима",
+        "Yes",
+        "red",
+    ],
+    ["NOK-2", " Шина  R14 ", "", ">10", "90", "0,0005", "2025-03-04", "2025-03-04", "ЛЕТО", "no", "BLUE"],
+    ["NOK-3", "😀\n\t R15", "Pirelli", "10+", "$1,234.5", "1.234", "5/6/25", "2025-03-04T05:06:07", "", "", ""],
+    ["NOK-4", "- R16", "", "", "12.345.678,00 руб.", "12,3456", "2025-03-04T10:00", "2025-03-04 05:06", "", "", ""],
+    ["NOK-5", "R22", "", "больше 30", "0", "", "", "", "", "", ""],
+    ["NOK-6", "-", "ß", "-0", "99999999999999,99 р", "1000", "", "", "", "", ""],
+    ["NOK-7", "n/a", "x", "1 000", "1'000,5", "999,9994", "", "", "", "", ""],
+]
+BAD = [
+    ["", "R13", "", "1", "1", "", "", "", "", "", ""],  # no key
+    ["nok-1", "R13", "", "1", "1", "", "", "", "", "", ""],
+    ["NOK-123456", "R13", "", "1", "1", "", "", "", "", "", ""],
+    ["NOK-8", "no size", "", "1", "1", "", "", "", "", "", ""],
+    ["NOK-8", "R99", "", "1", "1", "", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "many", "1", "", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "1,5", "1", "", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "9007199254740992", "1", "", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "1", "", "", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "1", "1,234", "", "", "", "", "", ""],  # one, or a thousand?
+    ["NOK-8", "R13", "", "1", "0,001", "", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "1", "-1", "", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "1", "1", "1000,0005", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "1", "1", "heavy", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "1", "1", "", "31.02.2025", "", "", "", ""],
+    ["NOK-8", "R13", "", "1", "1", "", "01.02.25", "", "", "", ""],  # not the year 25
+    ["NOK-8", "R13", "", "1", "1", "", "", "noon", "", "", ""],
+    ["NOK-8", "R13", "", "1", "1", "", "", "", "осень", "", ""],
+    ["NOK-8", "R13", "", "1", "1", "", "", "", "", "maybe", ""],
+    ["NOK-8", "R13", "", "1", "1", "", "", "", "", "", "green"],
+    ["NOK-8", "R13" + "x" * 300, "", "one\n\"'\x01", "1", "", "", "", "", "", ""],
+    ["NOK-8", "R13", "", "1", "1", "", "", "", "", "", "", "torn"],
+]
+OTHERS = [[""], ["", " ", "\t"], ["", "", "", "", "", "", "", "", "", "", "", " "], ["Total", "R13"], ["", "Total:"]]
+REPEATED = [["NOK-2", "R17", "", "1", "1"], ["NOK-1", "R18", "", "2", "2"], ["NOK-1", "R18", "", "2", "2"]]
+
+
+def supplier_of(columns: dict[str, dict[str, Any]], **more: Any) -> Supplier:
+    source = {"format": "csv", "encoding": "utf-8", "delimiter": ";", "header": 1, **more.pop("source", {})}
+    quality = {"min_fact_count": 0, "max_bad_ratio": 1, "allow_empty_snapshot": True}
+    return Supplier.model_validate({**quality, "source": source, "columns": columns, **more})
+
+
+def assert_as_expected(rows: list[list[str]], supplier: Supplier) -> None:
+    """*rows* through the pipeline and through the reference; the files must be the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = processed(rows, supplier, Path(folder))
+        wanted = reference.expected(rows, supplier, NAMES.run_id, NAMES.supplier)
+        for lines, content in ((made.facts, wanted.facts), (made.bad, wanted.bad)):
+            text = reference.ndjson(content)
+            assert lines.path.read_bytes().decode() == text.decode()
+            assert (lines.artifact.sha256, lines.artifact.size) == (hashlib.sha256(text).hexdigest(), len(text))
+        reasons: dict[str, int] = {}
+        for bad in wanted.bad:
+            reasons[bad["reason_code"]] = reasons.get(bad["reason_code"], 0) + 1
+        stats = made.stats
+        assert (stats.good_rows, stats.bad_rows) == (len(wanted.facts), len(wanted.bad))
+        assert (stats.blank_rows, stats.skipped_rows, stats.reasons) == (wanted.blank, wanted.skipped, reasons)
+
+
+def processed(rows: list[list[str]], supplier: Supplier, folder: Path) -> Processed:
+    file = folder / "list.csv"
+    with file.open("w", encoding="utf-8", newline="") as content:
+        csv.writer(content, delimiter=";", lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
+    made = Processed(folder)
+    try:
+        process(file, supplier, NAMES, made, lambda _rows, _part: None)
+        settle_repeated(made, supplier, NAMES, folder)
+    finally:
+        made.close()
+    return made
+
+
+@pytest.mark.parametrize("keep_raw", [False, True])
+@pytest.mark.parametrize("duplicate_keys", ["first", "last", "keep"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_every_type_option_and_kind_of_bad_row(
+    monkeypatch: pytest.MonkeyPatch, duplicate_keys: str, *, is_cut: bool, keep_raw: bool
+) -> None:
+    """I8, I18: facts, bad rows and statistics are what the reference says, however the file is cut into batches."""
+    if is_cut:
+        monkeypatch.setattr(delimited, "PIECE", 1000)
+        monkeypatch.setattr(emit, "ROWS", 5)
+        monkeypatch.setattr(index, "PART", 4)
+    more = {"key": ["sku"], "duplicate_keys": duplicate_keys, "keep_raw": keep_raw}
+    supplier = supplier_of(EVERYTHING, **more, source={"skip_rows": ["^Total"]})
+    assert_as_expected([HEADER, *GOOD, *OTHERS, *BAD, *GOOD[:3], *OTHERS, *REPEATED], supplier)
+
+
+def test_a_repeated_key_fails_a_run_that_wants_none() -> None:
+    """I18: `duplicate_keys: fail` refuses a file whose keys repeat."""
+    supplier = supplier_of(EVERYTHING, key=["sku"], duplicate_keys="fail")
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(Failed) as failed:
+        processed([HEADER, *GOOD, GOOD[0]], supplier, Path(folder))
+    assert failed.value.code == FailureCode.DQ_DUPLICATE_KEYS
+
+
+@given(st.lists(st.lists(st.sampled_from(["", " ", "a", "b", "Total"]), min_size=1, max_size=4), max_size=12))
+def test_rows_of_any_shape(rows: list[list[str]]) -> None:
+    """I18: blank, skipped, short, torn and filled rows in any order."""
+    columns: dict[str, dict[str, Any]] = {
+        "x": {"from": "x", "fill_down": True},
+        "y": {"from": "y", "required": True},
+        "z": {"from": "z"},
+    }
+    supplier = supplier_of(columns, keep_raw=True, source={"skip_rows": ["^Total$"]})
+    assert_as_expected([["x", "y", "z"], *rows], supplier)
+
+
+# Numbers as people write them, and texts that only look like some.
+_whole = st.integers(0, 10**7).map(str) | st.integers(0, 2**70).map(str) | st.sampled_from(["", "0", "00", "007"])
+_groups = st.builds(
+    lambda head, tail, mark: mark.join([str(head), *(f"{part:03d}" for part in tail)]),
+    st.integers(0, 1200),
+    st.lists(st.integers(0, 999), max_size=3),
+    st.sampled_from([",", ".", " ", "\u00a0", "\u202f", "'", "’"]),
+)
+_behind = st.builds(
+    lambda mark, digits: mark + digits, st.sampled_from([".", ","]), st.text("0123456789", max_size=9)
+) | st.sampled_from([".5", ",005", ".00499999999", ".0050", ",994999999999999", ".000000000000000000001"])
+_numbers = st.builds(
+    lambda *parts: "".join(parts),
+    st.sampled_from(["", "", "", "-", "+", "−", "$", "руб ", "> ", ">=", "≥", "более ", "Больше", "more than ", "от."]),
+    _whole | _groups,
+    st.just("") | _behind,
+    st.sampled_from(["", "", "", " ", "+", " ₽", "руб", " рублей", "\u00a0р.", "USD", "%", "e3", "-"]),
+)
+_number_cells = _numbers | st.text("0123456789.,-+ e'\u00a0\u202f−>≥р", max_size=12) | st.sampled_from(["", "-", "n/a"])
+_bounds = st.none() | st.integers(-(10**4), 10**6)
+
+
+@st.composite
+def _number_columns(draw: st.DrawFn) -> dict[str, Any]:
+    kind = draw(st.sampled_from(["integer", "money", "decimal"]))
+    return {
+        "from": "cell",
+        "type": kind,
+        "required": draw(st.booleans()),
+        "empty": draw(st.sampled_from([[], ["-", "n/a"]])),
+        "default": draw(st.sampled_from([None, None, "7.00" if kind == "decimal" else 7])),
+        "decimal": draw(st.sampled_from([None, ",", "."])),
+        "scale": draw(st.integers(0, 9)),
+        "round": draw(st.booleans()),
+        "at_least": kind == "integer" and draw(st.booleans()),
+        "min": draw(_bounds),
+        "max": draw(_bounds),
+        "replace": draw(st.sampled_from([{}, {"%$": ""}, {"e3": "000", "р": ""}])),
+        "extract": draw(st.sampled_from([None, None, None, "[0-9]+", "([0-9]+)[.,]"])),
+        "max_length": draw(st.sampled_from([None, None, 5])),
+        "fill_down": draw(st.booleans()),
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(_number_columns(), st.lists(_number_cells, min_size=1, max_size=40))
+@example({"from": "cell", "type": "money", "round": True}, ["0.00499999999", "-0.005", "1,005", "1.0050"])
+def test_numbers(column: dict[str, Any], cells: list[str]) -> None:
+    """I18: a number is what people mean by it, or bad; money is never off by the last digit."""
+    supplier = supplier_of({"id": {"from": "id"}, "value": column}, keep_raw=True)
+    assert_as_expected([["id", "cell"], *([str(number), cell] for number, cell in enumerate(cells))], supplier)
+
+
+_dates = st.dates().map(lambda day: day.strftime("%d.%m.%Y")) | st.builds(
+    "{:02d}.{:02d}.{:04d}".format, st.integers(0, 40), st.integers(0, 13), st.integers(0, 9999)
+)
+_moments = st.datetimes().map(lambda moment: moment.replace(microsecond=0).isoformat())
+_day_cells = (
+    _dates | _moments | st.dates().map(str) | st.sampled_from(["", "2025-02-30", "2025-02-28 noon", "01/31/2025"])
+)
+_forms = st.lists(st.sampled_from(["%d.%m.%Y", "%m/%d/%Y", "%Y-%m-%dT%H:%M:%S"]), unique=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["date", "datetime"]), _forms, st.lists(_day_cells, min_size=1, max_size=20))
+def test_dates(kind: str, forms: list[str], cells: list[str]) -> None:
+    """I18: the first format that fits tells the day; a day that is none is bad."""
+    column = {"from": "cell", "type": kind, "formats": forms, "required": True}
+    supplier = supplier_of({"id": {"from": "id"}, "value": column}, keep_raw=True)
+    assert_as_expected([["id", "cell"], *([str(number), cell] for number, cell in enumerate(cells))], supplier)
+
+
+_words = st.text("abБб \t-\u00a0", max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {
+            "type": st.just("string"),
+            "required": st.booleans(),
+            "empty": st.sampled_from([[], ["-"], ["a", "б"]]),
+            "default": st.sampled_from([None, "none"]),
+            "case": st.sampled_from([None, "upper", "lower"]),
+            "replace": st.sampled_from([{}, {"^$": "a"}, {"[ -]+": " ", "b": ""}]),
+            "extract": st.sampled_from([None, "[ab]+", "a(.*)", "(?:a|b) +"]),
+            "pattern": st.sampled_from([None, "[ab]*", "a|b", ".*"]),
+            "max_length": st.sampled_from([None, 3]),
+            "fill_down": st.booleans(),
+        }
+    )
+    | st.fixed_dictionaries(
+        {
+            "type": st.just("enum"),
+            "required": st.booleans(),
+            "default": st.none(),
+            "values": st.sampled_from([["a", "б", "a b"], {"A": 1, "ab": 2}, {"a": True, "b": False}]),
+        }
+    ),
+    st.lists(_words, min_size=1, max_size=20),
+)
+def test_texts_and_enums(column: dict[str, Any], cells: list[str]) -> None:
+    """I18: texts are trimmed, replaced, extracted, cased and checked in that order."""
+    supplier = supplier_of({"id": {"from": "id"}, "value": {"from": "cell", **column}}, keep_raw=True)
+    assert_as_expected([["id", "cell"], *([str(number), cell] for number, cell in enumerate(cells))], supplier)
+
+
+# A file with a NUL in it is no text, and refused.
+_any_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(_any_text.filter(bool), _any_text, min_size=1, max_size=6),
+    st.lists(st.integers(-(2**53) + 1, 2**53 - 1), min_size=1, max_size=1),
+)
+@example({"\U0001f600": "a", "\uffee": "b", 'quo"te': "\x01\x1f\x7f", "\u2028": '\\/"\b\f\n\r\t'}, [0])
+def test_a_row_id_is_the_hash_of_canonical_json(texts: dict[str, str], numbers: list[int]) -> None:
+    """I8: row_id is the sha256 of what RFC 8785 makes of the payload, whatever is in it."""
+    payload: dict[str, Any] = {name: reference.stripped(text) or None for name, text in texts.items()}
+    payload |= {f"number {place}": number for place, number in enumerate(numbers)}
+    columns = {name: {"from": f"c{place}"} for place, name in enumerate(texts)}
+    columns |= {f"number {place}": {"from": f"n{place}", "type": "integer"} for place in range(len(numbers))}
+    # A file of little more than control characters is no text, so there is some.
+    header = [*(str(column["from"]) for column in columns.values()), "text" * 10_000]
+    with tempfile.TemporaryDirectory() as folder:
+        made = processed([header, [*texts.values(), *map(str, numbers)]], supplier_of(columns), Path(folder))
+        line = made.facts.path.read_bytes()
+    canonical = rfc8785.dumps(payload)
+    assert line.endswith(b',"row_number":2,"payload":' + canonical + b"}\n")
+    assert f'"row_id":"{hashlib.sha256(canonical).hexdigest()}"'.encode() in line
+
+
+@given(st.lists(st.integers(0, 60), max_size=300), st.booleans())
+def test_repeated_keys_are_found_in_parts(keys: list[int], keeps_last: bool) -> None:
+    """I18, I19: an index of many parts finds the repeated keys that one of one part finds."""
+    step = -1 if keeps_last else 1
+    kept = set({key: place for place, key in [*enumerate(keys)][::-step]}.values())
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "PART", 10)
+        made = index.Index(Path(folder) / "index")
+        for begun in range(0, len(keys), 7):
+            numbers = pl.DataFrame({"key": keys[begun : begun + 7]}, schema={"key": pl.UInt64})
+            made.add(numbers.select(pl.col("key").hash(seed).alias(name) for seed, name in enumerate("abr")))
+        found = index.repeated(made, keeps_last=keeps_last)
+    assert found.to_list() == [place for place in range(len(keys)) if place not in kept]
+
+
+def test_a_column_knows_its_options() -> None:
+    """I18: who adds an option to a column also adds it here."""
+    tried = {"source", "type", "required", "empty", "default", "case", "replace", "extract", "pattern", "values"}
+    tried |= {"formats", "decimal", "scale", "round", "at_least", "min", "max", "max_length", "fill_down"}
+    assert set(Column.model_fields) == tried
