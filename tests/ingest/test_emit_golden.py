@@ -182,14 +182,15 @@ _bounds = st.none() | st.integers(-(10**4), 10**6)
 @st.composite
 def _number_columns(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(st.sampled_from(["integer", "money", "decimal"]))
+    scale = draw(st.integers(0, 9))
     return {
         "from": "cell",
         "type": kind,
         "required": draw(st.booleans()),
         "empty": draw(st.sampled_from([[], ["-", "n/a"]])),
-        "default": draw(st.sampled_from([None, None, "7.00" if kind == "decimal" else 7])),
+        "default": draw(st.sampled_from([None, None, f"{7:.{scale}f}" if kind == "decimal" else 7])),
         "decimal": draw(st.sampled_from([None, ",", "."])),
-        "scale": draw(st.integers(0, 9)),
+        "scale": scale,
         "round": draw(st.booleans()),
         "at_least": kind == "integer" and draw(st.booleans()),
         "min": draw(_bounds),

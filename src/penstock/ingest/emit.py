@@ -9,7 +9,7 @@ import polars as pl
 from penstock.ingest import lines
 from penstock.ingest.contract import Reason
 from penstock.ingest.extract import MALFORMED, Batch, Table
-from penstock.ingest.header import Header
+from penstock.ingest.gate import Header
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.values import Check, any_of, read, reading
 

@@ -17,7 +17,7 @@ from penstock.ingest.contract import FailureCode, Reason
 from penstock.ingest.emit import Emitted, Emitter
 from penstock.ingest.extract import Gauge, open_tables
 from penstock.ingest.facts import Lines, at, lines_of
-from penstock.ingest.header import bind
+from penstock.ingest.gate import bind
 from penstock.ingest.index import Index
 from penstock.ingest.lines import held_lines, keys_of, parsed, payloads, repeated_lines, start_of
 from penstock.ingest.model import Failed, Stats

@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.ingest import layout, ledger, provenance, publishing, selecting
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.facts import digest_of, small
+from penstock.ingest.gate import check_size
 from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.index import index_of
 from penstock.ingest.judging import check_guards, check_quality
@@ -124,8 +125,7 @@ class Run:
 
     def _process(self, begun: "Begun", chosen: Chosen, made: Processed, out: Path) -> Manifest:
         config, names = begun.configured, Names(begun.run_id, self._supplier)
-        if chosen.arrival.size == 0:
-            raise Failed(FailureCode.FILE_EMPTY, f"{chosen.arrival.name} is empty", "ask the supplier to send it again")
+        check_size(chosen.arrival.name, chosen.arrival.size)
         process(chosen.copy, config, names, made, self._told)
         self._hooks.on_step(Step.PROCESSED)
         settle_repeated(made, config, names, out)

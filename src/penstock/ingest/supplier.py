@@ -1,6 +1,7 @@
 """etl_ops/config/<supplier>.yaml: what quality is asked for, how a file is read, and what its columns become."""
 
 import hashlib
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -67,6 +68,15 @@ class Kind(StrEnum):
     ENUM = "enum"
 
 
+_NUMBERS = (Kind.INTEGER, Kind.MONEY, Kind.DECIMAL)
+_DEFAULTS = {
+    Kind.STRING: r"[\s\S]*",
+    Kind.DECIMAL: r"-?\d+(?:\.\d{{{scale}}})?",
+    Kind.DATE: r"\d{{4}}-\d\d-\d\d",
+    Kind.DATETIME: r"\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d",
+}
+
+
 class Column(Section):
     """One field of the payload."""
 
@@ -102,6 +112,18 @@ class Column(Section):
     def places(self) -> list[Place]:
         return self.source if isinstance(self.source, list) else [self.source]
 
+    def _fits(self, default: str | int | bool) -> bool:
+        """Whether a value could be what a cell becomes."""
+        if self.type is Kind.ENUM:
+            known = self.values.values() if isinstance(self.values, dict) else self.values or []
+            return all(type(default) is type(value) for value in known)
+        if self.type in (Kind.INTEGER, Kind.MONEY):
+            return type(default) is int and abs(default) <= LARGEST
+        return (
+            isinstance(default, str)
+            and re.fullmatch(_DEFAULTS[self.type].format(scale=self.scale), default) is not None
+        )
+
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
         _only(self.values is None or self.type is Kind.ENUM, "values", "only an enum has values")
@@ -111,7 +133,9 @@ class Column(Section):
         kinds = {type(value) for value in self.values.values()} if isinstance(self.values, dict) else {str}
         _only(len(kinds) <= 1, "values", "the values of an enum are all texts, all numbers or all booleans")
         numbers = [number for number in (self.min, self.max) if number is not None]
+        _only(not numbers or self.type in _NUMBERS, "min", "only numbers have bounds")
         _only(all(abs(number) <= LARGEST for number in numbers), "max", "beyond what JSON keeps exactly")
+        _only(self.default is None or self._fits(self.default), "default", f"no {self.type.value} can be that")
         return self
 
 

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from penstock.ingest.header import normal
+from penstock.ingest.gate import normal
 from penstock.ingest.inspecting.naming import DATED, Hint, Meaning, meaning_of
 
 _LONGEST_SPELLING = 200

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from penstock.ingest.header import normal
+from penstock.ingest.gate import normal
 
 
 class Hint(StrEnum):

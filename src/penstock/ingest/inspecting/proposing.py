@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 
 from penstock.ingest.extract import Table
-from penstock.ingest.header import bind
+from penstock.ingest.gate import bind
 from penstock.ingest.inspecting.columns import Typed
 from penstock.ingest.inspecting.keys import Candidate, Key, key_of
 from penstock.ingest.inspecting.naming import Hint

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from penstock.ingest.header import normal
+from penstock.ingest.gate import normal
 from penstock.ingest.inspecting.reading import ROW, Sample
 from penstock.ingest.inspecting.structure import HeaderRows
 

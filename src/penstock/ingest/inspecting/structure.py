@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.ingest.header import joined
+from penstock.ingest.gate import joined
 from penstock.ingest.inspecting.naming import meaning_of
 
 _WITHIN = 60  # rows in which a header is looked for

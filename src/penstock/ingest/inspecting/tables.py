@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from penstock.ingest.header import normal
+from penstock.ingest.gate import normal
 from penstock.ingest.inspecting.fields import Field, fields_of, numbered_fields
 from penstock.ingest.inspecting.naming import meaning_of
 from penstock.ingest.inspecting.reading import ROW, Sample

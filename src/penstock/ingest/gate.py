@@ -1,4 +1,4 @@
-"""§7, the Gate's second half: where the header is, and which column is which."""
+"""§7, §16, the Gate: whether there is anything in a file, where its header is, and which column is which."""
 
 import re
 from dataclasses import dataclass
@@ -37,6 +37,12 @@ class Header:
     @property
     def width(self) -> int:
         return len(self.names)
+
+
+def check_size(name: str, size: int) -> None:
+    """Failed FILE_EMPTY when there is nothing to read."""
+    if size == 0:
+        raise Failed(FailureCode.FILE_EMPTY, f"{name} is empty", "ask the supplier to send it again")
 
 
 def bind(table: "Table", supplier: Supplier) -> Header:
