@@ -116,7 +116,13 @@ def _found(head: list[list[str]], supplier: Supplier) -> int:
         names = {normal(name) for name in joined(head[row : row + supplier.source.header_rows])}
         return sum(any(place in names for place in places) for places in asked)
 
-    return max(range(len(head)), key=score, default=0) + 1
+    best, most = 0, 0
+    for row in range(len(head)):
+        if (found := score(row)) > most:
+            best, most = row, found
+        if asked and most == len(asked):
+            break
+    return best + 1
 
 
 def _own_names(names: list[str]) -> list[tuple[int, str]]:
