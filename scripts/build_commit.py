@@ -27,4 +27,4 @@ class CommitHook(BuildHookInterface[Any]):
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
         if written := getattr(self, "_file", None):
-            written.unlink()
+            written.unlink(missing_ok=True)

@@ -110,15 +110,22 @@ class Workplace:
         """I12: remove what is too old."""
         return sweep(self.tree, self._section.retention, self._clock, self._holder, is_dry=is_dry)
 
+    def suppliers(self, only: str | None = None) -> list[str]:
+        """All suppliers, or the *only* one that is meant; NotFound when nobody has that name."""
+        known = self.tree.suppliers()
+        if only is not None and checked_supplier(only) not in known:
+            hint = f"known are: {', '.join(known) or 'none yet'}"
+            raise NotFound("SUPPLIER_NOT_FOUND", f"there is no supplier {only}", hint=hint)
+        return known if only is None else [only]
+
     def standings(self, supplier: str | None = None) -> list[Standing]:
         """Where suppliers stand."""
-        suppliers = [checked_supplier(supplier)] if supplier else self.tree.suppliers()
-        return [standing(self.tree, one, self._section.alerts, self._clock.now()) for one in suppliers]
+        now = self._clock.now()
+        return [standing(self.tree, one, self._section.alerts, now) for one in self.suppliers(supplier)]
 
     def quarantined(self, supplier: str | None = None) -> list[dict[str, Any]]:
         """The files that were set aside, why, and by which run."""
-        suppliers = [checked_supplier(supplier)] if supplier else self.tree.suppliers()
-        return [told for one in suppliers for told in states.quarantined(self.tree, one)]
+        return [told for one in self.suppliers(supplier) for told in states.quarantined(self.tree, one)]
 
     @contextmanager
     def _recorder(self) -> Iterator[DatabaseRecorder]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from time import monotonic
@@ -18,7 +18,7 @@ from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.model import Failed
 from penstock.ingesting import Workplace
 from penstock.kernel.backoff import Backoff
-from penstock.kernel.errors import Conflict
+from penstock.kernel.errors import Conflict, PenstockError
 from penstock.kernel.periodic import repeating
 from penstock.settings import Settings
 
@@ -62,8 +62,19 @@ class Watcher:
         for supplier in await asyncio.to_thread(self._place.tree.suppliers):
             if supplier in self._runs or self._is_paused(supplier):
                 continue
-            if await asyncio.to_thread(self._is_ready, supplier):
-                self._runs[supplier] = asyncio.create_task(self._run(supplier), name=f"ingest {supplier}")
+            with self._alone(supplier, "inbox"):
+                if await asyncio.to_thread(self._is_ready, supplier):
+                    self._runs[supplier] = asyncio.create_task(self._run(supplier), name=f"ingest {supplier}")
+
+    @contextlib.contextmanager
+    def _alone(self, supplier: str, chore: str) -> Iterator[None]:
+        """What is wrong with one supplier does not hold up the others."""
+        try:
+            yield
+        except PenstockError as error:
+            self._log.warning(
+                "ingest_chore_failed", supplier=supplier, chore=chore, code=error.code, error=error.message
+            )
 
     def _is_ready(self, supplier: str) -> bool:
         """Whether a file can be taken; what was seen is remembered, as a file is ready when it stays as it was."""
@@ -74,12 +85,15 @@ class Watcher:
             self._say(supplier, failed)
             return False
         self._said.pop(supplier, None)
+        if not tree.arrivals(supplier):
+            return False
         try:
             with tree.lock(supplier, "watch"):
                 known = ledger.load(tree, supplier)
                 before = dict(known.seen)
                 ready = selecting.look(tree, supplier, known, window)
-                if known.seen != before:
+                # The run has to find it ready too: that it was a draft is known only until its new name is noted.
+                if known.seen != before and not ready.arrivals:
                     ledger.save(tree, supplier, known)
         except Conflict:
             return False  # somebody runs it by hand
@@ -116,9 +130,8 @@ class Watcher:
         return process.returncode or 0, told
 
     def _where(self) -> list[str]:
-        if not self._uses_database:
-            return ["--root", self._settings.ingest.root or "."]
-        return ["--config", str(self._settings.file)] if self._settings.file else []
+        config = ["--config", str(self._settings.file)] if self._settings.file else []
+        return config if self._uses_database else [*config, "--root", self._settings.ingest.root or "."]
 
     def _environment(self) -> dict[str, str]:
         """What the command line changed of the settings goes along."""
@@ -128,7 +141,7 @@ class Watcher:
 
     def _judge(self, supplier: str, code: int, told: bytes) -> None:
         log = self._log.bind(supplier=supplier, exit_code=code)
-        if code not in (0, 1):
+        if code not in (0, 1) or not told:  # also what is damaged ends with 1, and tells it on standard error
             backoff = self._pauses.get(supplier, (Backoff(most=timedelta(minutes=5)), 0.0))[0]
             pause = backoff.next().total_seconds()
             self._pauses[supplier] = (backoff, monotonic() + pause)
@@ -146,7 +159,9 @@ class Watcher:
 
     async def _deliver(self) -> None:
         for supplier in await asyncio.to_thread(self._place.tree.suppliers):
-            if supplier not in self._runs:
+            if supplier in self._runs:
+                continue
+            with self._alone(supplier, "deliveries"):
                 for target, how in (await asyncio.to_thread(self._place.deliver, supplier)).items():
                     self._log.info("ingest_delivery", supplier=supplier, target=target, outcome=how)
 

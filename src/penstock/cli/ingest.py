@@ -53,8 +53,10 @@ def run(
         finally:
             bar.close()
     _tell_outcome(outcome, as_json=json)
+    if outcome.was_stopped:
+        raise typer.Exit(130)
     if not outcome.is_pass:
-        raise typer.Exit(130 if outcome.was_stopped else 1)
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -109,13 +111,15 @@ def gc(
     """Remove what is older than it has to be kept; says what went, and why."""
     with workplace(root, config) as place:
         swept = place.sweep(is_dry=dry_run)
-    told = {"dry_run": dry_run, "found": [one.as_dict() for one in swept.found], "busy": swept.busy}
+    told = {"dry_run": dry_run, "found": [one.as_dict() for one in swept.found]}
+    told |= {"busy": swept.busy, "damaged": swept.damaged}
     gone = [one for one in swept.found if one.is_gone or dry_run]
     rows = table([[one.path, f"{one.size:,}", one.why] for one in swept.found])
     verb = "would go" if dry_run else "went"
     total = f"{len(gone)} {verb}, {sum(one.size for one in gone):,} bytes" if swept.found else "nothing is too old"
-    busy = f"\nleft out, a run is under way: {', '.join(swept.busy)}" if swept.busy else ""
-    emit(told, as_json=json, text="\n".join(filter(None, [rows, total])) + busy)
+    busy = f"left out, a run is under way: {', '.join(swept.busy)}" if swept.busy else ""
+    damaged = f"left out, the current state is damaged: {', '.join(swept.damaged)}" if swept.damaged else ""
+    emit(told, as_json=json, text="\n".join(filter(None, [rows, total, busy, damaged])))
 
 
 @app.command()
@@ -126,12 +130,10 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Compare every hash in every manifest with the files; 1 when one differs."""
-    from penstock.ingest.model import checked_supplier
     from penstock.ingest.verifying import verify as check
 
     with workplace(root, config) as place:
-        suppliers = [checked_supplier(supplier)] if supplier else place.tree.suppliers()
-        checked = list(check(place.tree, suppliers))
+        checked = list(check(place.tree, place.suppliers(supplier)))
     wrong = [one for one in checked if one.problem]
     told = {"checked": len(checked), "problems": [one.as_dict() for one in wrong]}
     lines = [f"{one.path}: {one.problem}" for one in wrong]

@@ -117,10 +117,6 @@ def _bad_row(one: dict[str, Any]) -> list[str]:
     return ["" if cell is None else str(cell) for cell in cells]
 
 
-def _payload(fact: dict[str, Any] | None) -> str:
-    return jsons.dumps(fact["payload"], ensure_ascii=False) if fact else ""
-
-
 def _change(one: dict[str, Any]) -> str:
     sign = {"added": "+", "removed": "-", "changed": "~"}[one["change"]]
     before, after = (

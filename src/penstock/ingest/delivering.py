@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-import orjson
-
 from penstock.ingest import layout
 from penstock.ingest.bridge import Bridge
-from penstock.ingest.facts import small
+from penstock.ingest.facts import document, small
 from penstock.ingest.publishing import Current, current_state
 from penstock.ingest.states import open_state
 from penstock.ingest.supplier import Supplier, Target
 from penstock.ingest.targets import Refused, call_webhook, fill_dictionary
 from penstock.ingest.tree import Tree
 from penstock.kernel.clock import Clock
-from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.errors import Invalid, PenstockError, Transient
 
 _FIRST, _LONGEST = timedelta(seconds=5), timedelta(hours=1)
 
@@ -53,7 +51,7 @@ class Deliveries:
         came: dict[str, str] = {}
         for target in self._supplier.targets:
             path = layout.run(current.pointer.run_id, f"deliveries/{_digest(target)}.json")
-            known = Delivery(**orjson.loads(self._tree.read(path) or small({"target": _name(target)})))
+            known = Delivery(**{"target": target.name, **document(self._tree.read(path))})
             if not known.is_done and _is_due(known, self._clock.now()):
                 came[known.target] = self._try(target, current, known)
                 self._tree.write(path, small(known.as_dict()))
@@ -85,18 +83,15 @@ class Deliveries:
             if state.pointer != current.pointer:
                 hint = "that one is delivered next"
                 raise Transient("SUPERSEDED", "another state was published meanwhile", hint=hint)
-            return self._bridge.call(fill_dictionary(target.dictionary, current.manifest["key"][0], state))
+            if not (key := current.manifest["key"]):
+                hint = "the next publication has the key that is configured now"
+                raise Invalid("KEY_MISSING", "the current state was published without a key", hint=hint)
+            return self._bridge.call(fill_dictionary(target.dictionary, key[0], state))
 
 
 def _is_due(known: Delivery, now: datetime) -> bool:
     return known.again_at is None or datetime.fromisoformat(known.again_at) <= now
 
 
-def _name(target: Target) -> str:
-    if target.dictionary is not None:
-        return f"dictionary {target.dictionary.tenant}/{target.dictionary.code}"
-    return f"webhook {target.webhook.url if target.webhook else ''}"
-
-
 def _digest(target: Target) -> str:
-    return hashlib.sha256(_name(target).encode()).hexdigest()[:16]
+    return hashlib.sha256(target.name.encode()).hexdigest()[:16]

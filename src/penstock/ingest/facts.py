@@ -4,7 +4,7 @@ import hashlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import orjson
 import polars as pl
@@ -100,3 +100,12 @@ def digest_of(content: BinaryIO) -> Artifact:
 def small(data: object) -> bytes:
     """A small JSON file, for programs and for people."""
     return orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def document(content: bytes | None) -> dict[str, Any]:
+    """What a small JSON file tells; nothing when it is not there or makes no sense."""
+    try:
+        told = orjson.loads(content or b"{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.contract import Status
 from penstock.ingest.model import Manifest
 from penstock.ingest.processing import Progress
 from penstock.ingest.publishing import OnStep
@@ -42,15 +42,11 @@ class Outcome:
     nothing: str | None = None
     moved: dict[str, str] = field(default_factory=dict)
     deliveries: dict[str, str] = field(default_factory=dict)
+    was_stopped: bool = False
 
     @property
     def is_pass(self) -> bool:
         return self.manifest is None or self.manifest.status is Status.PASS
-
-    @property
-    def was_stopped(self) -> bool:
-        failure = self.manifest.failure if self.manifest else None
-        return failure is not None and failure.code is FailureCode.INTERRUPTED
 
 
 @dataclass(frozen=True)

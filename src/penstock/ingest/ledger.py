@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from penstock.ingest import layout
+from penstock.ingest.contract import Status
 from penstock.ingest.tree import Tree
 
 
@@ -28,6 +29,18 @@ class Ledger:
     equal_shas: int = 0
     fails: int = 0
     last: dict[str, Any] | None = None
+
+    def note(self, manifest: dict[str, Any]) -> None:
+        """Remember how a run ended; told again, it changes nothing."""
+        names = ("run_id", "status", "failure_code", "finished_at")
+        told = {name: manifest[name] for name in names}
+        if self.last == told:
+            return
+        if manifest["status"] == Status.PASS.value:
+            self.fails = self.equal_shas = 0
+        else:
+            self.fails += 1
+        self.last = told
 
 
 def load(tree: Tree, supplier: str) -> Ledger:

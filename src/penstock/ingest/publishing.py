@@ -10,11 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from penstock.ingest import index as indexes
 from penstock.ingest import layout
-from penstock.ingest.facts import Lines, at, digest_of, small, text_of
+from penstock.ingest.facts import Lines, at, digest_of, document, small, text_of
 from penstock.ingest.index import Difference
 from penstock.ingest.judging import Before
 from penstock.ingest.lines import changed_lines, parsed
@@ -66,11 +64,11 @@ def current_state(tree: Tree, supplier: str) -> Current | None:
     pointer = tree.pointer(supplier)
     if pointer is None:
         return None
-    told = [tree.read(layout.state(supplier, pointer.run_id, name)) for name in (layout.MANIFEST, layout.STATS)]
-    if None in told:
+    files = (layout.MANIFEST, layout.STATS)
+    manifest, stats = (document(tree.read(layout.state(supplier, pointer.run_id, name))) for name in files)
+    if not manifest or not stats:
         hint = "restore it from a backup"
-        raise Corrupt("STATE_DAMAGED", f"the state {pointer.run_id} lacks {layout.MANIFEST} or stats", hint=hint)
-    manifest, stats = (orjson.loads(one or b"") for one in told)
+        raise Corrupt("STATE_DAMAGED", f"{' or '.join(files)} of the state {pointer.run_id} is gone", hint=hint)
     return Current(pointer, manifest, stats)
 
 

@@ -3,11 +3,9 @@
 from datetime import datetime
 from typing import Any
 
-import orjson
-
 from penstock.ingest import layout, provenance, publishing
 from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.facts import small
+from penstock.ingest.facts import document, small
 from penstock.ingest.ledger import Ledger
 from penstock.ingest.model import Arrival, Failed, Failure, Manifest, Pointer
 from penstock.ingest.tree import Changed, Tree
@@ -30,7 +28,6 @@ def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> dict[str,
         # It lives, on another machine, and published while we gave it up.
         _note(tree, later.manifest)
         return later.manifest
-    known.fails += 1
     return ended
 
 
@@ -43,8 +40,7 @@ def _accept(tree: Tree, supplier: str, manifest: dict[str, Any]) -> None:
 def _note(tree: Tree, manifest: dict[str, Any]) -> None:
     """What is current has passed, even if another machine gave its run up."""
     path = layout.run(manifest["run_id"], layout.MANIFEST)
-    noted = tree.read(path)
-    if noted is None or orjson.loads(noted)["status"] != Status.PASS.value:
+    if document(tree.read(path)).get("status") != Status.PASS.value:
         tree.write(path, small(manifest))
 
 
@@ -68,10 +64,9 @@ def _is_it(tree: Tree, arrival: Arrival, sha256: str) -> bool:
 
 def _give_up(tree: Tree, supplier: str, run_id: str, current: Pointer | None, clock: Clock) -> dict[str, Any]:
     """A run that was killed before the switch has published nothing; its file is where it was."""
-    if (noted := tree.read(layout.run(run_id, layout.MANIFEST))) is not None:
-        known: dict[str, Any] = orjson.loads(noted)
-        return known
-    started = orjson.loads(tree.read(layout.run(run_id, layout.STARTED)) or b"{}")
+    if noted := document(tree.read(layout.run(run_id, layout.MANIFEST))):
+        return noted
+    started = document(tree.read(layout.run(run_id, layout.STARTED)))
     now = clock.now()
     said = "the run was killed, or the machine went down, before it published anything"
     manifest = Manifest(

@@ -1,19 +1,18 @@
 """I12: what is too old goes, and a report says what and why; never the current state, nor what somebody reads."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
-
-import orjson
 
 from penstock.ingest import layout
 from penstock.ingest.config import RetentionSection
 from penstock.ingest.contract import Status
+from penstock.ingest.facts import document
 from penstock.ingest.model import Pointer
 from penstock.ingest.tree import Found, Tree
 from penstock.kernel.clock import Clock
-from penstock.kernel.errors import Conflict
+from penstock.kernel.errors import Conflict, Corrupt
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,18 @@ class Old:
 
 @dataclass(frozen=True)
 class Swept:
-    """What was found, and whom it was not asked of because a run was under way."""
+    """What was found, and whom it was not asked of: a run was under way, or the current state is damaged."""
 
     found: list[Old]
     busy: list[str]
+    damaged: list[str] = field(default_factory=list)
 
 
 def sweep(tree: Tree, section: RetentionSection, clock: Clock, holder: str, *, is_dry: bool = False) -> Swept:
     """Remove what is too old for every supplier; with *is_dry* only tell."""
     found: list[Old] = []
     busy: list[str] = []
+    damaged: list[str] = []
     for supplier in tree.suppliers():
         try:
             with tree.lock(supplier, holder):
@@ -51,7 +52,9 @@ def sweep(tree: Tree, section: RetentionSection, clock: Clock, holder: str, *, i
                     found.append(Old(old.path, old.size, why, is_gone))
         except Conflict:
             busy.append(supplier)
-    return Swept(found, busy)
+        except Corrupt:
+            damaged.append(supplier)  # which state must stay is not known, so all of them do
+    return Swept(found, busy, damaged)
 
 
 def _old(tree: Tree, supplier: str, section: RetentionSection, now: datetime) -> Iterator[Old]:
@@ -121,9 +124,7 @@ def _has_passed(tree: Tree, run_id: str, current: Pointer | None) -> bool:
 
 
 def _json(tree: Tree, path: str) -> dict[str, Any]:
-    content = tree.read(path)
-    told: dict[str, Any] = orjson.loads(content) if content else {}
-    return told
+    return document(tree.read(path))
 
 
 def _size(files: list[Found]) -> int:

@@ -50,6 +50,8 @@ class Run:
         except Failed as failed:
             return self._without_config(failed)
         ready = self._ready(config, waits=waits)
+        if self._hooks.should_stop():
+            return Outcome(self._supplier, nothing="it was asked to stop", was_stopped=True)
         if not ready.arrivals:
             return Outcome(self._supplier, nothing=_why_nothing(ready))
         run_id = new_run_id(self._supplier, self._clock)
@@ -171,7 +173,6 @@ class Run:
     def _passed(self, begun: "Begun", chosen: Chosen, manifest: Manifest) -> Outcome:
         moved = self._move(chosen.arrival, layout.archive(self._supplier), "published", begun.run_id)
         self._hooks.on_step(Step.MOVED)
-        self._ledger.equal_shas = self._ledger.fails = 0
         return self._end(replace(manifest, moved_to=moved))
 
     def _fail(self, begun: "Begun", arrival: Arrival, sha256: str | None, stats: Stats, failed: Failed) -> Outcome:
@@ -184,7 +185,6 @@ class Run:
         if failed.code not in _STAYS:
             moved = self._move(arrival, layout.broken(self._supplier), failed.code.value, begun.run_id, ".failed")
         self._hooks.on_step(Step.MOVED)
-        self._ledger.fails += 1
         return self._end(replace(manifest, moved_to=moved))
 
     def _keep_what_there_is(self, begun: "Begun", out: Path, stats: Stats) -> None:
@@ -202,15 +202,12 @@ class Run:
 
     def _end(self, manifest: Manifest) -> Outcome:
         publishing.note(self._tree, manifest)
+        self._ledger.note(manifest.as_dict())
         self._hooks.recorder.ended(manifest.as_dict())
         # Last: what could not be recorded is found again by the next run.
         self._ledger.running = None
-        failure = manifest.failure.code.value if manifest.failure else None
-        self._ledger.last = {
-            "run_id": manifest.run_id, "status": manifest.status.value, "failure_code": failure,
-            "finished_at": manifest.finished_at.isoformat(),
-        }  # fmt: skip
-        return Outcome(self._supplier, manifest, moved=self._moved)
+        was_stopped = manifest.failure is not None and manifest.failure.code is FailureCode.INTERRUPTED
+        return Outcome(self._supplier, manifest, moved=self._moved, was_stopped=was_stopped)
 
     def _move(self, arrival: Arrival, folder: str, why: str, run_id: str | None, suffix: str = "") -> str | None:
         to = self._tree.move(arrival, folder, suffix)

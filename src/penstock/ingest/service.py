@@ -1,6 +1,9 @@
 """§16, Ingestion: the orchestrator. It lets one run at a time take one file to the published state, or say why not."""
 
+from typing import Any
+
 from penstock.ingest import ledger, recovering
+from penstock.ingest.contract import Status
 from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.model import checked_supplier
 from penstock.ingest.publishing import Step
@@ -26,7 +29,8 @@ class Ingestion:
             self._tree.prepare(supplier)
             known = ledger.load(self._tree, supplier)
             if (ended := recovering.recover(self._tree, supplier, known, self._clock)) is not None:
-                self._hooks.recorder.ended(ended)
+                known.note(ended)
+                self._record(ended)
                 known.running = None
             self._hooks.on_step(Step.RECOVERED)
             run = Run(self._tree, supplier, known, self._hooks, self._clock)
@@ -34,3 +38,10 @@ class Ingestion:
                 return run.run(waits=waits)
             finally:
                 ledger.save(self._tree, supplier, known)
+
+    def _record(self, ended: dict[str, Any]) -> None:
+        """Tell of a run that was killed what it could not tell itself."""
+        recorder, supplier, name = self._hooks.recorder, ended["supplier"], ended["input_filename"]
+        if ended["status"] == Status.PASS.value and ended["moved_to"] is not None:
+            recorder.moved(supplier, ended["run_id"], name, ended["moved_to"], "published")
+        recorder.ended(ended)

@@ -1,13 +1,12 @@
 """Where every supplier stands: the answer to "where is it and why"."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
-
-import orjson
 
 from penstock.ingest import layout, ledger, publishing
 from penstock.ingest.config import AlertSection
 from penstock.ingest.contract import FailureCode
+from penstock.ingest.facts import document
 from penstock.ingest.model import Alert, Failed, Standing
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import Tree
@@ -18,7 +17,7 @@ def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) ->
     """How *supplier* stands."""
     known = ledger.load(tree, supplier)
     arrivals = [one.name for one in tree.arrivals(supplier)]
-    config, most = _configured(tree, supplier, section.state_age)
+    config, most, targets = _configured(tree, supplier, section.state_age)
     alerts: list[Alert] = []
     try:
         current = publishing.current_state(tree, supplier)
@@ -27,7 +26,7 @@ def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) ->
         alerts.append(Alert.STATE_LOST)
     published = datetime.fromisoformat(current.pointer.published_at) if current else None
     age = max((now - published).total_seconds(), 0.0) if published else None
-    undelivered = list(_undelivered(tree, current.pointer.run_id)) if current else []
+    undelivered = list(_undelivered(tree, current.pointer.run_id, targets)) if current else []
     is_so = {
         Alert.UNDELIVERED: bool(undelivered),
         Alert.STATE_OLD: age is not None and age > most.total_seconds(),
@@ -54,22 +53,22 @@ def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) ->
     )
 
 
-def _undelivered(tree: Tree, run_id: str) -> Iterator[str]:
+def _undelivered(tree: Tree, run_id: str, targets: Collection[str]) -> Iterator[str]:
     """Targets that could not be told of a run, and why."""
     for one in tree.files(layout.run(run_id, "deliveries")):
-        told = orjson.loads(tree.read(one.path) or b"{}")
+        told = document(tree.read(one.path))
         answer = told.get("told") or {}
-        if "code" in answer:
+        if "code" in answer and told["target"] in targets:
             yield f"{told['target']}: {answer['code']}"
 
 
-def _configured(tree: Tree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta]:
-    """What is wrong with the configuration, if anything; and how old the state may get."""
+def _configured(tree: Tree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta, list[str]]:
+    """What is wrong with the configuration, if anything; how old the state may get; and who is told of it."""
     try:
         with tree.config(supplier) as file:
             config, _ = load_supplier(file, tree.uri(layout.config(supplier)))
     except Failed as failed:
         said = failed.message if failed.code is FailureCode.CONFIG_INVALID else failed.code.value
-        return said, usual
+        return said, usual, []
     hours = config.max_state_age_hours
-    return None, timedelta(hours=hours) if hours is not None else usual
+    return None, timedelta(hours=hours) if hours is not None else usual, [one.name for one in config.targets]

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from penstock.ingest import layout
-from penstock.ingest.facts import digest_of
+from penstock.ingest.facts import digest_of, document
 from penstock.ingest.model import Pointer, checked_supplier, supplier_of
 from penstock.ingest.tree import Tree
 from penstock.kernel.errors import Corrupt, NotFound
@@ -60,14 +60,12 @@ def manifest_of(tree: Tree, run_id: str) -> dict[str, Any]:
     if content is None:
         hint = "it may be under way, or too old; `penstock ingest status` shows the last ones"
         raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint=hint)
-    told: dict[str, Any] = orjson.loads(content)
-    return told
+    return document(content)
 
 
 def stats_of(tree: Tree, run_id: str) -> dict[str, Any]:
     """§9.4: what became of the rows of a run; nothing when it read none."""
-    told: dict[str, Any] = orjson.loads(tree.read(layout.run(run_id, layout.STATS)) or b"{}")
-    return told
+    return document(tree.read(layout.run(run_id, layout.STATS)))
 
 
 @contextmanager
@@ -94,8 +92,8 @@ def quarantined(tree: Tree, supplier: str) -> Iterator[dict[str, Any]]:
 
 def _manifests(tree: Tree, supplier: str) -> Iterator[dict[str, Any]]:
     for run_id in tree.runs(supplier):
-        if (content := tree.read(layout.run(run_id, layout.MANIFEST))) is not None:
-            yield orjson.loads(content)
+        if manifest := document(tree.read(layout.run(run_id, layout.MANIFEST))):
+            yield manifest
 
 
 def bad_rows(tree: Tree, run_id: str) -> Iterator[dict[str, Any]]:

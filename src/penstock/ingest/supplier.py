@@ -215,6 +215,13 @@ class Target(Section):
     dictionary: DictionaryTarget | None = None
     webhook: WebhookTarget | None = None
 
+    @property
+    def name(self) -> str:
+        """What people know it by."""
+        if self.dictionary is not None:
+            return f"dictionary {self.dictionary.tenant}/{self.dictionary.code}"
+        return f"webhook {self.webhook.url if self.webhook else ''}"
+
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.dictionary is None) == (self.webhook is None):

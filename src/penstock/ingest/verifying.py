@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import orjson
-
-from penstock.ingest import layout
+from penstock.ingest import layout, ledger
 from penstock.ingest.contract import Status
-from penstock.ingest.facts import digest_of
+from penstock.ingest.facts import digest_of, document
 from penstock.ingest.model import Artifact
 from penstock.ingest.tree import Tree
 from penstock.kernel.errors import Corrupt, NotFound
+
+_NONE = "it is not what was written there"
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ def verify(tree: Tree, suppliers: list[str]) -> Iterator[Checked]:
         yield from _current(tree, supplier)
         for run_id in tree.states(supplier):
             yield from _state(tree, supplier, run_id)
+        under_way = ledger.load(tree, supplier).running
         for run_id in tree.runs(supplier):
-            yield from _run(tree, run_id)
+            yield from _run(tree, run_id, under_way)
 
 
 def _current(tree: Tree, supplier: str) -> Iterator[Checked]:
@@ -45,10 +46,11 @@ def _current(tree: Tree, supplier: str) -> Iterator[Checked]:
     if pointer is None:
         return
     yield Checked(path, None)
-    told = tree.read(layout.state(supplier, pointer.run_id, layout.MANIFEST))
-    manifest = orjson.loads(told) if told else {}
-    sha256 = manifest.get("input_sha256")
-    if sha256 and tree.read(layout.accepted(supplier, sha256)) is None:
+    path = layout.state(supplier, pointer.run_id, layout.MANIFEST)
+    sha256 = document(tree.read(path)).get("input_sha256")
+    if sha256 is None:
+        yield Checked(path, _NONE)
+    elif tree.read(layout.accepted(supplier, sha256)) is None:
         yield Checked(layout.accepted(supplier, sha256), "the current state's file is not marked as accepted")
 
 
@@ -58,18 +60,24 @@ def _state(tree: Tree, supplier: str, run_id: str) -> Iterator[Checked]:
     if told is None:
         yield Checked(layout.state(supplier, run_id), "there is no pointer.json in it")
         return
-    yield _compared(tree, path, orjson.loads(told)["sha256"], None)
+    sha256 = document(told).get("sha256")
+    if sha256 is None:
+        yield Checked(layout.state(supplier, run_id, layout.POINTER), _NONE)
+    else:
+        yield _compared(tree, path, sha256, None)
 
 
-def _run(tree: Tree, run_id: str) -> Iterator[Checked]:
+def _run(tree: Tree, run_id: str, under_way: str | None) -> Iterator[Checked]:
     told = tree.read(layout.run(run_id, layout.MANIFEST))
     if told is None:
-        yield Checked(
-            layout.run(run_id), "it has no manifest: it is under way, or was killed, which the next run notes"
-        )
+        # One that is under way has none yet; one that was killed gets its own from the next run.
+        yield Checked(layout.run(run_id), None if run_id == under_way else "it has no manifest")
         return
-    manifest = orjson.loads(told)
-    artifacts = manifest.get("artifacts", {})
+    manifest = document(told)
+    artifacts = manifest.get("artifacts")
+    if artifacts is None:
+        yield Checked(layout.run(run_id, layout.MANIFEST), _NONE)
+        return
     if manifest.get("status") == Status.PASS.value and layout.FACTS not in artifacts:
         yield Checked(layout.run(run_id, layout.MANIFEST), "it passed, but names no facts")
     for name, known in artifacts.items():

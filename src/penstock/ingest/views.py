@@ -58,6 +58,8 @@ class IngestViews:
     async def runs(
         self, supplier: str | None, status: RunState | None, after: Position | None, limit: int
     ) -> Page[RunRow]:
+        if supplier is not None:
+            checked_supplier(supplier)
         async with self._db.connection() as connection:
             rows = await store.runs(connection, supplier, status, after, limit + 1)
         return page(rows, limit, lambda row: [row.started_at, row.run_id])

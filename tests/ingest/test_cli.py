@@ -1,0 +1,359 @@
+"""`penstock ingest` as a user types it: output, exit codes, and what to do next."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from penstock.ingest import layout
+from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
+from tests.services.program import Result, penstock
+
+ROOT = Path(__file__).parents[2]
+ONE = snapshot({"A": 1, "B": 2, "C": 3, "D": "none"})
+TWO = snapshot({"A": 1, "B": 5, "D": 4})
+BROKEN = snapshot({"A": "none"})
+# The program, except that it waits for a signal before it reads its file.
+PAUSED = """
+import os, signal, sys
+from penstock.cli import main
+from penstock.ingest import running
+
+process = running.process
+came, tell = os.pipe()
+os.set_blocking(tell, False)
+signal.set_wakeup_fd(tell)
+
+def wait_and_process(*args):
+    print("reading", flush=True)
+    os.read(came, 1)
+    return process(*args)
+
+running.process = wait_and_process
+main.run()
+"""
+
+
+def ingest(house: House, *args: str) -> Result:
+    done = penstock("ingest", *args, "--root", str(house.root), cwd=house.root.parent)
+    assert "Traceback" not in done.err
+    assert "mistake in Penstock" not in done.err
+    return done
+
+
+def ingest_json(house: House, *args: str, code: int = 0) -> Json:
+    done = ingest(house, *args, "--json")
+    assert done.code == code, done
+    found: Json = json.loads(done.out)
+    return found
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path / "root", KEYED)
+
+
+def test_a_run_publishes(house: House) -> None:
+    """I6, I21: 0 and PASS, what was good and bad, what changed, and where the file went."""
+    house.drop(ONE, "first.csv")
+    first = ingest(house, "run", SUPPLIER)
+    run_id = house.current()
+    archived = f"{layout.archive(SUPPLIER)}/first.csv"
+    assert (first.code, first.err) == (0, "")
+    assert first.out == f"PASS  {run_id}  first.csv\n3 good rows, 1 bad\nmoved first.csv to {archived}\n"
+    house.drop(TWO, "second.csv")
+    told = ingest_json(house, "run", SUPPLIER)
+    assert (told["status"], told["supplier"], told["reason"]) == ("PASS", SUPPLIER, None)
+    assert told["moved"] == {"second.csv": f"{layout.archive(SUPPLIER)}/second.csv"}
+    assert told["manifest"] == house.told(layout.run(house.current() or "", layout.MANIFEST))
+    assert told["manifest"]["changes"] == {"previous": run_id, "added": 1, "removed": 1, "changed": 1, "unchanged": 1}
+    assert told["manifest"]["moved_to"] == told["moved"]["second.csv"]
+
+
+def test_a_run_that_fails(house: House) -> None:
+    """I6: 1, its code and a hint; as JSON the same, as it is in the manifest."""
+    house.drop(BROKEN)
+    failed = ingest(house, "run", SUPPLIER)
+    assert failed.code == 1
+    assert failed.out.startswith("FAIL  ")
+    assert "DQ_TOO_MANY_BAD_ROWS: 1 of 1 rows are bad" in failed.out
+    assert "hint: " in failed.out
+    house.drop(b"", "empty.csv")
+    told = ingest_json(house, "run", SUPPLIER, code=1)
+    assert (told["status"], told["manifest"]["failure_code"]) == ("FAIL", "FILE_EMPTY")
+    assert told["manifest"]["hint"]
+    assert told["manifest"]["moved_to"] == f"{layout.broken(SUPPLIER)}/empty.csv"
+
+
+def test_nothing_to_do_is_said(house: House) -> None:
+    """I2, I3: 0 with the reason: an empty inbox, a file that may still be written."""
+    empty = ingest(house, "run", SUPPLIER)
+    assert (empty.code, empty.out) == (0, "nothing to do: the inbox is empty\n")
+    house.configure({**KEYED, "file_stability_window": 3600})
+    house.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE)
+    waits = ingest_json(house, "run", SUPPLIER, "--no-wait")
+    assert (waits["status"], waits["manifest"]) == ("NOTHING_TO_DO", None)
+    assert "fresh.csv" in waits["reason"]
+    assert house.names(layout.inbox(SUPPLIER)) == ["fresh.csv"]
+
+
+def test_a_run_waits_until_a_file_is_whole(house: House) -> None:
+    """I3: without --no-wait it says what it waits for, and takes the file as soon as it has stayed as it was."""
+    house.configure({**KEYED, "file_stability_window": 0.4})
+    file, later = house.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE), time.time() + 3600
+    os.utime(file, (later, later))  # never old enough by its date: it has to be watched
+    done = ingest(house, "run", SUPPLIER)
+    assert done.code == 0
+    assert "waiting up to 0.4 s for fresh.csv" in done.err
+    assert done.out.startswith("PASS")
+
+
+def test_a_second_caller_is_told_who_is_first(house: House) -> None:
+    """I4: exit code 6, naming the holder; nothing was touched."""
+    house.drop(ONE)
+    with house.tree.lock(SUPPLIER, "the night shift"):
+        done = ingest(house, "run", SUPPLIER)
+        error = json.loads(ingest(house, "run", SUPPLIER, "--json").err)["error"]
+    assert (done.code, done.out) == (6, "")
+    assert "supplier acme is locked by the night shift (pid " in done.err
+    assert "hint: " in done.err
+    assert (error["code"], error["holder"]) == ("LOCKED", "the night shift")
+    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["run", SUPPLIER], 3, "--root DIR"),
+        (["run", "../etc", "--root", "."], 2, "cannot name a supplier"),
+        (["run", SUPPLIER, "--root", "nowhere"], 5, "there is no folder"),
+        (["state", "show", SUPPLIER, "--root", "."], 5, "nothing was published"),
+        (["bad-rows", "no_such_run", "--root", "."], 5, "there is no run"),
+    ],
+)
+def test_mistakes_are_told_with_the_next_step(tmp_path: Path, args: list[str], code: int, said: str) -> None:
+    """Exit codes as documented; a sentence and a hint, never a traceback."""
+    done = penstock("ingest", *args, cwd=tmp_path)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+    assert done.err.startswith("error: ")
+    assert done.err.count("hint: ") == 1
+
+
+def test_mistakes_in_a_configuration_have_line_numbers(house: House) -> None:
+    """I18: line and column of each; the file waits in the inbox, and `status` tells it too."""
+    config = "min_fact_count: 1\nmax_bad_ratio: 7\nallow_empty_snapshot: false\ncolumns:\n  sku: {from: sku, kind: x}\n"
+    house.put(layout.config(SUPPLIER), config.encode())
+    house.drop(ONE)
+    told = ingest_json(house, "run", SUPPLIER, code=1)["manifest"]
+    assert told["failure_code"] == "CONFIG_INVALID"
+    assert f"{SUPPLIER}.yaml:2:" in told["failure"]
+    assert f"{SUPPLIER}.yaml:5:" in told["failure"]
+    assert told["hint"]
+    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    seen = ingest(house, "status")
+    assert seen.code == 0
+    assert "CONFIG_BROKEN" in seen.out
+    assert f"{SUPPLIER}.yaml:2:" in seen.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_stopped(house: House, number: signal.Signals) -> None:
+    """I16: 130, manifest INTERRUPTED, the file still in the inbox, the state as it was; the next run works."""
+    first = house.publish(ONE)
+    house.drop(TWO)
+    command = [sys.executable, "-c", PAUSED, "ingest", "run", SUPPLIER, "--root", str(house.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "INTERRUPTED" in out
+    assert err == "stopping; once more to leave at once\n"
+    assert house.current() == first
+    (run_id,) = set(house.tree.runs(SUPPLIER)) - {first}
+    told = house.told(layout.run(run_id, layout.MANIFEST))
+    assert (told["status"], told["failure_code"], told["moved_to"]) == ("FAIL", "INTERRUPTED", None)
+    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert house.run().is_pass
+    assert house.current() not in (first, run_id)
+
+
+@dataclass
+class Seen:
+    """A house in which much has happened, and the runs it happened in."""
+
+    house: House
+    first: str
+    second: str
+    failed: str
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    house = House(tmp_path_factory.mktemp("seen") / "root", {**KEYED, "keep_raw": True})
+    first, second = house.publish(ONE), house.publish(TWO)
+    house.drop(ONE, "again.csv")
+    house.drop(BROKEN, "broken.csv")
+    failed = house.run().manifest
+    assert failed is not None
+    return Seen(house, first, second, failed.run_id)
+
+
+def test_bad_rows_are_shown(seen: Seen) -> None:
+    """I9: which rows, why, and what stood there; how often each reason came."""
+    text = ingest(seen.house, "bad-rows", seen.first)
+    assert text.code == 0
+    assert text.out.splitlines()[0].split() == ["NOT_INTEGER", "1"]
+    assert text.out.splitlines()[-1].split() == ["5", "NOT_INTEGER", "price", "none"]
+    told = ingest_json(seen.house, "bad-rows", seen.failed)
+    assert (told["bad_rows"], told["reasons"]) == (1, {"NOT_INTEGER": 1})
+    assert [one["reason_code"] for one in told["rows"]] == ["NOT_INTEGER"]
+    assert ingest(seen.house, "bad-rows", seen.second).out == f"{seen.second} has no bad rows\n"
+
+
+def test_quarantine_is_listed(seen: Seen) -> None:
+    """I2, I6: each file that was set aside, why, and which run did it."""
+    files = {Path(one["path"]).name: one for one in ingest_json(seen.house, "quarantine", "ls")["files"]}
+    assert {name: (one["why"], one["run_id"]) for name, one in files.items()} == {
+        "again.csv": ("accepted before", None),
+        "broken.csv": ("DQ_TOO_MANY_BAD_ROWS", seen.failed),
+    }
+    assert files["broken.csv"]["bytes"] == len(BROKEN)
+    text = ingest(seen.house, "quarantine", "ls", SUPPLIER)
+    assert text.code == 0
+    assert f"{layout.broken(SUPPLIER)}/broken.csv" in text.out
+    assert seen.failed in text.out
+    assert ingest(seen.house, "quarantine", "ls", "other").out == "nothing is set aside\n"
+
+
+def test_state_is_shown_and_read(seen: Seen) -> None:
+    """I14, §17: the pointer and where it comes from; the facts are those the pointer's hash is of."""
+    told = ingest_json(seen.house, "state", "show", SUPPLIER)
+    assert told["pointer"]["run_id"] == seen.second
+    assert told["manifest"] == seen.house.told(layout.run(seen.second, layout.MANIFEST))
+    text = ingest(seen.house, "state", "show", SUPPLIER)
+    assert ["run_id", seen.second] in [line.split() for line in text.out.splitlines()]
+    assert ["previous_run", seen.first] in [line.split() for line in text.out.splitlines()]
+    read = ingest(seen.house, "state", "read", SUPPLIER)
+    assert sha256(read.out.encode()).hexdigest() == told["pointer"]["sha256"]
+    assert [json.loads(line)["payload"]["sku"] for line in read.out.splitlines()] == ["A", "B", "D"]
+
+
+def test_a_damaged_state_is_not_read(house: House) -> None:
+    """§17: who asks for a state that somebody changed gets nothing of it, and is told."""
+    run_id = house.publish(ONE)
+    file = house.root / layout.state(SUPPLIER, run_id, layout.FACTS)
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes().replace(b'"price":1', b'"price":7'))
+    done = ingest(house, "state", "read", SUPPLIER)
+    assert (done.code, done.out) == (1, "")
+    assert "is damaged" in done.err
+    assert "hint: " in done.err
+
+
+def test_what_a_publication_changed(seen: Seen) -> None:
+    """I21: added, removed and changed, with what was and what is; any two runs can be compared."""
+    text = ingest(seen.house, "diff", SUPPLIER).out.splitlines()
+    assert text[0] == f"against {seen.first}: 1 added, 1 removed, 1 changed, 1 unchanged"
+    assert text[1:] == [
+        '+ {"price": 4, "sku": "D"}',
+        '- {"price": 3, "sku": "C"}',
+        '~ {"price": 2, "sku": "B"}',
+        '  {"price": 5, "sku": "B"}',
+    ]
+    back = ingest_json(seen.house, "diff", SUPPLIER, "--from", seen.second, "--to", seen.first, "--limit", "0")
+    assert (back["added"], back["removed"], back["changed"], back["shown"]) == (1, 1, 1, [])
+    other = ingest(seen.house, "diff", "globex", "--from", seen.first, "--to", seen.second)
+    assert (other.code, other.err.count("hint: ")) == (2, 1)
+
+
+def test_gc_tells_what_goes(house: House) -> None:
+    """I12: a dry run tells and removes nothing; then the same goes, and then nothing is too old."""
+    first = house.publish(ONE)
+    house.publish(TWO)
+    settings = {"ingest": {"root": str(house.root), "retention": {"state_retention_hours": 0, "archive": 0}}}
+    config = house.root.parent / "penstock.yaml"
+    config.write_text(json.dumps(settings))
+
+    def gc(*args: str) -> Result:
+        return penstock("ingest", "gc", *args, cwd=house.root.parent)
+
+    dry = json.loads(gc("--dry-run", "--json").out)
+    assert (dry["dry_run"], dry["busy"]) == (True, [])
+    assert {one["path"] for one in dry["found"]} == {
+        layout.state(SUPPLIER, first),
+        f"{layout.archive(SUPPLIER)}/price.csv",
+        f"{layout.archive(SUPPLIER)}/price.csv.1",
+    }
+    assert first in house.tree.states(SUPPLIER)
+    done = gc()
+    assert done.code == 0
+    assert f"3 went, {sum(one['bytes'] for one in dry['found']):,} bytes" in done.out
+    assert "replaced more than 0 hours ago" in done.out
+    assert first not in house.tree.states(SUPPLIER)
+    assert gc().out == "nothing is too old\n"
+
+
+def test_verify_compares_every_hash(house: House) -> None:
+    """I24: 0 when all is as it was; 1 naming the file when a byte was changed or a file is gone."""
+    run_id = house.publish(ONE)
+    fine = ingest(house, "verify")
+    assert (fine.code, fine.err) == (0, "")
+    assert fine.out.endswith(" checked, 0 wrong\n")
+    file = house.root / layout.run(run_id, layout.FACTS)
+    content = file.read_bytes()
+    file.unlink()  # a state has the same file under another name
+    file.write_bytes(content.replace(b'"price":1', b'"price":2'))
+    wrong = ingest(house, "verify", SUPPLIER)
+    assert wrong.code == 1
+    assert f"{layout.run(run_id, layout.FACTS)}: its sha256 is " in wrong.out
+    file.unlink()
+    (told,) = ingest_json(house, "verify", code=1)["problems"]
+    assert told == {"path": layout.run(run_id, layout.FACTS), "problem": "it is not there"}
+
+
+def test_status_tells_where_everybody_stands(seen: Seen) -> None:
+    """I13: what is published, what waits, what failed; and what somebody should look at, by the limits configured."""
+    config = {"ingest": {"alerts": {"fails": 1, "equal_shas": 1, "state_age": 0}}}
+    file = seen.house.root.parent / "strict.yaml"
+    file.write_text(json.dumps(config))
+    (strict,) = ingest_json(seen.house, "status", "--config", str(file))["suppliers"]
+    assert (strict["supplier"], strict["run_id"], strict["fence"], strict["facts"]) == (SUPPLIER, seen.second, 2, 3)
+    assert (strict["fails"], strict["broken"], strict["inbox"]) == (1, 1, [])
+    assert sorted(strict["alerts"]) == ["REPEATED_FAIL", "STATE_OLD"]
+    calm = ingest(seen.house, "status", SUPPLIER)
+    assert (calm.code, len(calm.out.splitlines())) == (0, 2)
+    assert "FAIL DQ_TOO_MANY_BAD_ROWS" in calm.out
+    assert "REPEATED_FAIL" not in calm.out
+
+
+def test_a_wheel_knows_its_commit(tmp_path: Path) -> None:
+    """I8: code that was installed from a wheel tells the commit that was checked out when it was built."""
+    clone, unpacked = tmp_path / "clone", tmp_path / "unpacked"
+    subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(clone)], check=True)
+    commit = subprocess.run(["git", "-C", str(clone), "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=clone, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(unpacked)
+    code = (
+        f"import sys; sys.path.insert(0, {str(unpacked)!r})\n"
+        "from penstock.ingest import provenance\n"
+        "print(provenance.__file__, provenance.code_commit())"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    file, found = told.stdout.split()
+    assert Path(file).is_relative_to(unpacked)
+    assert found == commit.stdout.strip()
+    assert not (clone / "src" / "penstock" / "_commit").exists()

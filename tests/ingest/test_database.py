@@ -1,0 +1,307 @@
+"""What the database is told of runs, and what becomes of a run when the database is away."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import asyncpg
+import pytest
+
+from penstock.ingest import layout, ledger, store
+from penstock.ingest.contract import RunState
+from penstock.ingest.folder import FolderTree
+from penstock.ingest.hooks import Hooks, Outcome
+from penstock.ingest.model import RUN
+from penstock.ingest.publishing import Step
+from penstock.ingest.views import IngestViews
+from penstock.ingesting import Workplace, forget_old_runs, workplace
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Conflict, Transient
+from penstock.settings import Settings
+from tests.ingest.house import KEYED, SUPPLIER, House, failure, snapshot
+from tests.services.program import penstock
+
+ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
+BROKEN = snapshot({"A": "none"})
+WAIT = 30
+
+
+class Killed(BaseException):
+    """Nothing of ours catches it: the run ends where it is."""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path / "root", KEYED)
+
+
+@pytest.fixture
+def configured(house: House, database_url: str) -> Settings:
+    return Settings.model_validate({"database": {"url": database_url}, "ingest": {"root": str(house.root)}})
+
+
+@pytest.fixture
+def place(configured: Settings) -> Iterator[Workplace]:
+    with workplace(configured, uses_database=True) as place:
+        yield place
+
+
+@pytest.fixture
+def views(db: Database, place: Workplace, configured: Settings) -> IngestViews:
+    return IngestViews(db, place.tree, configured.ingest)
+
+
+def run(place: Workplace, on_step: Callable[[Step], None] = lambda _step: None) -> Outcome:
+    return place.run(SUPPLIER, Hooks(on_step=on_step), waits=False)
+
+
+def at(step: Step, act: Callable[[], None]) -> Callable[[Step], None]:
+    def on_step(now: Step) -> None:
+        if now is step:
+            act()
+
+    return on_step
+
+
+def die() -> None:
+    raise Killed
+
+
+async def test_the_table_knows_the_machines_states(db: Database) -> None:
+    """The CHECK of the status column allows just the states the machine declares."""
+    definition = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1"
+    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({RUN.sql_check('status')}))")
+    assert await db.fetchval(definition, "ingest_run_status_check") == await db.fetchval(definition, "twin")
+
+
+async def test_runs_and_moves_are_recorded(house: House, place: Workplace, views: IngestViews) -> None:
+    """I4, I8: each run with its manifest and history, each file with where it went and why."""
+    house.drop(ONE, "one.csv")
+    first = run(place).manifest
+    house.drop(ONE, "again.csv")
+    house.drop(THREE, "older.csv")
+    house.drop(TWO, "two.csv")
+    second = run(place).manifest
+    house.drop(BROKEN, "broken.csv")
+    third = run(place).manifest
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    found = await views.runs(SUPPLIER, None, None, 10)
+    assert [(one.run_id, one.status) for one in found.items] == [
+        (third.run_id, RunState.FAIL),
+        (second.run_id, RunState.PASS),
+        (first.run_id, RunState.PASS),
+    ]
+    assert [one.run_id for one in (await views.runs(None, RunState.FAIL, None, 10)).items] == [third.run_id]
+    row, moved, history = await views.run(third.run_id)
+    assert row.manifest == house.told(layout.run(third.run_id, layout.MANIFEST))
+    assert (row.failure_code, row.finished_at) == ("DQ_TOO_MANY_BAD_ROWS", third.finished_at)
+    assert [(one.file_name, one.moved_to, one.why) for one in moved] == [
+        ("broken.csv", f"{layout.broken(SUPPLIER)}/broken.csv", "DQ_TOO_MANY_BAD_ROWS")
+    ]
+    assert [(one.entry.source, one.entry.target, one.entry.reason) for one in history] == [
+        (None, "RUNNING", None),
+        ("RUNNING", "FAIL", "DQ_TOO_MANY_BAD_ROWS"),
+    ]
+    everything = await views.moves(SUPPLIER, 10)
+    assert [(one.file_name, one.why, one.run_id) for one in reversed(everything)] == [
+        ("one.csv", "published", first.run_id),
+        ("again.csv", "known already", None),
+        ("older.csv", "a newer file is there", None),
+        ("two.csv", "published", second.run_id),
+        ("broken.csv", "DQ_TOO_MANY_BAD_ROWS", third.run_id),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "ended"),
+    [(Step.STARTED, "FAIL"), (Step.SWITCHING, "FAIL"), (Step.SWITCHED, "PASS"), (Step.MOVED, "PASS")],
+)
+async def test_a_run_that_was_killed_is_ended_by_the_next(
+    house: House, place: Workplace, views: IngestViews, step: Step, ended: str
+) -> None:
+    """I16: FAIL INTERRUPTED before the switch, PASS after it; until then it is seen as running."""
+    house.drop(ONE)
+    with pytest.raises(Killed):
+        run(place, at(step, die))
+    (known,) = (await views.runs(None, None, None, 10)).items
+    assert (known.status, known.manifest) == (RunState.RUNNING, None)
+    run(place)
+    row, _, history = await views.run(known.run_id)
+    assert (row.status.value, row.failure_code) == (ended, "INTERRUPTED" if ended == "FAIL" else None)
+    assert row.manifest == house.told(layout.run(known.run_id, layout.MANIFEST))
+    assert [one.entry.target for one in history] == ["RUNNING", ended]
+    assert (house.current() == known.run_id) == (ended == "PASS")
+    assert house.names(layout.inbox(SUPPLIER)) == []
+
+
+@contextmanager
+def without_flock() -> Iterator[None]:
+    """As on a disk shared by hosts whose locks do not know of each other."""
+
+    @contextmanager
+    def nothing(*_: object) -> Iterator[None]:
+        yield
+
+    with mock.patch.object(FolderTree, "lock", nothing):
+        yield
+
+
+def test_two_hosts_take_turns(house: House, place: Workplace, configured: Settings) -> None:
+    """I4: where several hosts share the tree the database lets one at a time; the other is told who works."""
+    house.drop(ONE)
+    started, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        assert go_on.wait(WAIT)
+
+    with without_flock(), ThreadPoolExecutor(1) as pool, workplace(configured, uses_database=True) as other:
+        first = pool.submit(run, place, at(Step.PROCESSED, wait))
+        assert started.wait(WAIT)
+        with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as told:
+            run(other)
+        assert (told.value.code, told.value.exit_code) == ("LOCKED", 6)
+        go_on.set()
+        assert first.result(WAIT).is_pass
+        assert run(other).nothing == "the inbox is empty"
+
+
+def cut_off(url: str) -> None:
+    """End every connection to a database, as a failover does."""
+
+    async def cut() -> None:
+        connection = await asyncpg.connect(url)
+        try:
+            query = (
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+            )
+            await connection.execute(query + "pg_backend_pid()")
+        finally:
+            await connection.close()
+
+    asyncio.run(cut())
+
+
+def test_connections_that_are_cut_do_no_harm(house: House, place: Workplace, database_url: str) -> None:
+    """I16: a failover in mid-run ends the run or does not; in the end all is published and recorded."""
+    house.drop(ONE)
+    with suppress(Transient):
+        run(place, at(Step.PROCESSED, lambda: cut_off(database_url)))
+    assert run(place).is_pass
+    assert [fact["payload"]["price"] for fact in house.facts()] == [1, 2]
+
+    async def recorded() -> list[str]:
+        async with Database.open(database_url) as db, db.connection() as connection:
+            return [one.run_id for one in await store.runs(connection, SUPPLIER, RunState.PASS, None, 10)]
+
+    assert asyncio.run(recorded()) == [house.current()]
+
+
+@pytest.mark.parametrize(
+    ("step", "ended"), [(Step.RECOVERED, None), (Step.PROCESSED, "PASS"), (Step.NOTED, "PASS"), (Step.ACCEPTED, "PASS")]
+)
+async def test_the_database_goes_away_in_mid_run(
+    house: House, place: Workplace, views: IngestViews, db: Database, step: Step, ended: str | None
+) -> None:
+    """I16: the run ends with what may work later (7); what it published stands, and the next run records it."""
+    house.drop(ONE)
+
+    def refuse(*_: Any) -> None:
+        raise Transient("DATABASE_DOWN", "it went away", hint="try again")
+
+    is_away = threading.Event()
+    recorded = ("start", "move", "end")
+    with mock.patch.multiple(store, **{name: _unless(is_away, getattr(store, name), refuse) for name in recorded}):
+        with pytest.raises(Transient) as told:
+            run(place, at(step, is_away.set))
+        assert told.value.exit_code == 7
+        is_away.clear()
+        unrecorded = ledger.load(house.tree, SUPPLIER).running
+        assert unrecorded is not None
+        again = run(place)
+    row, _, _ = await views.run(unrecorded)
+    if ended is None:  # it was never begun, so its file is taken by the next
+        assert (row.status, row.failure_code) == (RunState.FAIL, "INTERRUPTED")
+        assert again.manifest is not None
+        assert house.current() == again.manifest.run_id
+    else:
+        assert row.status.value == ended
+        assert house.current() == unrecorded
+        assert again.manifest is None
+    assert house.names(layout.inbox(SUPPLIER)) == []
+    assert [fact["payload"]["price"] for fact in house.facts()] == [1, 2]
+
+
+def _unless(is_away: threading.Event, works: Any, refuses: Callable[..., None]) -> Any:
+    async def call(*args: Any) -> Any:
+        if is_away.is_set():
+            refuses()
+        return await works(*args)
+
+    return call
+
+
+def test_a_database_that_is_away_is_told(house: House, tmp_path: Path) -> None:
+    """Exit code 7 and a sentence; nothing was touched."""
+    house.drop(ONE)
+    config = f"ingest: {{root: {house.root}}}\ndatabase: {{url: 'postgresql://nobody@127.0.0.1:1/none'}}\n"
+    (tmp_path / "penstock.yaml").write_text(config)
+    done = penstock("ingest", "run", SUPPLIER, cwd=tmp_path)
+    assert (done.code, done.out) == (7, "")
+    assert done.err.startswith("error: ")
+    assert "hint: " in done.err
+    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+
+
+def test_a_named_root_needs_no_database(house: House, tmp_path: Path) -> None:
+    """A folder is enough: with --root the database is not asked."""
+    house.drop(ONE)
+    (tmp_path / "penstock.yaml").write_text("database: {url: 'postgresql://nobody@127.0.0.1:1/none'}\n")
+    assert penstock("ingest", "run", SUPPLIER, "--root", "root", cwd=tmp_path).code == 0
+
+
+async def test_old_runs_are_forgotten(
+    house: House, place: Workplace, views: IngestViews, db: Database, configured: Settings
+) -> None:
+    """I12: runs and moves older than what is kept of them go, so many at a time; one under way stays."""
+    ids = []
+    for content in (ONE, TWO, THREE):
+        house.drop(content)
+        manifest = run(place).manifest
+        assert manifest is not None
+        ids.append(manifest.run_id)
+    house.drop(BROKEN)
+    with pytest.raises(Killed):
+        run(place, at(Step.STARTED, die))
+    await db.execute("UPDATE ingest_run SET started_at = started_at - interval '40 days' WHERE run_id <> $1", ids[2])
+    await db.execute("UPDATE ingest_move SET moved_at = moved_at - interval '40 days' WHERE run_id <> $1", ids[2])
+    async with db.transaction() as tx:
+        assert await store.prune(tx, db.clock.now() - timedelta(days=41), 100) == 0
+        assert await store.prune(tx, db.clock.now() - timedelta(days=39), 1) == 2
+    await forget_old_runs(configured, db)
+    left = (await views.runs(None, None, None, 10)).items
+    assert {(one.run_id in ids, one.status) for one in left} == {(True, RunState.PASS), (False, RunState.RUNNING)}
+    assert [one.run_id for one in await views.moves(SUPPLIER, 10)] == [ids[2]]
+
+
+async def test_an_end_that_is_told_twice_counts_once(house: House, place: Workplace, db: Database) -> None:
+    """I16: what has ended stays as it is, whoever tells it again."""
+    house.drop(ONE)
+    manifest = run(place).manifest
+    assert manifest is not None
+    async with db.transaction() as tx:
+        other = {**manifest.as_dict(), "status": "FAIL", "failure_code": "INTERRUPTED"}
+        assert not await store.end(tx, other, "another", db.clock.now())
+    async with db.connection() as connection:
+        found = await store.run(connection, manifest.run_id)
+    assert found is not None
+    assert (found[0].status, len(found[1])) == (RunState.PASS, 2)
+    assert failure(run(place)) is None

@@ -1,0 +1,369 @@
+"""Who is told of a publication: dictionaries exactly once, webhooks at least once."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from penstock.ingest import layout, targets
+from penstock.ingest.bridge import Bridge
+from penstock.ingest.config import AlertSection
+from penstock.ingest.delivering import Deliveries
+from penstock.ingest.model import Alert
+from penstock.ingest.standing import standing
+from penstock.ingest.states import open_state
+from penstock.ingest.supplier import DictionaryTarget, load_supplier
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.errors import PenstockError
+from tests.ingest.house import KEYED, SUPPLIER, House, Json, clock_of_today, snapshot
+from tests.services.postgres import fresh_database
+from tests.services.program import Up, penstock
+from tests.services.until import until
+
+ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
+SECRET = "hush, hush"
+
+
+class Told(NamedTuple):
+    """A call that came."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Hook(AbstractContextManager["Hook"]):
+    """An address that is told of publications; *answers* says with which status, call by call, and then with 204."""
+
+    def __init__(self, *answers: int) -> None:
+        self.calls: list[Told] = []
+        self.answers = list(answers)
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"] or 0))
+                hook.calls.append(Told(self.path, {name.lower(): text for name, text in self.headers.items()}, body))
+                self.send_response(hook.answers.pop(0) if hook.answers else 204)
+                self.send_header("location", "/elsewhere")
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing: what comes is kept."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(30)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return clock_of_today()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path / "root", KEYED)
+
+
+@pytest.fixture
+def deliver(house: House, clock: ManualClock) -> Iterator[Callable[[], dict[str, str]]]:
+    """Tell whoever was not told yet, by the configuration as it stands; what came of it."""
+    with closing(Bridge()) as bridge:
+
+        def deliver() -> dict[str, str]:
+            config, _ = load_supplier(house.root / layout.config(SUPPLIER))
+            return Deliveries(house.tree, SUPPLIER, config, bridge, clock).deliver()
+
+        yield deliver
+
+
+Deliver = Callable[[], dict[str, str]]
+
+
+def markers(house: House) -> list[Path]:
+    return sorted((house.root / layout.run(house.current() or "", "deliveries")).glob("*.json"))
+
+
+def aim(house: House, *aims: Json) -> None:
+    house.configure({**KEYED, "targets": list(aims)})
+
+
+def alerts(house: House, clock: ManualClock) -> list[Alert]:
+    return standing(house.tree, SUPPLIER, AlertSection(), clock.now()).alerts
+
+
+def test_a_webhook_is_told_once_of_each_publication(
+    house: House, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I23: a note of the current state, signed; the next publication has another key."""
+    monkeypatch.setenv("HOOK_SECRET", SECRET)
+    with Hook() as hook:
+        aim(house, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
+        assert deliver() == {}  # nothing is published yet
+        run_id = house.publish(ONE)
+        assert deliver() == {f"webhook {hook.url}": "done"}
+        assert deliver() == {}
+        house.publish(TWO)
+        assert deliver() == {f"webhook {hook.url}": "done"}
+    first, second = hook.calls
+    note = json.loads(first.body)
+    pointer = house.told(layout.state(SUPPLIER, run_id, layout.POINTER))
+    changes = {"previous": None, "added": 2, "removed": 0, "changed": 0, "unchanged": 0}
+    assert note == {"event": "ingest.published", "supplier": SUPPLIER, **pointer, "facts": 2, "changes": changes}
+    signature = hmac.new(SECRET.encode(), first.body, hashlib.sha256).hexdigest()
+    assert first.headers["x-penstock-signature"] == f"sha256={signature}"
+    assert first.headers["idempotency-key"].startswith(run_id)
+    assert first.headers["idempotency-key"] != second.headers["idempotency-key"]
+    assert SECRET.encode() not in b"".join(house.all_files().values())
+
+
+def test_a_repetition_has_the_same_key(house: House, deliver: Deliver) -> None:
+    """I23: at least once: who dies before he notes that he has told tells again, and it can be seen."""
+    with Hook() as hook:
+        aim(house, {"webhook": {"url": hook.url}})
+        house.publish(ONE)
+        deliver()
+        (marker,) = markers(house)
+        marker.unlink()
+        deliver()
+    first, second = hook.calls
+    assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
+    assert first.body == second.body
+    assert "x-penstock-signature" not in first.headers
+
+
+def test_what_fails_is_tried_again_ever_more_seldom(house: House, clock: ManualClock, deliver: Deliver) -> None:
+    """I23: each pause is longer, up to an hour; meanwhile it is told in `status`, and not after it has worked."""
+    failures = 12
+    with Hook(*[500] * failures) as hook:
+        aim(house, {"webhook": {"url": hook.url}})
+        house.publish(ONE)
+        pauses = []
+        for _ in range(failures):
+            assert deliver() == {f"webhook {hook.url}": f"not yet: {hook.url} answered 500"}
+            assert alerts(house, clock) == [Alert.UNDELIVERED]
+            told = json.loads(markers(house)[0].read_bytes())
+            pauses.append(_seconds(told["again_at"], clock))
+            clock.advance(timedelta(seconds=pauses[-1] - 0.5))
+            assert deliver() == {}
+            clock.advance(timedelta(seconds=1))
+        assert len(hook.calls) == failures
+        assert pauses[:4] == pytest.approx([5, 10, 20, 40])
+        assert pauses[-1] == pytest.approx(3600)
+        assert deliver() == {f"webhook {hook.url}": "done"}
+    assert alerts(house, clock) == []
+    assert len({call.headers["idempotency-key"] for call in hook.calls}) == 1
+
+
+def _seconds(then: str, clock: ManualClock) -> float:
+    return (datetime.fromisoformat(then) - clock.now()).total_seconds()
+
+
+def test_redirects_are_not_followed(house: House, deliver: Deliver) -> None:
+    """I23: what is signed for one address is not handed to another."""
+    with Hook(302, 307) as hook:
+        aim(house, {"webhook": {"url": hook.url}})
+        house.publish(ONE)
+        assert deliver() == {f"webhook {hook.url}": f"not yet: {hook.url} answered 302"}
+    assert [call.path for call in hook.calls] == ["/hook"]
+
+
+def test_an_address_that_is_down_and_a_secret_that_is_missing(
+    house: House, clock: ManualClock, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I23: both are told and tried again; one target does not hold up another."""
+    monkeypatch.delenv("HOOK_SECRET", raising=False)
+    gone = "http://127.0.0.1:1/gone"
+    with Hook() as hook:
+        aim(house, {"webhook": {"url": gone}}, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
+        house.publish(ONE)
+        came = deliver()
+        assert came[f"webhook {gone}"].startswith(f"not yet: {gone} does not answer")
+        assert "HOOK_SECRET" in came[f"webhook {hook.url}"]
+        undelivered = standing(house.tree, SUPPLIER, AlertSection(), clock.now()).undelivered
+        assert len(undelivered) == 2
+        assert f"webhook {gone}: WEBHOOK_DOWN" in undelivered
+        assert hook.calls == []
+        monkeypatch.setenv("HOOK_SECRET", SECRET)
+        clock.advance(timedelta(seconds=6))
+        assert deliver()[f"webhook {hook.url}"] == "done"
+        assert len(hook.calls) == 1
+
+
+def test_only_the_current_state_is_told(house: House, clock: ManualClock, deliver: Deliver) -> None:
+    """I23: what could not be told of an older state is not told any more."""
+    with Hook(500) as hook:
+        aim(house, {"webhook": {"url": hook.url}})
+        house.publish(ONE)
+        deliver()
+        second = house.publish(TWO)
+        clock.advance(timedelta(days=1))
+        assert deliver() == {f"webhook {hook.url}": "done"}
+        assert deliver() == {}
+    assert [json.loads(call.body)["fence"] for call in hook.calls] == [1, 2]
+    assert json.loads(hook.calls[1].body)["run_id"] == second
+
+
+@pytest.fixture(scope="module")
+def server_database() -> Iterator[str]:
+    """A database the module's server has to itself."""
+    with asyncio.Runner() as runner:
+        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
+        yield runner.run(opened.__aenter__())
+        runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module")
+def up(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("up")
+    config = {"database": {"url": server_database}, "refdata": {"dictionaries": [{"code": "PRICES"}]}}
+    (folder / "penstock.yaml").write_text(json.dumps(config))
+    with Up(folder) as up:
+        yield up
+
+
+class Dictionary:
+    """PRICES of a tenant nobody else uses."""
+
+    def __init__(self, up: Up) -> None:
+        self.tenant = f"t{uuid4().hex[:8]}"
+        self._up = up
+        self.aim = {"dictionary": {"tenant": self.tenant, "code": "PRICES", "url": up.api}}
+        self.name = f"dictionary {self.tenant}/PRICES"
+
+    @property
+    def versions(self) -> list[Json]:
+        """What was committed, the latest first."""
+        found = httpx.get(f"{self._up.api}/v1/tenants/{self.tenant}/history/PRICES").json()
+        versions: list[Json] = found["versions"]
+        return versions
+
+    def items(self) -> dict[str, Any]:
+        """What a pod answers."""
+        answer = httpx.get(f"{self._up.query}/v1/tenants/{self.tenant}/dictionaries/PRICES/all")
+        return {one["key"]: one["value"] for one in answer.json()["items"]} if answer.status_code == 200 else {}
+
+    def shows(self, expected: dict[str, Any]) -> None:
+        until(lambda: self.items() == expected, f"the pod has {len(expected)} items", within=15)
+
+
+@pytest.fixture
+def dictionary(up: Up) -> Dictionary:
+    return Dictionary(up)
+
+
+def payloads(house: House) -> dict[str, Any]:
+    return {fact["payload"]["sku"]: fact["payload"] for fact in house.facts()}
+
+
+def test_a_dictionary_becomes_what_is_published(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+    """I23: the pod answers with the facts, by their key; what is gone from the file is gone there."""
+    aim(house, dictionary.aim)
+    house.publish(snapshot({"A": 1, "B": 2, "C": 3}))
+    assert deliver() == {dictionary.name: "done"}
+    dictionary.shows(payloads(house))
+    house.publish(snapshot({"B": 7, "D": 4}))
+    assert deliver() == {dictionary.name: "done"}
+    dictionary.shows({"B": {"price": 7, "sku": "B"}, "D": {"price": 4, "sku": "D"}})
+    assert [one["version"] for one in dictionary.versions] == [2, 1]
+
+
+def test_delivered_exactly_once(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+    """I23: killed between the delivery and its marker, it is delivered again, and nothing changes."""
+    aim(house, dictionary.aim)
+    house.publish(ONE)
+    deliver()
+    (marker,) = markers(house)
+    told = json.loads(marker.read_bytes())["told"]
+    marker.unlink()
+    assert deliver() == {dictionary.name: "done"}
+    assert json.loads(marker.read_bytes())["told"] == told
+    assert [one["version"] for one in dictionary.versions] == [1]
+
+
+def test_told_late_changes_nothing(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+    """I23: a writer that was stopped for hours cannot bring an older state back."""
+    aim(house, dictionary.aim)
+    house.publish(ONE)
+    target = DictionaryTarget.model_validate(dictionary.aim["dictionary"])
+    with open_state(house.tree, SUPPLIER) as old, closing(Bridge()) as bridge:
+        house.publish(TWO)
+        deliver()
+        with pytest.raises(PenstockError) as told:
+            bridge.call(targets.fill_dictionary(target, "sku", old))
+    assert isinstance(told.value, targets.Refused)
+    dictionary.shows(payloads(house))
+    assert [one["version"] for one in dictionary.versions] == [1]
+
+
+def test_a_large_state_goes_in_several_chunks(
+    house: House, dictionary: Dictionary, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I23: however many commands it takes, it is one version; an empty state is one command."""
+    monkeypatch.setattr(targets, "_ROOM", 1_000)
+    house.configure({**KEYED, "targets": [dictionary.aim], "allow_empty_snapshot": True, "min_fact_count": 0})
+    house.publish(snapshot({f"k{number}": number for number in range(100)}))
+    assert deliver() == {dictionary.name: "done"}
+    dictionary.shows(payloads(house))
+    assert [(one["version"], one["items"]) for one in dictionary.versions] == [(1, 100)]
+    house.publish(snapshot({}))
+    assert deliver() == {dictionary.name: "done"}
+    dictionary.shows({})
+
+
+def test_a_dictionary_that_is_not_there_yet(
+    house: House, dictionary: Dictionary, clock: ManualClock, deliver: Deliver
+) -> None:
+    """I23: somebody has to mend it: told, and tried again; likewise a state that was published without a key."""
+    missing = {"dictionary": {**dictionary.aim["dictionary"], "code": "NOT_YET"}}
+    house.configure({name: value for name, value in KEYED.items() if name != "key"})
+    house.publish(ONE)
+    aim(house, missing, dictionary.aim)
+    came = deliver()
+    assert all(how.startswith("not yet: ") for how in came.values())
+    assert len(came) == 2
+    assert alerts(house, clock) == [Alert.UNDELIVERED]
+    house.publish(TWO)
+    came = deliver()
+    assert came[dictionary.name] == "done"
+    assert "NOT_YET" in came[f"dictionary {dictionary.tenant}/NOT_YET"]
+
+
+def test_the_command_tells_of_its_deliveries(house: House, dictionary: Dictionary) -> None:
+    """I23: `ingest run` delivers what it publishes; what is away does not make the run fail."""
+    aim(house, dictionary.aim, {"webhook": {"url": "http://127.0.0.1:1/gone"}})
+    house.drop(ONE)
+    done = penstock("ingest", "run", SUPPLIER, "--root", str(house.root), cwd=house.root)
+    assert done.code == 0
+    assert f"delivery to {dictionary.name}: done\n" in done.out
+    assert "delivery to webhook http://127.0.0.1:1/gone: not yet: " in done.out
+    dictionary.shows(payloads(house))

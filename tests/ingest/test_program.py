@@ -1,0 +1,255 @@
+"""The daemons that watch inboxes: `penstock up` with its API, and `penstock ingest watch` alone."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from penstock.ingest import layout
+from penstock.ingest.hooks import Hooks
+from penstock.ingesting import workplace
+from penstock.settings import Settings
+from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
+from tests.services.postgres import fresh_database
+from tests.services.program import Server, Up
+from tests.services.until import until
+from tests.test_openapi import WITH_TOKENS, token
+
+ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
+BROKEN = snapshot({"A": "none", "B": "none"})
+MANY = 400_000
+QUICK = {"poll": 0.1}
+
+
+class Watch(Server):
+    """`penstock ingest watch` on a free port."""
+
+    def __init__(self, house: House) -> None:
+        (house.root.parent / "watch.yaml").write_text(json.dumps({"ingest": QUICK}))
+        given = ["--root", str(house.root), "--config", "watch.yaml", "--json"]
+        command = [sys.executable, "-m", "penstock.cli.main", "ingest", "watch", *given]
+        super().__init__("watch", command, house.root.parent)
+
+    @property
+    def runs(self) -> list[psutil.Process]:
+        """The runs under way."""
+        return [one for one in psutil.Process(self.pid).children() if "run" in one.cmdline()]
+
+
+def metrics(api: str) -> list[str]:
+    return httpx.get(f"{api}/actuator/prometheus").text.splitlines()
+
+
+def large() -> bytes:
+    """A file that takes a while."""
+    return b"sku,price\n" + b"".join(b"k%d,%d\n" % (number, number) for number in range(MANY))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path / "root", KEYED)
+
+
+def test_the_watcher_alone(house: House) -> None:
+    """I23, I13: without a database it publishes for all suppliers, shows health and metrics, and stops when asked."""
+    slow = {**KEYED, "file_stability_window": 3600}
+    house.configure(slow, "globex")
+    house.publish(ONE)
+    (house.root.parent / "penstock.yaml").write_text("nobody: asked for this one")  # nor do the runs
+    with Watch(house) as watch:
+        assert httpx.get(f"{watch.api}/actuator/health").json()["status"] == "UP"
+        assert httpx.get(f"{watch.api}/actuator/health/readiness").status_code == 200
+        assert f'penstock_ingest_state_facts{{supplier="{SUPPLIER}"}} 2.0' in metrics(watch.api)
+        house.drop(TWO)
+        draft = house.put(f"{layout.inbox('globex')}/price.csv.tmp", THREE)
+        until(lambda: b"price.csv.tmp" in (house.tree.read(layout.ledger("globex")) or b""), "the draft is seen")
+        assert house.current("globex") is None
+        draft.rename(draft.with_suffix(""))  # whoever renames has finished: the window is not waited for
+        until(lambda: house.current("globex") is not None, "the renamed file is published")
+        until(lambda: house.names(layout.inbox(SUPPLIER)) == [], "both are served")
+        counted = [
+            f'penstock_ingest_runs_total{{code="",status="PASS",supplier="{one}"}} 1.0' for one in ("acme", "globex")
+        ]
+        until(lambda: set(counted) <= set(metrics(watch.api)), "both are counted")
+        assert [fact["payload"]["price"] for fact in house.facts()] == [2, 2]
+        assert [fact["payload"]["price"] for fact in house.facts("globex")] == [3, 2]
+        assert watch.stop() == 0
+
+
+def test_one_damaged_supplier_does_not_stop_the_others(house: House) -> None:
+    """I23: what cannot be run is told and tried again ever more seldom; all others are served."""
+    house.publish(ONE)
+    link = house.root / layout.CURRENT / SUPPLIER
+    link.unlink()
+    link.symlink_to(f"../../state_store/{SUPPLIER}/{SUPPLIER}_20200101T000000Z_000000")
+    house.drop(TWO)
+    house.configure(KEYED, "globex")
+    with Watch(house) as watch:
+        until(lambda: "ingest_run_broke" in watch.log_file.read_text(), "the damage is told")
+        house.drop(THREE, supplier="globex")
+        until(lambda: house.current("globex") is not None, "the other one is served")
+        assert watch.stop() == 0
+    assert "Traceback" not in watch.log_file.read_text()
+    assert "never retrieved" not in watch.log_file.read_text()
+    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+
+
+def test_a_run_may_die_and_the_watcher_lives(house: House) -> None:
+    """I16, I23: kill -9 of a run costs nothing but its time; SIGTERM ends a run that is under way."""
+    content = large()
+    with Watch(house) as watch:
+        house.drop(content)
+        until(lambda: len(house.tree.runs(SUPPLIER)) == 1, "a run is under way")
+        (killed,) = house.tree.runs(SUPPLIER)
+        (run,) = watch.runs
+        run.kill()
+        until(lambda: house.names(layout.inbox(SUPPLIER)) == [], "the next run publishes it")
+        told = house.told(layout.run(killed, layout.MANIFEST))
+        assert (told["status"], told["failure_code"]) == ("FAIL", "INTERRUPTED")
+        published = house.current()
+        assert published not in (None, killed)
+        house.drop(content + b"more,1\n")
+        until(lambda: len(house.tree.runs(SUPPLIER)) == 3, "another run is under way")
+        (run,) = watch.runs
+        assert watch.stop() == 0
+        assert not run.is_running()
+    (stopped,) = set(house.tree.runs(SUPPLIER)) - {killed, published}
+    assert house.told(layout.run(stopped, layout.MANIFEST))["failure_code"] == "INTERRUPTED"
+    assert house.current() == published
+    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert not (house.root / layout.DATA / ".work" / SUPPLIER).exists()
+
+
+@pytest.fixture(scope="module")
+def server_database() -> Iterator[str]:
+    """A database the module's server has to itself."""
+    with asyncio.Runner() as runner:
+        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
+        yield runner.run(opened.__aenter__())
+        runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A house with a past: two publications and a failure."""
+    return House(tmp_path_factory.mktemp("served") / "root", {**KEYED, "keep_raw": True})
+
+
+@pytest.fixture(scope="module")
+def api(served: House, server_database: str) -> Iterator[str]:
+    """The API of a running `penstock up`, as far as it is ingest's."""
+    config = {"database": {"url": server_database}, "ingest": {"root": str(served.root), **QUICK}}
+    with workplace(Settings.model_validate(config), uses_database=True) as place:
+        for content in (ONE, BROKEN, TWO):
+            served.drop(content)
+            place.run(SUPPLIER, Hooks(), waits=False)
+    folder = served.root.parent
+    (folder / "penstock.yaml").write_text(json.dumps(config))
+    with Up(folder) as up:
+        yield f"{up.api}/api/v1/ingest"
+
+
+def get(url: str, **params: Any) -> Json:
+    answer = httpx.get(url, params=params)
+    assert answer.status_code == 200, answer.text
+    found: Json = answer.json()
+    return found
+
+
+def test_a_dropped_file_is_published_by_itself(api: str, served: House) -> None:
+    """I23: `penstock up` watches; what came of it is under every address of the API."""
+    served.configure(KEYED, "globex")
+    served.drop(ONE, supplier="globex")
+    until(lambda: bool(get(f"{api}/runs", supplier="globex", status="PASS")["runs"]), "it is published")
+    (run,) = get(f"{api}/runs", supplier="globex")["runs"]
+    assert run["run_id"] == served.current("globex")
+    whole = get(f"{api}/runs/{run['run_id']}")
+    assert whole["manifest"] == served.told(layout.run(run["run_id"], layout.MANIFEST))
+    assert [(one["source"], one["target"]) for one in whole["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
+    assert [(one["file_name"], one["why"]) for one in whole["moves"]] == [("price.csv", "published")]
+    assert get(f"{api}/suppliers/globex/moves")["moves"] == whole["moves"]
+    standing = {one["supplier"]: one for one in get(f"{api}/suppliers")["suppliers"]}["globex"]
+    assert (standing["run_id"], standing["facts"], standing["fence"]) == (run["run_id"], 2, 1)
+    assert get(f"{api}/suppliers/globex")["alerts"] == []
+
+
+def test_a_state_is_read_whole(api: str, served: House) -> None:
+    """I14, §17: NDJSON whose sha256 is the pointer's and the ETag; the headers say which state it is."""
+    state = get(f"{api}/state/{SUPPLIER}")
+    assert (state["run_id"], state["fence"], state["manifest"]["status"]) == (served.current(), 2, "PASS")
+    facts = httpx.get(f"{api}/state/{SUPPLIER}/facts")
+    assert facts.headers["content-type"] == "application/x-ndjson"
+    assert sha256(facts.content).hexdigest() == state["sha256"]
+    assert facts.headers["etag"] == f'"{state["sha256"]}"'
+    assert (facts.headers["x-run-id"], facts.headers["x-fence"]) == (state["run_id"], "2")
+    assert [json.loads(line) for line in facts.text.splitlines()] == served.facts()
+
+
+def test_runs_are_paged(api: str) -> None:
+    """The latest first; page by page nothing is missed and nothing comes twice."""
+    whole = get(f"{api}/runs", supplier=SUPPLIER)
+    assert ([one["status"] for one in whole["runs"]], whole["next"]) == (["PASS", "FAIL", "PASS"], None)
+    paged: list[Json] = []
+    cursor: Json = {}
+    for _ in whole["runs"]:
+        page = get(f"{api}/runs", supplier=SUPPLIER, limit=1, **cursor)
+        paged += page["runs"]
+        cursor = {"cursor": page["next"]}
+    assert paged == whole["runs"]
+    assert cursor == {"cursor": None}
+    failed = get(f"{api}/runs", status="FAIL")["runs"]
+    bad = get(f"{api}/runs/{failed[0]['run_id']}/bad-rows", limit=1)
+    assert (bad["bad_rows"], bad["reasons"], len(bad["rows"])) == (2, {"NOT_INTEGER": 2}, 1)
+    assert bad["rows"][0]["raw_value"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("suppliers/nobody", 404, "SUPPLIER_NOT_FOUND"),
+        ("suppliers/no%20name", 422, "BAD_SUPPLIER"),
+        ("suppliers/no%20name/moves", 422, "BAD_SUPPLIER"),
+        ("state/nobody", 404, "STATE_NOT_FOUND"),
+        ("state/nobody/facts", 404, "STATE_NOT_FOUND"),
+        ("runs/nothing", 404, "RUN_NOT_FOUND"),
+        ("runs/acme_20200101T000000Z_000000", 404, "RUN_NOT_FOUND"),
+        ("runs/acme_20200101T000000Z_000000/bad-rows", 404, "RUN_NOT_FOUND"),
+        ("runs?cursor=nonsense", 422, "BAD_CURSOR"),
+        ("runs?limit=0", 422, None),
+        ("runs?status=GOOD", 422, None),
+        ("runs?supplier=%00", 422, "BAD_SUPPLIER"),
+    ],
+)
+def test_mistakes_are_problems(api: str, path: str, status: int, code: str | None) -> None:
+    """Each with its status and a code that stays."""
+    answer = httpx.get(f"{api}/{path}")
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == code if code else answer.json()["code"]
+
+
+def test_suppliers_belong_to_no_tenant(house: House) -> None:
+    """I23: on an embedded database, with tokens: one that acts for a tenant sees nothing of suppliers."""
+    config = {"ingest": {"root": str(house.root), **QUICK}}
+    (house.root.parent / "penstock.yaml").write_text(json.dumps(config))
+    house.drop(ONE)
+    with Up(house.root.parent, env=WITH_TOKENS) as up:
+        api = f"{up.api}/api/v1/ingest"
+        for path in ("suppliers", "runs", f"state/{SUPPLIER}/facts"):
+            refused = httpx.get(f"{api}/{path}", headers=token())
+            assert (refused.status_code, refused.json()["code"]) == (403, "NOT_FOR_TENANTS")
+            assert httpx.get(f"{api}/{path}").status_code == 401
+        ours = token(tenant_id=None)
+        until(lambda: house.current() is not None, "it is published")
+        until(lambda: "PASS" in httpx.get(f"{api}/runs", headers=ours).text, "it is recorded")
+        assert httpx.get(f"{api}/state/{SUPPLIER}/facts", headers=ours).status_code == 200
+        assert up.stop(signal.SIGINT) == 0
