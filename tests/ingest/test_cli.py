@@ -233,7 +233,7 @@ def test_quarantine_is_listed(seen: Seen) -> None:
     assert text.code == 0
     assert f"{layout.broken(SUPPLIER)}/broken.csv" in text.out
     assert seen.failed in text.out
-    assert ingest(seen.house, "quarantine", "ls", "other").out == "nothing is set aside\n"
+    assert ingest(seen.house, "quarantine", "ls", "other").code == 5
 
 
 def test_state_is_shown_and_read(seen: Seen) -> None:

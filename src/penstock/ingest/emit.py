@@ -60,12 +60,15 @@ class Emitter:
             )
             for place, one in enumerate(header.fields)
         }
-        self._values = [one.value.alias(name) for name, one in self._readings.items()]
+        # By their places: to the library a column called * is all of them, and ^a$ a pattern.
+        self._places = {name: f"={place}" for place, name in enumerate(self._readings)}
+        self._values = [one.value.alias(self._places[name]) for name, one in self._readings.items()]
         # RFC 8785 sorts by UTF-16 code units.
         names = sorted(self._readings, key=lambda name: name.encode("utf-16-be"))
-        self._payload = pl.struct(names).struct.json_encode().alias(_PAYLOAD)
+        fields = [pl.col(self._places[name]).alias(name) for name in names]
+        self._payload = pl.struct(fields).struct.json_encode().alias(_PAYLOAD)
         key = [
-            pl.lit(table.name) if name == CATEGORY else pl.col(name).cast(pl.String).fill_null("")
+            pl.lit(table.name) if name == CATEGORY else pl.col(self._places[name]).cast(pl.String).fill_null("")
             for name in supplier.key
         ]
         self._hashes = lines.hashes(key, pl.col(_ID))
@@ -149,8 +152,8 @@ class Emitter:
         """I20: the keys of bad rows, as far as they have one."""
         wanted = bad if self._supplier.on_bad_row == "hold_last" else bad.clear()
         values = wanted.select(pl.lit("").alias(_ID), *self._values)
-        names = [name for name in self._supplier.key if name != CATEGORY]
-        return (values.drop_nulls(names) if names else values).select(self._hashes)
+        key = [self._places[name] for name in self._supplier.key if name != CATEGORY]
+        return (values.drop_nulls(key) if key else values).select(self._hashes)
 
     def _told(self, bad: pl.DataFrame, torn: list[Check]) -> pl.DataFrame:
         """I9: each bad row with the first thing that is wrong; for who wants to know, where, and what stood there."""

@@ -50,10 +50,10 @@ def held_lines(run_id: str, supplier: str, known: pl.DataFrame, payload: pl.Seri
 
 def changed_lines(change: str, known: pl.DataFrame, supplier: Supplier) -> pl.Series:
     """I21: a line per fact that was added, removed or changed, with its key."""
-    fields = [name for name in supplier.key if name != CATEGORY]
+    fields = [field.alias(name) for name, field in _key_fields(supplier).items() if name != CATEGORY]
     told = [pl.lit(change).alias("change")]
     told += [pl.col(CATEGORY)] if known[CATEGORY].is_not_null().any() else []
-    told += [pl.col("payload").struct.field(name) for name in fields] if fields else [pl.col("row_id")]
+    told += [pl.struct(fields).alias("key")] if fields else [pl.col("row_id")]
     return known.select(pl.struct(told).struct.json_encode().alias("line"))["line"]
 
 
@@ -62,7 +62,12 @@ def parsed(lines: pl.Series, supplier: Supplier) -> pl.DataFrame:
     key = {name: pl.String for name in supplier.key if name != CATEGORY}
     schema = {"row_id": pl.String, "row_number": pl.Int64, CATEGORY: pl.String, "held_from": pl.String}
     whole = io.BytesIO("\n".join(lines.to_list()).encode())
-    return pl.read_ndjson(whole, schema={**schema, **({"payload": pl.Struct(key)} if key else {})})
+    if not key:
+        return pl.read_ndjson(whole, schema=schema)
+    known = pl.read_ndjson(whole, schema={**schema, "payload": pl.Struct(key)})
+    # By their places: to the library a field called * is all of them.
+    places = [str(place) for place in range(len(key))]
+    return known.with_columns(pl.col("payload").struct.rename_fields(places))
 
 
 def payloads(lines: pl.Series) -> pl.Series:
@@ -72,11 +77,15 @@ def payloads(lines: pl.Series) -> pl.Series:
 
 def keys_of(known: pl.DataFrame, supplier: Supplier) -> pl.DataFrame:
     """The keys of facts that were read back, hashed as `Emitter` hashes them."""
-    parts = [
-        pl.col(CATEGORY).fill_null("") if name == CATEGORY else pl.col("payload").struct.field(name).fill_null("")
-        for name in supplier.key
-    ]
+    parts = [field.fill_null("") for field in _key_fields(supplier).values()]
     return known.select(hashes(parts, pl.col("row_id")))
+
+
+def _key_fields(supplier: Supplier) -> dict[str, pl.Expr]:
+    """The fields of a key, as `parsed` gives them."""
+    names = [name for name in supplier.key if name != CATEGORY]
+    payload = {name: pl.col("payload").struct.field(str(place)) for place, name in enumerate(names)}
+    return {name: pl.col(CATEGORY) if name == CATEGORY else payload[name] for name in supplier.key}
 
 
 def hashes(parts: list[pl.Expr], row_id: pl.Expr) -> list[pl.Expr]:

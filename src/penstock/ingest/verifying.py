@@ -9,7 +9,7 @@ from penstock.ingest.contract import Status
 from penstock.ingest.facts import digest_of, document
 from penstock.ingest.model import Artifact
 from penstock.ingest.tree import Tree
-from penstock.kernel.errors import Corrupt, NotFound
+from penstock.kernel.errors import Conflict, Corrupt, NotFound
 
 _NONE = "it is not what was written there"
 
@@ -31,7 +31,7 @@ def verify(tree: Tree, suppliers: list[str]) -> Iterator[Checked]:
         yield from _current(tree, supplier)
         for run_id in tree.states(supplier):
             yield from _state(tree, supplier, run_id)
-        under_way = ledger.load(tree, supplier).running
+        under_way = _under_way(tree, supplier)
         for run_id in tree.runs(supplier):
             yield from _run(tree, run_id, under_way)
 
@@ -70,8 +70,8 @@ def _state(tree: Tree, supplier: str, run_id: str) -> Iterator[Checked]:
 def _run(tree: Tree, run_id: str, under_way: str | None) -> Iterator[Checked]:
     told = tree.read(layout.run(run_id, layout.MANIFEST))
     if told is None:
-        # One that is under way has none yet; one that was killed gets its own from the next run.
-        yield Checked(layout.run(run_id), None if run_id == under_way else "it has no manifest")
+        killed = "it has no manifest: it was killed, which the next run notes"
+        yield Checked(layout.run(run_id), None if run_id == under_way else killed)
         return
     manifest = document(told)
     artifacts = manifest.get("artifacts")
@@ -82,6 +82,15 @@ def _run(tree: Tree, run_id: str, under_way: str | None) -> Iterator[Checked]:
         yield Checked(layout.run(run_id, layout.MANIFEST), "it passed, but names no facts")
     for name, known in artifacts.items():
         yield _compared(tree, layout.run(run_id, name), known["sha256"], known["size"])
+
+
+def _under_way(tree: Tree, supplier: str) -> str | None:
+    """The run somebody works on; one that was killed is named in the ledger too, but holds no lock."""
+    try:
+        with tree.lock(supplier, "verify"):
+            return None
+    except Conflict:
+        return ledger.load(tree, supplier).running
 
 
 def _compared(tree: Tree, path: str, sha256: str, size: int | None) -> Checked:
