@@ -231,11 +231,12 @@ def test_columns_may_be_called_anything(rig: Rig) -> None:
     """I8, I18, I21: a name that means something to a library, or to us, is a name all the same."""
     rig.configure(columns={}, key=["*", "change", "row_id"])
     header = "*;^.*$;change;row_id;row_number;payload;category_key"
-    for number in (1, 2):
-        rig.drop("price.csv", f"{header}\nA;1;x;r;9;p;{number}\n")
-        manifest = rig.run().manifest
-        assert manifest is not None
-        assert manifest.status is Status.PASS
+    rig.drop("price.csv", f"{header}\nA;1;x;r;9;p;1\n")
+    rig.run()
+    rig.drop("price.csv", f"{header}\nA;1;x;r;9;p;2\n")
+    manifest = rig.run().manifest
+    assert manifest is not None
+    assert manifest.status is Status.PASS
     (fact,) = rig.lines(layout.run(manifest.run_id, layout.FACTS))
     assert fact["payload"] == dict(zip(header.split(";"), ["A", "1", "x", "r", "9", "p", "2"], strict=True))
     (changed,) = rig.lines(layout.state(SUPPLIER, manifest.run_id, layout.CHANGED_KEYS))

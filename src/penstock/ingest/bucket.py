@@ -57,7 +57,8 @@ class BucketTree:
             folder = place / run_id
             folder.mkdir(parents=True)
         try:
-            yield folder
+            with disk.reported(folder):
+                yield folder
         finally:
             with suppress(OSError):  # the next run does it
                 disk.remove_all(place)

@@ -1,5 +1,6 @@
 """What a tree on a disk is made of: copies that are hashed, renames that replace nothing, and what is synced."""
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -9,6 +10,7 @@ import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +18,10 @@ from penstock.kernel.errors import Transient
 
 PIECE = 1 << 20
 NAME_LIMIT = 255  # bytes, what a file system and the storage port allow
+_HERE = -100  # AT_FDCWD
+_NO_REPLACE = 1  # RENAME_NOREPLACE
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux has it
+_EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC).timestamp(), datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 _HINTS = {
     errno.EACCES: "let the user Penstock runs as read and write the tree",
     errno.EPERM: "let the user Penstock runs as read and write the tree",
@@ -65,20 +71,48 @@ def _within_limit(name: str, ending: str) -> str:
     return f"{name if len(whole) <= room else whole[:room].decode(errors='ignore')}{ending}"
 
 
-def rename(source: Path, target: Path) -> None:
-    """Move a file to a name that was reserved for it; when that fails, the name is free again."""
+def move(source: Path, target: Path) -> bool:
+    """Move a file to a name that nobody has; False when somebody has it."""
+    is_moved = _rename_alone(source, target)
+    if is_moved is None:
+        is_moved = _rename_reserved(source, target)
+    if is_moved:
+        sync_folder(target.parent)
+        sync_folder(source.parent)
+    return is_moved
+
+
+def _rename_alone(source: Path, target: Path) -> bool | None:
+    """Rename in one go, replacing nothing; None where that cannot be done."""
+    if _renameat2 is None:
+        return None
+    if _renameat2(_HERE, os.fsencode(source), _HERE, os.fsencode(target), _NO_REPLACE) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error == errno.EEXIST:
+        return False
+    if error in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV):
+        return None
+    raise OSError(error, os.strerror(error), str(source))
+
+
+def _rename_reserved(source: Path, target: Path) -> bool:
+    """Take the name first: whoever is killed before the rename leaves an empty file there, and loses none."""
     try:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    except FileExistsError:
+        return False
+    try:
+        source.rename(target)
+    except OSError as error:
         try:
-            source.rename(target)
-        except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
             _copy_over(source, target)
-    except BaseException:
-        target.unlink()
-        raise
-    sync_folder(target.parent)
-    sync_folder(source.parent)
+        except OSError:
+            target.unlink()
+            raise
+    return True
 
 
 def _copy_over(source: Path, target: Path) -> None:
@@ -122,6 +156,12 @@ def held(place: Path) -> Iterator[int | None]:
         yield descriptor
 
 
+def set_aside(folder: Path, place: Path) -> Path:
+    """Move a folder to where nobody looks, so that it is there whole or not at all."""
+    folder.chmod(0o755)  # a published state is read-only
+    return folder.rename(place)
+
+
 def remove_all(place: Path) -> None:
     if not place.is_dir() or place.is_symlink():
         place.unlink(missing_ok=True)
@@ -129,3 +169,8 @@ def remove_all(place: Path) -> None:
     for folder in [place, *(path for path in place.rglob("*") if path.is_dir() and not path.is_symlink())]:
         folder.chmod(0o755)  # a published state is read-only
     shutil.rmtree(place)
+
+
+def moment(seconds: float) -> datetime:
+    """When that was; what no calendar has, whoever set it, is as far away as possible."""
+    return datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC)

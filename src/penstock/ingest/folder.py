@@ -6,7 +6,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +17,8 @@ from penstock.ingest.model import Arrival, Failed, Pointer, is_run_of
 from penstock.ingest.tree import Changed, Found, is_supplier, pointer_in, superseded
 from penstock.kernel.errors import Corrupt, NotFound
 from penstock.kernel.locks import file_lock
+
+_REMOVED = "removed-"  # a supplier's name may be that, too, but not with what follows
 
 
 class FolderTree:
@@ -39,12 +41,20 @@ class FolderTree:
             for path in [*(folder(supplier) for folder in folders), *fixed]:
                 self._at(path).mkdir(parents=True, exist_ok=True)
             self._work.mkdir(exist_ok=True)
+            disk.remove_all(self._work / supplier)  # of a run that was killed
+            for left in self._work.glob(f"{_REMOVED}*"):
+                with suppress(OSError):  # of a removal that was killed, or that somebody is at
+                    disk.remove_all(left)
+            for link in self._at(layout.CURRENT).glob(f".{supplier}.*"):
+                link.unlink(missing_ok=True)
 
     @contextmanager
     def lock(self, supplier: str, holder: str) -> Iterator[None]:
-        with self._reported():
-            self._work.mkdir(parents=True, exist_ok=True)
-        with file_lock(self._work / f"{supplier}.lock", holder, what=f"supplier {supplier}"):
+        with ExitStack() as stack:
+            with self._reported():
+                self._work.mkdir(parents=True, exist_ok=True)
+                lock = file_lock(self._work / f"{supplier}.lock", holder, what=f"supplier {supplier}")
+                stack.enter_context(lock)
             yield
 
     @contextmanager
@@ -55,7 +65,8 @@ class FolderTree:
             folder = place / run_id
             folder.mkdir(parents=True)
         try:
-            yield folder
+            with disk.reported(folder):
+                yield folder
         finally:
             with suppress(OSError):  # the next run does it
                 disk.remove_all(place)
@@ -96,11 +107,15 @@ class FolderTree:
         with self._reported():
             if _signature_of(source) != arrival.signature:
                 return None
+            self._at(folder).mkdir(parents=True, exist_ok=True)
             for name in disk.free_names(arrival.name, suffix):
                 target = self._at(folder) / name
-                if self._reserve(target):
-                    disk.rename(source, target)
-                    return f"{folder}/{name}"
+                if not disk.move(source, target):
+                    continue
+                if _signature_of(target) != arrival.signature:  # another came in the very last moment
+                    disk.move(target, source)
+                    return None
+                return f"{folder}/{name}"
         raise Corrupt("NO_FREE_NAME", f"no free name for {arrival.name} in {folder}")
 
     def read(self, path: str) -> bytes | None:
@@ -175,6 +190,8 @@ class FolderTree:
             try:
                 if None in held:
                     return False
+                if place.is_dir() and not place.is_symlink():
+                    place = disk.set_aside(place, self._work / f"{_REMOVED}{uuid.uuid4().hex}")
                 disk.remove_all(place)
             finally:
                 for descriptor in held:
@@ -194,16 +211,24 @@ class FolderTree:
             disk.sync_folder(target.parent)
 
     def pointer(self, supplier: str) -> Pointer | None:
+        run_id = self._current(supplier)
+        while run_id is not None:
+            told = self.read(layout.state(supplier, run_id, layout.POINTER))
+            if told is not None:
+                return pointer_in(told, self.uri(layout.state(supplier, run_id, layout.POINTER)))
+            # It may have been replaced, and removed, since it was looked up.
+            before, run_id = run_id, self._current(supplier)
+            if run_id == before:
+                hint = "restore state_store from a backup, or remove the symlink and run again"
+                raise Corrupt("STATE_LOST", f"the current state of {supplier}, {run_id}, is not there", hint=hint)
+        return None
+
+    def _current(self, supplier: str) -> str | None:
         with self._reported():
             try:
-                run_id = self._at(f"{layout.CURRENT}/{supplier}").readlink().name
+                return self._at(f"{layout.CURRENT}/{supplier}").readlink().name
             except FileNotFoundError:
                 return None
-        told = self.read(layout.state(supplier, run_id, layout.POINTER))
-        if told is None:
-            hint = "restore state_store from a backup, or remove the symlink and run again"
-            raise Corrupt("STATE_LOST", f"the current state of {supplier}, {run_id}, is not there", hint=hint)
-        return pointer_in(told, self.uri(layout.state(supplier, run_id, layout.POINTER)))
 
     def switch(self, supplier: str, pointer: Pointer, seen: Pointer | None) -> None:
         current = self._at(layout.CURRENT)
@@ -247,15 +272,6 @@ class FolderTree:
                 raise Changed(name) from None
             raise
 
-    def _reserve(self, target: Path) -> bool:
-        """Take a name nobody has, so that the rename after it replaces nothing of anybody's."""
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        except FileExistsError:
-            return False
-        return True
-
     def _reported(self) -> AbstractContextManager[None]:
         return disk.reported(self._root)
 
@@ -268,8 +284,7 @@ def _arrival(supplier: str, entry: os.DirEntry[str]) -> Arrival | None:
         return None
     if not stat.S_ISREG(known.st_mode):
         return None
-    modified = datetime.fromtimestamp(known.st_mtime, UTC)
-    changed = datetime.fromtimestamp(known.st_ctime, UTC)
+    modified, changed = disk.moment(known.st_mtime), disk.moment(known.st_ctime)
     return Arrival(supplier, _told(entry.name), known.st_size, modified, _signature(known), str(known.st_ino), changed)
 
 

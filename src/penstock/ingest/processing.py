@@ -4,7 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -44,10 +44,12 @@ class Processed:
 
     def __init__(self, out: Path) -> None:
         self.stats = Stats()
-        self.facts = Lines(out / layout.FACTS)
-        self.bad = Lines(out / layout.BAD)
         self.index = Index(out / "index")
         self.held = Index(out / "held")
+        with ExitStack() as opened:
+            self.facts = opened.enter_context(closing(Lines(out / layout.FACTS)))
+            self.bad = Lines(out / layout.BAD)
+            opened.pop_all()
 
     def add(self, emitted: Emitted, category: str | None) -> None:
         self.facts.add(emitted.facts)
@@ -59,8 +61,8 @@ class Processed:
         self.stats.skipped_rows += emitted.skipped
 
     def close(self) -> None:
-        self.facts.close()
-        self.bad.close()
+        with closing(self.bad):  # the facts may not fit on the disk
+            self.facts.close()
 
 
 def process(file: Path, supplier: Supplier, names: Names, made: Processed, progress: Progress) -> None:

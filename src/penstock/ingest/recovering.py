@@ -32,7 +32,9 @@ def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> dict[str,
 
 
 def _accept(tree: Tree, supplier: str, manifest: dict[str, Any]) -> None:
-    if tree.read(layout.accepted(supplier, manifest["input_sha256"])) is None:
+    marked = document(tree.read(layout.accepted(supplier, manifest["input_sha256"])))
+    # I22: it may have been accepted before, by a run whose mark grows old.
+    if marked.get("run_id") != manifest["run_id"]:
         _note(tree, manifest)
         publishing.accept(tree, manifest)
 

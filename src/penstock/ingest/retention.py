@@ -62,8 +62,10 @@ def _old(tree: Tree, supplier: str, section: RetentionSection, now: datetime) ->
     yield from _files(tree, f"{layout.QUARANTINE}/{supplier}", section.quarantine, now)
     yield from _files(tree, layout.archive(supplier), section.archive, now)
     yield from _accepted(tree, supplier, section.accepted_runs, now, current)
-    yield from _runs(tree, supplier, section, now, current)
+    yield from _drafts(tree, supplier, section.diag, now)
+    # Before the runs: what became of a run tells when its state may go.
     yield from _states(tree, supplier, timedelta(hours=section.state_retention_hours), now, current)
+    yield from _runs(tree, supplier, section, now, current)
 
 
 def _files(tree: Tree, folder: str, age: timedelta, now: datetime) -> Iterator[Old]:
@@ -74,11 +76,23 @@ def _files(tree: Tree, folder: str, age: timedelta, now: datetime) -> Iterator[O
 
 def _accepted(tree: Tree, supplier: str, age: timedelta, now: datetime, current: Pointer | None) -> Iterator[Old]:
     for one in tree.files(f"{layout.ACCEPTED}/{supplier}"):
-        if now - one.since <= age:
+        if now - one.since <= age or _is_draft(one):
             continue
         told = _json(tree, one.path)
         if current is None or told.get("run_id") != current.run_id:
             yield Old(one.path, one.size, f"accepted more than {_days(age)} ago")
+
+
+def _drafts(tree: Tree, supplier: str, age: timedelta, now: datetime) -> Iterator[Old]:
+    """What was being written when somebody was killed."""
+    for folder in (f"{layout.ACCEPTED}/{supplier}", layout.LEDGERS):
+        for one in tree.files(folder):
+            if _is_draft(one) and now - one.since > age:
+                yield Old(one.path, one.size, f"begun more than {_days(age)} ago and never finished")
+
+
+def _is_draft(found: Found) -> bool:
+    return layout.is_temporary(found.path.rpartition("/")[2])
 
 
 def _runs(
@@ -106,6 +120,8 @@ def _states(tree: Tree, supplier: str, age: timedelta, now: datetime, current: P
         if run_id in passed:
             later = [one for one in passed.values() if one["fence"] > passed[run_id]["fence"]]
             replaced = min((datetime.fromisoformat(one["published_at"]) for one in later), default=now)
+            # The clock may have been wrong, but nothing is replaced before it is published.
+            replaced = max(replaced, datetime.fromisoformat(passed[run_id]["published_at"]))
             why = f"replaced more than {_hours(age)} ago"
         else:
             replaced, why = (

@@ -11,6 +11,7 @@ from penstock.ingest.ledger import Ledger, Sighting
 from penstock.ingest.model import Arrival, Failed
 from penstock.ingest.tree import Changed, Tree
 
+_LONG_AGO = 0.0  # since when a file has not changed that was finished when it got its name
 _LOOK = 1.0  # seconds between two looks at a file that is not ready
 
 
@@ -37,9 +38,9 @@ def look(tree: Tree, supplier: str, ledger: Ledger, window: float) -> Ready:
     found = tree.arrivals(supplier)
     before, ledger.seen = ledger.seen, {}
     for one in found:
-        ledger.seen[one.name] = _sighted(one, before.get(one.name), now)
+        ledger.seen[one.name] = _sighted(one, before, now)
     finished = [one for one in found if not layout.is_temporary(one.name)]
-    ready = [one for one in finished if _is_ready(one, ledger.seen[one.name], before, now, window)]
+    ready = [one for one in finished if _is_ready(one, ledger.seen[one.name], now, window)]
     ready.sort(key=lambda one: (-one.modified_at.timestamp(), ledger.seen[one.name].first_seen, one.name))
     return Ready(ready, [one for one in finished if one not in ready])
 
@@ -61,7 +62,10 @@ def wait(tree: Tree, supplier: str, ledger: Ledger, window: float, stop: Callabl
         time.sleep(min(_LOOK, max(0.01, window / 20)))
 
 
-def _sighted(arrival: Arrival, before: Sighting | None, now: float) -> Sighting:
+def _sighted(arrival: Arrival, known: dict[str, Sighting], now: float) -> Sighting:
+    before = known.get(arrival.name)
+    if _was_renamed(arrival, known):
+        return Sighting(arrival.signature, arrival.identity, now, _LONG_AGO)
     if before is None or before.identity != arrival.identity:
         return Sighting(arrival.signature, arrival.identity, now, now)
     if before.signature != arrival.signature or before.since > now:  # changed, or the clock was set back
@@ -69,8 +73,8 @@ def _sighted(arrival: Arrival, before: Sighting | None, now: float) -> Sighting:
     return before
 
 
-def _is_ready(arrival: Arrival, seen: Sighting, before: dict[str, Sighting], now: float, window: float) -> bool:
-    if arrival.changed_at is None or window == 0 or _was_renamed(arrival, before):
+def _is_ready(arrival: Arrival, seen: Sighting, now: float, window: float) -> bool:
+    if arrival.changed_at is None or window == 0:
         return True
     touched = max(arrival.modified_at.timestamp(), arrival.changed_at.timestamp())
     return now - seen.since >= window or now - touched >= window

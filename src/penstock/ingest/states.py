@@ -1,7 +1,7 @@
 """§17: how readers get a state: the pointer resolved once, the hash verified, and then nothing else but that state."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -40,8 +40,7 @@ def current(tree: Tree, supplier: str) -> Pointer:
 @contextmanager
 def open_state(tree: Tree, supplier: str) -> Iterator[State]:
     """The current state of *supplier*, its hash verified."""
-    pointer = current(tree, supplier)
-    with tree.open(layout.state(supplier, pointer.run_id, layout.FACTS)) as content:
+    with _opened(tree, supplier) as (pointer, content):
         found = digest_of(content).sha256
         if found != pointer.sha256:
             hint = "somebody changed it; restore it from a backup, or have the file published anew"
@@ -49,6 +48,22 @@ def open_state(tree: Tree, supplier: str) -> Iterator[State]:
             raise Corrupt("STATE_DAMAGED", said, hint=hint)
         content.seek(0)
         yield State(supplier, pointer, content)
+
+
+@contextmanager
+def _opened(tree: Tree, supplier: str) -> Iterator[tuple[Pointer, BinaryIO]]:
+    """The current state; one that was replaced, and removed, since it was looked up is not it any more."""
+    with ExitStack() as stack:
+        pointer = current(tree, supplier)
+        while True:
+            try:
+                content = stack.enter_context(tree.open(layout.state(supplier, pointer.run_id, layout.FACTS)))
+                break
+            except NotFound:
+                before, pointer = pointer, current(tree, supplier)
+                if pointer == before:
+                    raise
+        yield pointer, content
 
 
 def manifest_of(tree: Tree, run_id: str) -> dict[str, Any]:

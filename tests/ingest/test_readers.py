@@ -1,0 +1,165 @@
+"""Readers while states are published and removed: each sees one whole state, and never an older one than before."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+
+from penstock.ingest import layout
+from penstock.ingest.config import RetentionSection
+from penstock.ingest.folder import FolderTree
+from penstock.ingest.sdk import read_state
+from penstock.ingest.states import current
+from penstock.kernel.errors import Corrupt, NotFound
+from tests.ingest.crashing import started, was_killed
+from tests.ingest.place import SUPPLIER, Place, csv, quick_folder
+from tests.ingest.reading import WAYS, count_of, read_on, read_once
+from tests.services.soak import examples
+
+AT_ONCE = RetentionSection(state_retention_hours=0)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with quick_folder() as folder:
+        yield Place(folder)
+
+
+def publish(place: Place, fence: int) -> None:
+    place.drop("new.csv", csv({f"S{number}": fence for number in range(count_of(fence))}), at=fence)
+    outcome = place.run()
+    assert outcome.manifest is not None
+    assert outcome.manifest.fence == fence
+
+
+def publish_many(place: Place, states: int) -> None:
+    """State after state, each removed as soon as the next is there and nobody reads it."""
+    for fence in range(2, states + 2):
+        publish(place, fence)
+        place.sweep(AT_ONCE)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_readers_in_other_processes(place: Place) -> None:
+    """I11, I12, I14: whatever is published and removed meanwhile, a reader gets one whole state, and no error."""
+    publish(place, 1)
+    states = examples(24, soak=1000)
+    readers = [started_reader(place.root, way) for way in (*WAYS, *WAYS)]
+    publish_many(place, states)
+    for ours, process in readers:
+        ours.send("stop")
+        reads, seen, last = ours.recv()
+        assert not was_killed(process)
+        ours.close()
+        assert reads >= seen > 1
+        assert last == states + 1
+    place.sweep(AT_ONCE)
+    assert len(place.tree.states(SUPPLIER)) == 1
+    place.check_all_is_well()
+
+
+def started_reader(root: Path, way: str) -> tuple[Connection, ForkServerProcess]:
+    """A reader that has begun."""
+    ours, theirs = Pipe()
+    process = started(read_on, root, way, theirs)
+    theirs.close()
+    assert ours.recv() == "reading"
+    return ours, process
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_readers_in_threads(place: Place, way: str) -> None:
+    """I11, I14: readers of one process, too."""
+    publish(place, 1)
+    is_over = threading.Event()
+
+    def read() -> int:
+        last = 0
+        while not is_over.is_set():
+            last = read_once(place.root, way, last)
+        return read_once(place.root, way, last)
+
+    with ThreadPoolExecutor(3) as readers:
+        reading: list[Future[int]] = [readers.submit(read) for _ in range(3)]
+        try:
+            publish_many(place, examples(8, soak=100))
+        finally:
+            is_over.set()
+        assert {one.result() for one in reading} == {examples(8, soak=100) + 1}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_read_is_not_removed(place: Place, way: str) -> None:
+    """I12: a state that somebody has open stays, is told of, and goes when it is closed."""
+    publish(place, 1)
+    with WAYS[way](place.root) as state:
+        publish(place, 2)
+        [kept] = place.sweep(AT_ONCE).found
+        assert not kept.is_gone
+        assert "somebody reads it" in kept.why
+        assert len(list(state)) == count_of(1)
+    [gone] = place.sweep(AT_ONCE).found
+    assert gone.is_gone
+    assert gone.path == layout.state(SUPPLIER, state.pointer.run_id)
+
+
+def test_a_state_removed_between_the_look_and_the_opening(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I12, I14: the pointer that was resolved leads nowhere by now: the reader gets the next state, not an error."""
+    publish(place, 1)
+    opened = FolderTree.open
+
+    def late(tree: FolderTree, path: str) -> object:
+        monkeypatch.undo()
+        publish(place, 2)
+        place.sweep(AT_ONCE)
+        return opened(tree, path)
+
+    monkeypatch.setattr(FolderTree, "open", late)
+    assert read_once(place.root, "sdk", 0) == 2
+
+
+def test_a_state_removed_amid_the_look(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I12, I14: the link that was read leads nowhere by now: nor is the state lost then."""
+    publish(place, 1)
+    read = FolderTree.read
+
+    def late(tree: FolderTree, path: str) -> bytes | None:
+        monkeypatch.undo()
+        publish(place, 2)
+        place.sweep(AT_ONCE)
+        return read(tree, path)
+
+    monkeypatch.setattr(FolderTree, "read", late)
+    assert current(place.tree, SUPPLIER).fence == 2
+
+
+def test_a_state_that_is_really_lost_is_told(place: Place) -> None:
+    """I14: where there is nothing newer, the reader is told that it is gone, or damaged; nothing else is served."""
+    with pytest.raises(NotFound) as nothing, read_state(place.root, SUPPLIER):
+        pass
+    assert nothing.value.code == "STATE_NOT_FOUND"
+    publish(place, 1)
+    pointer = place.pointer()
+    assert pointer is not None
+    folder = place.root / layout.state(SUPPLIER, pointer.run_id)
+    facts = folder / layout.FACTS
+    facts.chmod(0o644)
+    facts.write_bytes(facts.read_bytes().replace(b"S1", b"S2"))
+    with pytest.raises(Corrupt) as damaged, read_state(place.root, SUPPLIER):
+        pass
+    assert damaged.value.code == "STATE_DAMAGED"
+    folder.chmod(0o755)
+    facts.unlink()
+    with pytest.raises(NotFound) as gone, read_state(place.root, SUPPLIER):
+        pass
+    assert gone.value.code == "OBJECT_NOT_FOUND"
+    (folder / layout.POINTER).unlink()
+    with pytest.raises(Corrupt) as lost, read_state(place.root, SUPPLIER):
+        pass
+    assert lost.value.code == "STATE_LOST"
