@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 
@@ -241,3 +242,15 @@ def test_columns_may_be_called_anything(rig: Rig) -> None:
     assert fact["payload"] == dict(zip(header.split(";"), ["A", "1", "x", "r", "9", "p", "2"], strict=True))
     (changed,) = rig.lines(layout.state(SUPPLIER, manifest.run_id, layout.CHANGED_KEYS))
     assert changed == {"change": "changed", "key": {"*": "A", "change": "x", "row_id": "r"}}
+
+
+def test_a_name_in_another_encoding_blocks_nothing(rig: Rig) -> None:
+    """I2, I16: written out it is longer than a file's name may be, and is cut."""
+    name = ("я" * 120).encode("cp1251") + b".csv"
+    Path(os.fsdecode(os.fsencode(rig.root / layout.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)
+    manifest = rig.run().manifest
+    assert manifest is not None
+    assert manifest.status is Status.PASS
+    assert rig.files(layout.inbox(SUPPLIER)) == []
+    (archived,) = rig.files(layout.archive(SUPPLIER))
+    assert archived.startswith("\\xff")

@@ -58,7 +58,7 @@ def copied(pieces: Iterable[bytes], target: Path | None) -> str:
 
 def free_names(name: str, suffix: str) -> Iterator[str]:
     """The name itself, then others that tell what happened: price.csv, price.csv.failed, price.csv.failed.1 …"""
-    yield name
+    yield _within_limit(name, "")
     if suffix:
         yield _within_limit(name, suffix)
     for number in range(1, 100_000):

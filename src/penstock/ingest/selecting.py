@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.ingest import layout
 from penstock.ingest.contract import FailureCode
+from penstock.ingest.disk import free_names
 from penstock.ingest.ledger import Ledger, Sighting
 from penstock.ingest.model import Arrival, Failed
 from penstock.ingest.tree import Changed, Tree
@@ -104,7 +105,7 @@ def sort(tree: Tree, ready: list[Arrival], is_known: Callable[[str], bool], work
     duplicates: list[tuple[Arrival, str]] = []
     obsolete: list[Arrival] = []
     for arrival in ready:
-        copy = work / "input" / arrival.name if chosen is None else None
+        copy = work / "input" / next(free_names(arrival.name, "")) if chosen is None else None
         try:
             sha256 = tree.take(arrival, copy)
         except Changed:
