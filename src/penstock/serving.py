@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from penstock.app import Platform, RefdataPlatform, open_platform, open_refdata, open_tracking
+from penstock.app import Platform, RefdataPlatform, open_database, open_platform, open_refdata, open_tracking
 from penstock.ingest import api as ingest_api
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.views import IngestViews
@@ -112,9 +112,12 @@ async def _ingesting(settings: Settings, telemetry: Telemetry, db: Database) -> 
     metrics = IngestMetrics(telemetry.registry)
     with workplace(settings, uses_database=True) as place:
         watcher = Watcher(settings, place, metrics, uses_database=True)
-        forget = repeating("ingest retention", lambda: forget_old_runs(settings, db), timedelta(minutes=10))
-        async with watcher.watching(), forget:
+        async with watcher.watching(), _forgetting(settings, db):
             yield IngestViews(db, place.tree, settings.ingest)
+
+
+def _forgetting(settings: Settings, db: Database) -> AbstractAsyncContextManager[None]:
+    return repeating("ingest retention", lambda: forget_old_runs(settings, db), timedelta(minutes=10))
 
 
 async def ingest_watch(
@@ -132,6 +135,9 @@ async def ingest_watch(
             await asyncio.to_thread(place.tree.suppliers)
             return settings.ingest.root or "."
 
+        if uses_database:
+            db = await stack.enter_async_context(open_database(settings))
+            await stack.enter_async_context(_forgetting(settings, db))
         pulse = Pulse({"tree": tree}, needs=["tree"])
         app = _make_app("Penstock ingest", web, pulse)
         await stack.enter_async_context(serving([(app, socket)], settings.server))

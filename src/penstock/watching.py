@@ -75,6 +75,8 @@ class Watcher:
             self._log.warning(
                 "ingest_chore_failed", supplier=supplier, chore=chore, code=error.code, error=error.message
             )
+        except Exception:  # noqa: BLE001 - an edge
+            self._log.exception("ingest_chore_crashed", supplier=supplier, chore=chore)
 
     def _is_ready(self, supplier: str) -> bool:
         """Whether a file can be taken; what was seen is remembered, as a file is ready when it stays as it was."""

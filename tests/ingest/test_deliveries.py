@@ -23,9 +23,10 @@ from penstock.ingest.bridge import Bridge
 from penstock.ingest.config import AlertSection
 from penstock.ingest.delivering import Deliveries
 from penstock.ingest.model import Alert
+from penstock.ingest.recipients import DictionaryTarget
 from penstock.ingest.standing import standing
 from penstock.ingest.states import open_state
-from penstock.ingest.supplier import DictionaryTarget, load_supplier
+from penstock.ingest.supplier import load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
 from tests.ingest.house import KEYED, SUPPLIER, House, Json, clock_of_today, snapshot
@@ -258,7 +259,7 @@ class Dictionary:
         self.tenant = f"t{uuid4().hex[:8]}"
         self._up = up
         self.aim = {"dictionary": {"tenant": self.tenant, "code": "PRICES", "url": up.api}}
-        self.name = f"dictionary {self.tenant}/PRICES"
+        self.name = f"dictionary {self.tenant}/PRICES at {up.api}"
 
     @property
     def versions(self) -> list[Json]:
@@ -355,7 +356,7 @@ def test_a_dictionary_that_is_not_there_yet(
     house.publish(TWO)
     came = deliver()
     assert came[dictionary.name] == "done"
-    assert "NOT_YET" in came[f"dictionary {dictionary.tenant}/NOT_YET"]
+    assert "NOT_YET" in came[dictionary.name.replace("PRICES", "NOT_YET")]
 
 
 def test_the_command_tells_of_its_deliveries(house: House, dictionary: Dictionary) -> None:

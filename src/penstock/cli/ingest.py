@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import ConfigOption, JsonOption, emit, say, table
+from penstock.cli.output import ConfigOption, JsonOption, emit, printable, say, table
 
 if TYPE_CHECKING:
     from penstock.ingest.hooks import Outcome
@@ -195,7 +195,7 @@ def _tell_outcome(outcome: "Outcome", *, as_json: bool) -> None:
         "deliveries": outcome.deliveries,
         "manifest": manifest.as_dict() if manifest else None,
     }
-    emit(told, as_json=as_json, text="\n".join(_outcome_lines(outcome)))
+    emit(told, as_json=as_json, text="\n".join(map(printable, _outcome_lines(outcome))))
 
 
 def _outcome_lines(outcome: "Outcome") -> Iterator[str]:

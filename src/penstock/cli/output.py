@@ -32,8 +32,14 @@ def say(message: str) -> None:
     sys.stderr.write(f"{message}\n")
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
+def printable(text: str) -> str:
+    """*text* without what would move the terminal: names of files come from outside."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def table(cells: Sequence[Sequence[str]]) -> str:
     """Columns side by side."""
+    rows = [[printable(cell) for cell in row] for row in cells]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -18,7 +18,9 @@ class RetentionSection(Section):
     runs: Duration = Field(30 * _DAY, description="What runs left behind; that of the current state stays.")
     diag: Duration = Field(7 * _DAY, description="What only helps to find out what happened.")
     accepted_runs: Duration = Field(365 * _DAY, description="How long a file that was accepted is known again.")
-    state_retention_hours: float = Field(12, ge=0, description="How long a state stays after another became current.")
+    state_retention_hours: float = Field(
+        12, ge=0, le=1_000_000, description="How long a state stays after another became current."
+    )
 
 
 class AlertSection(Section):

@@ -1,6 +1,5 @@
 """I23: who is told of a publication: dictionaries exactly once, webhooks at least once; only ever the current state."""
 
-import hashlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,8 +8,9 @@ from penstock.ingest import layout
 from penstock.ingest.bridge import Bridge
 from penstock.ingest.facts import document, small
 from penstock.ingest.publishing import Current, current_state
+from penstock.ingest.recipients import Target
 from penstock.ingest.states import open_state
-from penstock.ingest.supplier import Supplier, Target
+from penstock.ingest.supplier import Supplier
 from penstock.ingest.targets import Refused, call_webhook, fill_dictionary
 from penstock.ingest.tree import Tree
 from penstock.kernel.clock import Clock
@@ -50,7 +50,7 @@ class Deliveries:
             return {}
         came: dict[str, str] = {}
         for target in self._supplier.targets:
-            path = layout.run(current.pointer.run_id, f"deliveries/{_digest(target)}.json")
+            path = layout.run(current.pointer.run_id, f"deliveries/{target.digest}.json")
             known = Delivery(**{"target": target.name, **document(self._tree.read(path))})
             if not known.is_done and _is_due(known, self._clock.now()):
                 came[known.target] = self._try(target, current, known)
@@ -75,7 +75,7 @@ class Deliveries:
 
     def _tell(self, target: Target, current: Current) -> Any:
         if target.webhook is not None:
-            key = f"{current.pointer.run_id}:{_digest(target)}"
+            key = f"{current.pointer.run_id}:{target.digest}"
             return self._bridge.call(call_webhook(target.webhook, self._name, current, key))
         if target.dictionary is None:
             raise RuntimeError("a target is one of the two")
@@ -83,15 +83,11 @@ class Deliveries:
             if state.pointer != current.pointer:
                 hint = "that one is delivered next"
                 raise Transient("SUPERSEDED", "another state was published meanwhile", hint=hint)
-            if not (key := current.manifest["key"]):
+            if current.manifest["key"] != self._supplier.key:
                 hint = "the next publication has the key that is configured now"
-                raise Invalid("KEY_MISSING", "the current state was published without a key", hint=hint)
-            return self._bridge.call(fill_dictionary(target.dictionary, key[0], state))
+                raise Invalid("KEY_MISSING", "the current state was published under another key", hint=hint)
+            return self._bridge.call(fill_dictionary(target.dictionary, self._supplier.key[0], state))
 
 
 def _is_due(known: Delivery, now: datetime) -> bool:
     return known.again_at is None or datetime.fromisoformat(known.again_at) <= now
-
-
-def _digest(target: Target) -> str:
-    return hashlib.sha256(target.name.encode()).hexdigest()[:16]

@@ -146,7 +146,10 @@ def held(place: Path) -> Iterator[int | None]:
     for file in [place] if place.is_file() else sorted(place.rglob("*")):
         if not stat.S_ISREG(file.lstat().st_mode):
             continue
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:
+            continue  # what we may not read, nobody reads by our ways
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -174,3 +177,14 @@ def remove_all(place: Path) -> None:
 def moment(seconds: float) -> datetime:
     """When that was; what no calendar has, whoever set it, is as far away as possible."""
     return datetime.fromtimestamp(min(max(seconds, _EARLIEST), _LATEST), UTC)
+
+
+def signature_of(file: Path) -> str | None:
+    try:
+        return signature(file.lstat())
+    except FileNotFoundError:
+        return None
+
+
+def signature(known: os.stat_result) -> str:
+    return f"{known.st_size}-{known.st_mtime_ns}-{known.st_ino}"

@@ -98,21 +98,21 @@ class FolderTree:
         file = self._inbox_file(arrival)
         with self._reported(), self._opened(file, arrival.name) as content:
             digest = disk.copied(disk.pieces(content), target)
-            if {_signature(os.fstat(content.fileno())), _signature_of(file)} != {arrival.signature}:
+            if {disk.signature(os.fstat(content.fileno())), disk.signature_of(file)} != {arrival.signature}:
                 raise Changed(arrival.name)
         return digest
 
     def move(self, arrival: Arrival, folder: str, suffix: str = "") -> str | None:
         source = self._inbox_file(arrival)
         with self._reported():
-            if _signature_of(source) != arrival.signature:
+            if disk.signature_of(source) != arrival.signature:
                 return None
             self._at(folder).mkdir(parents=True, exist_ok=True)
             for name in disk.free_names(arrival.name, suffix):
                 target = self._at(folder) / name
                 if not disk.move(source, target):
                     continue
-                if _signature_of(target) != arrival.signature:  # another came in the very last moment
+                if disk.signature_of(target) != arrival.signature:  # another came in the very last moment
                     disk.move(target, source)
                     return None
                 return f"{folder}/{name}"
@@ -285,20 +285,11 @@ def _arrival(supplier: str, entry: os.DirEntry[str]) -> Arrival | None:
     if not stat.S_ISREG(known.st_mode):
         return None
     modified, changed = disk.moment(known.st_mtime), disk.moment(known.st_ctime)
-    return Arrival(supplier, _told(entry.name), known.st_size, modified, _signature(known), str(known.st_ino), changed)
+    return Arrival(
+        supplier, _told(entry.name), known.st_size, modified, disk.signature(known), str(known.st_ino), changed
+    )
 
 
 def _told(name: str) -> str:
     """*name*, with what is no UTF-8 written as \\xcf: neither JSON nor a database can hold it otherwise."""
     return os.fsencode(name).decode(errors="backslashreplace")
-
-
-def _signature_of(file: Path) -> str | None:
-    try:
-        return _signature(file.lstat())
-    except FileNotFoundError:
-        return None
-
-
-def _signature(known: os.stat_result) -> str:
-    return f"{known.st_size}-{known.st_mtime_ns}-{known.st_ino}"

@@ -56,6 +56,8 @@ def bind(table: "Table", supplier: Supplier) -> Header:
     if not fields:
         raise Failed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no columns", "map them: columns")
     _check_missing(table, names, fields, supplier)
+    if all(one.index is None or (table.absent and names[one.index] in table.absent) for one in fields):
+        raise _mismatch(table, names)
     if supplier.source.exact:
         _check_extra(table, names, fields)
     return Header(rows, names, fields)
@@ -176,8 +178,18 @@ def _check_missing(table: "Table", names: list[str], fields: list[Bound], suppli
         raise _missing(table, names, lost)
 
 
+def _mismatch(table: "Table", names: list[str]) -> Failed:
+    """None of the columns is there: this is another file, whatever is required of it."""
+    said = f"{_where(table)} has none of the columns that are mapped; it has {_have(table, names)}"
+    return Failed(FailureCode.HEADER_MISMATCH, said, "is it the right file? if so, map its columns")
+
+
+def _have(table: "Table", names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names if name and name not in table.absent)[:500] or "none"
+
+
 def _missing(table: "Table", names: list[str], lost: list[str]) -> Failed:
-    have = ", ".join(repr(name) for name in names if name and name not in table.absent)[:500] or "none"
+    have = _have(table, names)
     said = f"{_where(table)} has no column {', '.join(lost)}; it has {have}"
     hint = "has the supplier renamed it? list its spellings: `from: [old, new]`; skip a sheet with source.sheets.skip"
     return Failed(FailureCode.COLUMNS_MISSING, said, hint)

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Changes, Failed, Stats
+from penstock.ingest.model import Changes, Failed, Stats, alive
 from penstock.ingest.supplier import Supplier
 
 
@@ -42,7 +42,7 @@ def check_guards(stats: Stats, changes: Changes, before: Before, supplier: Suppl
     if guards.max_drop_percent is not None and dropped > guards.max_drop_percent:
         said = f"{stats.facts} facts where there were {before.facts}: {dropped:.1f} % fewer"
         raise Failed(FailureCode.GUARD_ROWS_DROPPED, said, hint)
-    gone = sorted(set(before.categories) - set(stats.categories))
+    gone = sorted(set(before.categories) - set(alive(stats.categories)))
     if guards.vanished_categories == "fail" and gone:
         raise Failed(FailureCode.GUARD_CATEGORIES_VANISHED, f"gone are: {', '.join(gone)[:500]}", hint)
     vanished = _percent(changes.removed, before.facts)

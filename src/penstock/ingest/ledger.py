@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 
 from penstock.ingest import layout
@@ -29,6 +30,9 @@ class Ledger:
     equal_shas: int = 0
     fails: int = 0
     last: dict[str, Any] | None = None
+    fence: int = 0  # of the last publication
+    killed_by: str | None = None  # the sha256 of the file the last runs died on, and how many did
+    kills: int = 0
 
     def note(self, manifest: dict[str, Any]) -> None:
         """Remember how a run ended; told again, it changes nothing."""
@@ -38,19 +42,23 @@ class Ledger:
             return
         if manifest["status"] == Status.PASS.value:
             self.fails = self.equal_shas = 0
+            self.fence = max(self.fence, manifest["fence"] or 0)
         else:
             self.fails += 1
         self.last = told
+
+    def note_kill(self, sha256: str | None) -> None:
+        """Remember that a run died on a file."""
+        self.kills = self.kills + 1 if sha256 == self.killed_by else 1
+        self.killed_by = sha256
 
 
 def load(tree: Tree, supplier: str) -> Ledger:
     """The ledger as it was left; an empty one when there is none, or it makes no sense."""
     content = tree.read(layout.ledger(supplier))
     try:
-        told = orjson.loads(content) if content else {}
-        seen = {name: Sighting(**one) for name, one in told.pop("seen", {}).items()}
-        return Ledger(**told, seen=seen)
-    except (orjson.JSONDecodeError, TypeError, AttributeError):
+        return msgspec.json.decode(content, type=Ledger) if content else Ledger()
+    except msgspec.DecodeError:
         return Ledger()
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from penstock.ingest.contract import FailureCode, Reason, RunState, Status
+from penstock.ingest.contract import FailureCode, RunState, Status
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.kernel.machine import Machine, Move
@@ -134,6 +134,13 @@ class Stats:
             seen["good_rows"] += good
             seen["bad_rows"] += bad
 
+    def hold(self, category: str | None, facts: int) -> None:
+        """Add facts of an earlier run that stay."""
+        self.held_rows += facts
+        if category is not None:
+            seen = self.categories.setdefault(category, {"good_rows": 0, "bad_rows": 0})
+            seen["held_rows"] = seen.get("held_rows", 0) + facts
+
     def as_dict(self) -> dict[str, Any]:
         return {
             "total_rows": self.good_rows + self.bad_rows,
@@ -146,6 +153,11 @@ class Stats:
             "reasons": {code: self.reasons[code] for code in sorted(self.reasons)},
             "categories": self.categories,
         }
+
+
+def alive(categories: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The categories that have facts."""
+    return [name for name, rows in categories.items() if rows["good_rows"] + rows.get("held_rows", 0) > 0]
 
 
 @dataclass(frozen=True)
@@ -258,8 +270,3 @@ class Standing:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def descriptions() -> Sequence[type[StrEnum]]:
-    """The closed sets of codes that docs/etl/reason_codes.yaml explains."""
-    return [Reason, FailureCode]

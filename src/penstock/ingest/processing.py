@@ -152,4 +152,5 @@ def hold(made: Processed, old: Index, content: BinaryIO, supplier: Supplier, nam
         known = parsed(lines, supplier)
         made.facts.add(held_lines(names.run_id, names.supplier, known, payloads(lines), held_from))
         made.index.add(keys_of(known, supplier))
-        made.stats.held_rows += len(lines)
+        for (category,), rows in known.group_by([CATEGORY]):
+            made.stats.hold(None if category is None else str(category), rows.height)

@@ -16,7 +16,7 @@ from penstock.ingest.facts import Lines, at, digest_of, document, small, text_of
 from penstock.ingest.index import Difference
 from penstock.ingest.judging import Before
 from penstock.ingest.lines import changed_lines, parsed
-from penstock.ingest.model import Artifact, Changes, Manifest, Pointer, Stats
+from penstock.ingest.model import Artifact, Changes, Manifest, Pointer, Stats, alive
 from penstock.ingest.processing import Processed
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.tree import Tree
@@ -56,7 +56,7 @@ class Current:
     @property
     def before(self) -> Before:
         facts = self.stats["good_rows"] + self.stats["held_rows"]
-        return Before(self.pointer.run_id, facts, list(self.stats["categories"]))
+        return Before(self.pointer.run_id, facts, alive(self.stats["categories"]))
 
 
 def current_state(tree: Tree, supplier: str) -> Current | None:
@@ -66,10 +66,20 @@ def current_state(tree: Tree, supplier: str) -> Current | None:
         return None
     files = (layout.MANIFEST, layout.STATS)
     manifest, stats = (document(tree.read(layout.state(supplier, pointer.run_id, name))) for name in files)
-    if not manifest or not stats:
+    if "input_sha256" not in manifest or not {"good_rows", "held_rows", "categories"} <= stats.keys():
         hint = "restore it from a backup"
-        raise Corrupt("STATE_DAMAGED", f"{' or '.join(files)} of the state {pointer.run_id} is gone", hint=hint)
+        raise Corrupt(
+            "STATE_DAMAGED", f"{' or '.join(files)} of the state {pointer.run_id} is gone or damaged", hint=hint
+        )
     return Current(pointer, manifest, stats)
+
+
+def next_fence(tree: Tree, supplier: str, current: Current | None, remembered: int) -> int:
+    """I11: one more than any before, even when the current state was lost."""
+    if current is not None:
+        return current.pointer.fence + 1
+    noted = [document(tree.read(layout.run(one, layout.MANIFEST))) for one in tree.runs(supplier)]
+    return 1 + max([remembered, *(int(one.get("fence") or 0) for one in noted)])
 
 
 def compare(tree: Tree, made: Processed, supplier: Supplier, name: str, current: Current | None, work: Path) -> Changes:

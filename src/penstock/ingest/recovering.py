@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.ingest import layout, provenance, publishing
 from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.facts import document, small
+from penstock.ingest.facts import digest_of, document, small
 from penstock.ingest.ledger import Ledger
 from penstock.ingest.model import Arrival, Failed, Failure, Manifest, Pointer
 from penstock.ingest.tree import Changed, Tree
@@ -22,7 +22,7 @@ def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> dict[str,
             return _complete(tree, supplier, current.manifest)
     if was_running is None:
         return None
-    ended = _give_up(tree, supplier, was_running, current.pointer if current else None, clock)
+    ended = _give_up(tree, supplier, known, current.pointer if current else None, clock)
     later = publishing.current_state(tree, supplier)
     if later is not None and later.pointer.run_id == was_running:
         # It lives, on another machine, and published while we gave it up.
@@ -48,13 +48,31 @@ def _note(tree: Tree, manifest: dict[str, Any]) -> None:
 
 def _complete(tree: Tree, supplier: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """A run whose state is current has passed, whatever came after the switch."""
-    run_id = manifest["run_id"]
     _note(tree, manifest)
     for arrival in tree.arrivals(supplier):
         if arrival.name == manifest["input_filename"] and _is_it(tree, arrival, manifest["input_sha256"]):
-            manifest = {**manifest, "moved_to": tree.move(arrival, layout.archive(supplier))}
-            tree.write(layout.run(run_id, layout.MANIFEST), small(manifest))
+            return _noted_move(tree, manifest, tree.move(arrival, layout.archive(supplier)))
+    return _noted_move(tree, manifest, _moved_before(tree, layout.archive(supplier), manifest))
+
+
+def _noted_move(tree: Tree, manifest: dict[str, Any], moved_to: str | None) -> dict[str, Any]:
+    if moved_to is None:
+        return manifest
+    manifest = {**manifest, "moved_to": moved_to}
+    tree.write(layout.run(manifest["run_id"], layout.MANIFEST), small(manifest))
     return manifest
+
+
+def _moved_before(tree: Tree, folder: str, manifest: dict[str, Any]) -> str | None:
+    """Where a file went whose run was killed before it could note that."""
+    for found in tree.files(folder):
+        path, _, name = found.path.rpartition("/")
+        is_named = name.startswith(manifest["input_filename"] or "/")
+        if path == folder and is_named and found.size == manifest["input_size"]:
+            with tree.open(found.path) as content:
+                if digest_of(content).sha256 == manifest["input_sha256"]:
+                    return found.path
+    return None
 
 
 def _is_it(tree: Tree, arrival: Arrival, sha256: str) -> bool:
@@ -64,11 +82,14 @@ def _is_it(tree: Tree, arrival: Arrival, sha256: str) -> bool:
         return False
 
 
-def _give_up(tree: Tree, supplier: str, run_id: str, current: Pointer | None, clock: Clock) -> dict[str, Any]:
+def _give_up(tree: Tree, supplier: str, known: Ledger, current: Pointer | None, clock: Clock) -> dict[str, Any]:
     """A run that was killed before the switch has published nothing; its file is where it was."""
+    run_id = known.running or ""
     if noted := document(tree.read(layout.run(run_id, layout.MANIFEST))):
-        return noted
+        was_moved = noted["moved_to"] is not None or noted["input_sha256"] is None
+        return noted if was_moved else _noted_move(tree, noted, _moved_before(tree, layout.broken(supplier), noted))
     started = document(tree.read(layout.run(run_id, layout.STARTED)))
+    known.note_kill(started.get("input_sha256"))
     now = clock.now()
     said = "the run was killed, or the machine went down, before it published anything"
     manifest = Manifest(

@@ -12,7 +12,7 @@ from penstock.ingest.facts import document
 from penstock.ingest.model import Pointer
 from penstock.ingest.tree import Found, Tree
 from penstock.kernel.clock import Clock
-from penstock.kernel.errors import Conflict, Corrupt
+from penstock.kernel.errors import Conflict, Corrupt, Transient
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def sweep(tree: Tree, section: RetentionSection, clock: Clock, holder: str, *, i
                     found.append(Old(old.path, old.size, why, is_gone))
         except Conflict:
             busy.append(supplier)
-        except Corrupt:
-            damaged.append(supplier)  # which state must stay is not known, so all of them do
+        except (Corrupt, Transient):
+            damaged.append(supplier)  # which state must stay is not known, or nothing can be removed
     return Swept(found, busy, damaged)
 
 

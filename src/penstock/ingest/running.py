@@ -1,9 +1,12 @@
 """One run, from the choice of a file to its end: published, or failed with a code."""
 
+import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+
+import structlog
 
 from penstock.ingest import layout, ledger, provenance, publishing, selecting
 from penstock.ingest.contract import FailureCode, Status
@@ -20,7 +23,7 @@ from penstock.ingest.selecting import Chosen, Ready
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree import Tree
 from penstock.kernel.clock import Clock
-from penstock.kernel.errors import NotFound
+from penstock.kernel.errors import NotFound, PenstockError, Transient
 
 # Not the file's fault: it stays in the inbox, and is looked at again.
 _STAYS = (
@@ -30,6 +33,9 @@ _STAYS = (
     FailureCode.SUPERSEDED,
     FailureCode.INTERRUPTED,
 )
+
+
+_MOST_KILLS = 10  # a machine that is restarted may kill some; a file that does it every time must not do so for ever
 
 
 class Run:
@@ -124,10 +130,25 @@ class Run:
             if failed.code not in _STAYS:
                 self._keep_what_there_is(begun, out, stats)
             return self._fail(begun, chosen.arrival, chosen.sha256, stats, failed)
+        except (PenstockError, OSError):
+            raise
+        except Exception as error:  # noqa: BLE001 - an edge: it would come again with every run, and nobody knew why
+            return self._crashed(begun, chosen, stats, error)
+
+    def _crashed(self, begun: "Begun", chosen: Chosen, stats: Stats, error: Exception) -> Outcome:
+        structlog.get_logger().error("ingest_run_crashed", run_id=begun.run_id, exc_info=error)
+        told = "".join(traceback.format_exception(error))
+        self._tree.write(layout.run(begun.run_id, layout.ERROR), told.encode(errors="replace"))
+        hint = f"this is a mistake in Penstock; {layout.ERROR} of the run tells where"
+        failed = Failed(FailureCode.INTERNAL, f"{type(error).__name__}: {error}", hint)
+        return self._fail(begun, chosen.arrival, chosen.sha256, stats, failed)
 
     def _process(self, begun: "Begun", chosen: Chosen, made: Processed, out: Path) -> Manifest:
         config, names = begun.configured, Names(begun.run_id, self._supplier)
         check_size(chosen.arrival.name, chosen.arrival.size)
+        if self._ledger.killed_by == chosen.sha256 and self._ledger.kills >= _MOST_KILLS:
+            said = f"{self._ledger.kills} runs in a row died on {chosen.arrival.name}"
+            raise Failed(FailureCode.FILE_KILLS_RUNS, said, "see what killed them; then put it into the inbox again")
         process(chosen.copy, config, names, made, self._told)
         self._hooks.on_step(Step.PROCESSED)
         settle_repeated(made, config, names, out)
@@ -141,7 +162,7 @@ class Run:
         manifest = replace(
             begun.manifest(self._supplier, chosen.arrival, chosen.sha256, made.stats),
             artifacts=publishing.artifacts(made),
-            fence=begun.current.pointer.fence + 1 if begun.current else 1,
+            fence=publishing.next_fence(self._tree, self._supplier, begun.current, self._ledger.fence),
             changes=changes,
         )
         publication = Publication(self._tree, manifest, made.stats, begun.current, self._hooks.on_step)
@@ -171,7 +192,12 @@ class Run:
         self._hooks.on_step(Step.STARTED)
 
     def _passed(self, begun: "Begun", chosen: Chosen, manifest: Manifest) -> Outcome:
-        moved = self._move(chosen.arrival, layout.archive(self._supplier), "published", begun.run_id)
+        try:
+            moved = self._move(chosen.arrival, layout.archive(self._supplier), "published", begun.run_id)
+        except Transient as error:
+            # It is published all the same; the next run finds the file, and knows its content.
+            structlog.get_logger().warning("ingest_file_not_moved", file=chosen.arrival.name, error=error.message)
+            moved = None
         self._hooks.on_step(Step.MOVED)
         return self._end(replace(manifest, moved_to=moved))
 

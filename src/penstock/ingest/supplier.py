@@ -2,7 +2,9 @@
 
 import hashlib
 import re
+from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,12 +12,13 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Failed
+from penstock.ingest.recipients import Target
 from penstock.kernel import config
 from penstock.kernel.config import Misplaced, Section
 from penstock.kernel.errors import BadConfig, PenstockError
-from penstock.kernel.sections import Url
 
 DQ_KEYS = ("min_fact_count", "max_bad_ratio", "allow_empty_snapshot")
+_AGES = 1_000_000  # hours: more than a century
 CATEGORY = "category_key"  # may stand in a key beside payload fields
 LARGEST = 2**53 - 1
 
@@ -30,7 +33,29 @@ def _compiled(pattern: str) -> str:
     return pattern
 
 
+def _readable(form: str) -> str:
+    """A format of dates reads what it writes: the day, and of the time as much as it has."""
+    if zone := re.search(r"%(?:[:#]*[zZ]|\+)", form.replace("%%", "")):
+        raise ValueError(f"{zone[0]} is a time zone, and none is read: cut it off with `replace`")
+    if not _reads_back(form):
+        raise ValueError(f"{form!r} reads no date: it needs day, month and year, as %d.%m.%Y, and hour with minute")
+    return form
+
+
+@lru_cache
+def _reads_back(form: str) -> bool:
+    import polars as pl
+
+    moments = pl.Series([datetime(2024, 11, 23, 21, 34, 56), datetime(2025, 3, 4, 5, 6, 7)])  # noqa: DTZ001 - of no zone
+    try:
+        found = moments.dt.strftime(form).str.to_datetime(form, strict=False, time_unit="us")
+    except pl.exceptions.PolarsError:
+        return False
+    return any(found.equals(moments.dt.truncate(unit)) for unit in ("1d", "1m", "1s"))
+
+
 Pattern = Annotated[str, AfterValidator(_compiled)]
+Form = Annotated[str, AfterValidator(_readable)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 # Columns of a file without a header have numbers, the first is 1.
 Place = Annotated[int, Field(ge=1, le=16_384)] | Name
@@ -80,7 +105,7 @@ _DEFAULTS = {
 class Column(Section):
     """One field of the payload."""
 
-    source: Place | list[Place] = Field(
+    source: Place | Annotated[list[Place], Field(min_length=1)] = Field(
         alias="from", description="The column's header, some spellings of it, or its number."
     )
     type: Kind = Kind.STRING
@@ -94,7 +119,7 @@ class Column(Section):
     extract: Pattern | None = Field(None, description="Only what this (or its first group) finds is the value.")
     pattern: Pattern | None = Field(None, description="What a text has to match as a whole.")
     values: dict[str, str | int | bool] | list[str] | None = Field(None, description="What an enum may be.")
-    formats: list[str] = Field(
+    formats: list[Form] = Field(
         default_factory=list, description="Of dates, as strftime writes them; ISO is always known."
     )
     decimal: Literal[",", "."] | None = Field(
@@ -107,6 +132,11 @@ class Column(Section):
     max: int | None = None
     max_length: int | None = Field(None, ge=1)
     fill_down: bool = Field(False, description="An empty cell has the value of the cell above, as merged cells do.")
+
+    @field_validator("empty")
+    @classmethod
+    def _once_each(cls, empty: list[str]) -> list[str]:
+        return list(dict.fromkeys(text for text in empty if text))
 
     @property
     def places(self) -> list[Place]:
@@ -168,6 +198,13 @@ class Source(Section):
             raise ValueError("a delimiter is one ASCII character, or `auto`")
         return delimiter
 
+    @field_validator("quote")
+    @classmethod
+    def _is_a_quote(cls, quote: str) -> str:
+        if not quote.isascii() or quote in tuple("\r\n\t,;|"):
+            raise ValueError("a quote is one ASCII character that is no delimiter, or empty")
+        return quote
+
     @field_validator("header")
     @classmethod
     def _counts_from_one(cls, header: int | str) -> int | str:
@@ -193,42 +230,6 @@ class Limits(Section):
     workbook_seconds: int = Field(600, ge=1, description="How long that may take.")
 
 
-class DictionaryTarget(Section):
-    """I23: a dictionary of refdata that becomes what is published, by the supplier's key."""
-
-    tenant: Name
-    code: Name
-    url: Url = "http://127.0.0.1:8080"
-    token: config.SecretRef | None = None
-
-
-class WebhookTarget(Section):
-    """I23: an address that is told of every publication, at least once."""
-
-    url: Url
-    secret: config.SecretRef | None = Field(None, description="Signs the body: X-Penstock-Signature, HMAC-SHA256.")
-
-
-class Target(Section):
-    """I23: who is told of a publication."""
-
-    dictionary: DictionaryTarget | None = None
-    webhook: WebhookTarget | None = None
-
-    @property
-    def name(self) -> str:
-        """What people know it by."""
-        if self.dictionary is not None:
-            return f"dictionary {self.dictionary.tenant}/{self.dictionary.code}"
-        return f"webhook {self.webhook.url if self.webhook else ''}"
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if (self.dictionary is None) == (self.webhook is None):
-            raise ValueError("give a dictionary or a webhook")
-        return self
-
-
 class Supplier(Section):
     """All that is configured for one supplier."""
 
@@ -246,7 +247,9 @@ class Supplier(Section):
     guards: Guards = Guards()
     limits: Limits = Limits()
     targets: list[Target] = Field(default_factory=list)
-    max_state_age_hours: float | None = Field(None, gt=0, description="I13: older than this, the state is told of.")
+    max_state_age_hours: float | None = Field(
+        None, gt=0, le=_AGES, description="I13: older than this, the state is told of."
+    )
 
     @model_validator(mode="after")
     def _names_what_there_is(self) -> Self:
@@ -255,6 +258,10 @@ class Supplier(Section):
                 raise Misplaced(("key", place), f"there is no column {name!r}; columns: {', '.join(self.columns)}")
         if any(target.dictionary for target in self.targets) and (len(self.key) != 1 or self.key == [CATEGORY]):
             raise Misplaced(("targets",), "a dictionary has one key: give `key` one column")
+        if any(target.dictionary for target in self.targets) and self.duplicate_keys == "keep":
+            raise Misplaced(("duplicate_keys",), "a dictionary has every key once: `keep` cannot go with it")
+        if len(set(self.key)) < len(self.key):
+            raise Misplaced(("key",), "a column is in it twice")
         needs_key = self.on_bad_row == "hold_last" or self.guards.max_vanished_keys_percent is not None
         if needs_key and not self.key:
             raise Misplaced(("key",), "hold_last and max_vanished_keys_percent need a key")

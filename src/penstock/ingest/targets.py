@@ -14,8 +14,8 @@ import orjson
 from msgspec import Raw
 
 from penstock.ingest.publishing import Current
+from penstock.ingest.recipients import DictionaryTarget, WebhookTarget
 from penstock.ingest.states import State
-from penstock.ingest.supplier import DictionaryTarget, WebhookTarget
 from penstock.kernel.api_client import ApiClient, Json
 from penstock.kernel.config import resolve
 from penstock.kernel.errors import Invalid, PenstockError, Transient

@@ -11,6 +11,7 @@ from penstock.ingest.model import Artifact
 from penstock.ingest.tree import Tree
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 
+_GONE = "it is not there"
 _NONE = "it is not what was written there"
 
 
@@ -82,6 +83,11 @@ def _run(tree: Tree, run_id: str, under_way: str | None) -> Iterator[Checked]:
         yield Checked(layout.run(run_id, layout.MANIFEST), "it passed, but names no facts")
     for name, known in artifacts.items():
         yield _compared(tree, layout.run(run_id, name), known["sha256"], known["size"])
+    moved, sha256 = manifest.get("moved_to"), manifest.get("input_sha256")
+    if moved and sha256:
+        checked = _compared(tree, moved, sha256, manifest.get("input_size"))
+        # Files go before what is told of them.
+        yield Checked(moved, None) if checked.problem == _GONE else checked
 
 
 def _under_way(tree: Tree, supplier: str) -> str | None:
@@ -98,7 +104,7 @@ def _compared(tree: Tree, path: str, sha256: str, size: int | None) -> Checked:
         with tree.open(path) as content:
             found = digest_of(content)
     except NotFound:
-        return Checked(path, "it is not there")
+        return Checked(path, _GONE)
     return Checked(path, _difference(found, sha256, size))
 
 

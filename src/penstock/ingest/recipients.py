@@ -1,0 +1,54 @@
+"""I23: who is told of a publication, as a supplier's configuration names them."""
+
+import hashlib
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from penstock.kernel.config import SecretRef, Section
+from penstock.kernel.sections import Url
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class DictionaryTarget(Section):
+    """I23: a dictionary of refdata that becomes what is published, by the supplier's key."""
+
+    tenant: Name
+    code: Name
+    url: Url = "http://127.0.0.1:8080"
+    token: SecretRef | None = None
+
+
+class WebhookTarget(Section):
+    """I23: an address that is told of every publication, at least once."""
+
+    url: Url
+    secret: SecretRef | None = Field(None, description="Signs the body: X-Penstock-Signature, HMAC-SHA256.")
+
+
+class Target(Section):
+    """I23: who is told of a publication."""
+
+    dictionary: DictionaryTarget | None = None
+    webhook: WebhookTarget | None = None
+
+    @property
+    def name(self) -> str:
+        """What people know it by."""
+        if self.dictionary is not None:
+            return f"dictionary {self.dictionary.tenant}/{self.dictionary.code} at {self.dictionary.url}"
+        # Without the query, which may carry a token.
+        return f"webhook {self.webhook.url.partition('?')[0] if self.webhook else ''}"
+
+    @property
+    def digest(self) -> str:
+        """What tells it from other targets."""
+        url = self.webhook.url if self.webhook else ""
+        return hashlib.sha256(f"{self.name} {url}".encode()).hexdigest()[:16]
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.dictionary is None) == (self.webhook is None):
+            raise ValueError("give a dictionary or a webhook")
+        return self
