@@ -273,7 +273,9 @@ def test_a_folder_that_was_closed(owned: Place, path: str, mode: int) -> None:
     closed.chmod(mode)
     ended = answered(run_without_power, owned.root)
     closed.chmod(before)
-    if (path, mode) != (layout.DATA, 0o555):  # there is nothing to write in it
+    if mode == 0o555 and path in (layout.inbox(SUPPLIER), layout.archive(SUPPLIER)):
+        assert ended == (0, None, None)  # published, but the file could not be moved
+    elif (path, mode) != (layout.DATA, 0o555):  # there is nothing to write in it
         assert ended == (7, "STORAGE_DOWN", "let the user Penstock runs as read and write the tree")
     owned.check_nothing_is_half()
     owned.check_nothing_is_lost()
