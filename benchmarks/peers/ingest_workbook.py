@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
-import xlsxwriter  # type: ignore[import-not-found]
+import xlsxwriter  # type: ignore[import-untyped]
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

@@ -16,8 +16,7 @@ _WHITE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join
 _BLANKS = " \t\u00a0\u2009\u202f'’`"
 _CURRENCIES = ["₽", "$", "€", "£", "¥", "₸", "рублей", "рубля", "рубль", "руб.", "руб", "р.", "р", "тг.", "тг"]
 _CURRENCIES += ["rub", "usd", "eur", "kzt", "byn", "cny", "gbp"]
-_MORE = [">=", ">", "≥", "более.", "больше.", "свыше.", "от.", "over.", "morethan.", "atleast."]
-_MORE += [word.rstrip(".") for word in _MORE if word.endswith(".")]
+_MORE = ["более", "больше", "свыше", "от", "over", f"more[{_BLANKS}]*than", f"at[{_BLANKS}]*least"]
 _UNREAD = {
     Kind.INTEGER: "NOT_INTEGER",
     Kind.MONEY: "NOT_MONEY",
@@ -174,16 +173,25 @@ def _scaled(number: Decimal, scale: int, *, rounds: bool) -> int | None:
 
 
 def _number(column: Column, text: str) -> Decimal | None:
-    bare = text.replace(" ", "").replace("\u00a0", "")
     if column.type is Kind.MONEY:
-        bare = _without(bare, _CURRENCIES)
+        text = _without(text, _CURRENCIES)
     if column.at_least:
-        begun = max((word for word in _MORE if bare.lower().startswith(word)), key=len, default="")
-        bare = bare[len(begun) :].removesuffix("+")
-    bare = "".join(letter for letter in bare if letter not in _BLANKS).replace("−", "-", 1)
-    digits = bare[1:] if bare[:1] in ("-", "+") else bare
-    plain = _ungrouped(digits, column.decimal)
+        text = re.sub(rf"^(?:>=|>|≥|(?i:{'|'.join(_MORE)})\.?)", "", text).removesuffix("+")
+    bare = text.strip(_BLANKS).replace("−", "-", 1)
+    digits = _unparted(bare[1:].lstrip(_BLANKS) if bare[:1] in ("-", "+") else bare)
+    plain = None if digits is None else _ungrouped(digits, column.decimal)
     return None if plain is None else Decimal(("-" if bare[0] == "-" else "") + plain)
+
+
+def _unparted(text: str) -> str | None:
+    """Without the blanks between thousands; None where blanks part anything else."""
+    if not any(letter in _BLANKS for letter in text):
+        return text
+    whole, mark, behind = text.partition("," if "," in text else ".")
+    first, *parts = re.split(f"[{_BLANKS}]", whole)
+    is_parted = 1 <= len(first) <= 3 and first[0] != "0" and all(len(part) == 3 for part in parts)
+    are_digits = all(set(part) <= set("0123456789") for part in (first, *parts, behind))
+    return first + "".join(parts) + mark + behind if is_parted and are_digits and parts else None
 
 
 def _without(text: str, words: list[str]) -> str:
@@ -226,7 +234,12 @@ def _date(column: Column, text: str) -> str | None:
 
 def _datetime(column: Column, text: str) -> str | None:
     iso = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d"]
-    found = next((moment for form in [*column.formats, *iso] if (moment := _moment(text, form))), None)
+    forms = [form.replace("%T", "%H:%M:%S").replace("%R", "%H:%M") for form in column.formats]
+    found = next((moment for form in [*forms, *iso] if (moment := _moment(text, form))), None)
+    exact = re.fullmatch(r"(.{10}[T ][0-9]{2}:[0-9]{2})(?:(:[0-9]{2})(?:\.[0-9]+)?)?Z?", text)
+    if not found and exact:
+        cut = exact[1] + (exact[2] or "")
+        found = next((moment for form in iso if (moment := _moment(cut, form))), None)
     return found.strftime("%Y-%m-%dT%H:%M:%S") if found else None
 
 

@@ -2,7 +2,11 @@
 
 import csv
 import hashlib
+import json
+import re
 import tempfile
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +15,15 @@ import pytest
 import rfc8785
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from penstock.ingest import emit, index
+from penstock.ingest import emit, index, lines
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import delimited
+from penstock.ingest.extract import delimited, records, workbook
 from penstock.ingest.model import Failed
 from penstock.ingest.processing import Names, Processed, process, settle_repeated
 from penstock.ingest.supplier import Column, Supplier
+from penstock.ingest.values import typed
 from tests.ingest import reference
 
 NAMES = Names("brinex_20260213T194500Z_1a2b3c", "brinex")
@@ -112,6 +118,10 @@ def processed(rows: list[list[str]], supplier: Supplier, folder: Path) -> Proces
     file = folder / "list.csv"
     with file.open("w", encoding="utf-8", newline="") as content:
         csv.writer(content, delimiter=";", lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
+    return run_through(file, supplier, folder)
+
+
+def run_through(file: Path, supplier: Supplier, folder: Path) -> Processed:
     made = Processed(folder)
     try:
         process(file, supplier, NAMES, made, lambda _rows, _part: None)
@@ -175,7 +185,15 @@ _numbers = st.builds(
     st.just("") | _behind,
     st.sampled_from(["", "", "", " ", "+", " ₽", "руб", " рублей", "\u00a0р.", "USD", "%", "e3", "-"]),
 )
-_number_cells = _numbers | st.text("0123456789.,-+ e'\u00a0\u202f−>≥р", max_size=12) | st.sampled_from(["", "-", "n/a"])
+_parted = st.builds(
+    lambda parts, mark, end: mark.join(parts) + end,
+    st.lists(st.text("0123456789", min_size=1, max_size=4), min_size=2, max_size=4),
+    st.sampled_from([" ", "\u00a0", "\u2009", "'", "  "]),
+    st.sampled_from(["", ",5", ".50", ",500", " руб.", ".5 5"]),
+)
+_number_cells = (
+    _numbers | _parted | st.text("0123456789.,-+ e'\u00a0\u202f−>≥р", max_size=12) | st.sampled_from(["", "-", "n/a"])
+)
 _bounds = st.none() | st.integers(-(10**4), 10**6)
 
 
@@ -211,14 +229,142 @@ def test_numbers(column: dict[str, Any], cells: list[str]) -> None:
     assert_as_expected([["id", "cell"], *([str(number), cell] for number, cell in enumerate(cells))], supplier)
 
 
+@pytest.mark.parametrize("kind", ["integer", "money", "decimal"])
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("1 234", 1234),
+        (" 1 234 ", 1234),
+        ("12\u00a0345\u00a0678", 12345678),
+        ("1\u2009234", 1234),
+        ("1\u202f234", 1234),
+        ("1'234", 1234),
+        ("1’234", 1234),
+        ("- 1 234", -1234),
+        ("1 234 567 890 123", 1234567890123),
+        ("12 345 678,00", 12345678),
+        ("12 5", None),
+        ("195 65", None),
+        ("10 20 30", None),
+        ("1 2345", None),
+        ("1234 567", None),
+        ("0 123", None),
+        ("1  234", None),
+        ("1 234 5", None),
+        ("5,123 456", None),
+        ("1'2", None),
+        ("12\u00a05", None),
+    ],
+)
+def test_blanks_part_thousands_and_nothing_else(kind: str, cell: str, value: int | None) -> None:
+    """I18: blanks inside a number are right between groups of three; two numbers in a cell are none."""
+    column = Column.model_validate({"from": "cell", "type": kind, "scale": 2})
+    made = typed(column, pl.Series([cell]), is_required=True)
+    known = {"integer": value, "money": (value or 0) * 100, "decimal": f"{value}.00"}[kind]
+    assert (made.value[0], made.is_bad[0]) == ((None, True) if value is None else (known, False))
+    assert reference.value_of(column, cell, is_required=True)[0] == (None if value is None else known)
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("1 234,50 руб.", 123450),
+        ("12 345 678,90", 1234567890),
+        ("1 234.5", 123450),
+        ("$ 1 234.5", 123450),
+        ("5 5 ₽", None),
+    ],
+)
+def test_money_with_blanks(cell: str, value: int | None) -> None:
+    """I18: a currency may stand apart, thousands may be parted by blanks."""
+    column = Column.model_validate({"from": "cell", "type": "money"})
+    assert typed(column, pl.Series([cell]), is_required=True).value[0] == value
+    assert reference.value_of(column, cell, is_required=True)[0] == value
+
+
+FIGURES: dict[str, dict[str, Any]] = {
+    "price": {"from": "n", "type": "money", "decimal": ",", "round": True},
+    "weight": {"from": "n", "type": "decimal", "scale": 3},
+    "code": {"from": "n", "pattern": r"[0-9.]+", "max_length": 6},
+    "size": {"from": "n", "type": "enum", "values": ["12.345", "1.5", "5"]},
+    "below": {"from": "m", "type": "money", "decimal": ",", "round": True, "fill_down": True},
+}
+
+
+def _workbook(file: Path, rows: list[dict[str, Any]]) -> None:
+    xlsxwriter = pytest.importorskip("xlsxwriter")
+    with xlsxwriter.Workbook(file) as book:
+        page = book.add_worksheet("one")
+        for number, row in enumerate([{"n": "n", "m": "m"}, *rows]):
+            page.write_row(number, 0, [row["n"], row.get("m", "")])
+
+
+def _json(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text(json.dumps(rows))
+
+
+def _ndjson(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.parametrize("write", [_workbook, _json, _ndjson])
+def test_the_point_of_a_number_is_no_mark_of_thousands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, list[dict[str, Any]]], None]
+) -> None:
+    """I8, I18: what is a number in the file stays that number, whatever its supplier's texts mean by a point."""
+    monkeypatch.setattr(records, "BATCH", 2)
+    monkeypatch.setattr(workbook, "BATCH", 2)
+    file = tmp_path / f"list.{'xlsx' if write is _workbook else write.__name__.strip('_')}"
+    rows: list[dict[str, Any]] = [
+        {"n": 12.345, "m": 12.345},
+        {"n": 1.5},
+        {"n": 5},
+        {"n": "12.345", "m": "12.345"},
+        {"n": "5"},
+        {"n": 99.875},
+    ]
+    write(file, rows)
+    supplier = supplier_of(FIGURES, keep_raw=True, source={"format": "auto", "encoding": "auto", "delimiter": "auto"})
+    made = run_through(file, supplier, tmp_path)
+    facts = [json.loads(line)["payload"] for line in made.facts.path.read_text().splitlines()]
+    bad = [json.loads(line) for line in made.bad.path.read_text().splitlines()]
+    assert [tuple(fact[name] for name in FIGURES) for fact in facts] == [
+        (1235, "12.345", "12.345", "12.345", 1235),
+        (150, "1.500", "1.5", "1.5", 1235),
+        (500, "5.000", "5", "5", 1235),
+        (500, "5.000", "5", "5", 1234500),
+    ]
+    # As a text it could be two weights; and of a number it is told what stood there.
+    assert [(one["reason_code"], one["column"], one["raw_value"]) for one in bad] == [
+        ("NOT_DECIMAL", "weight", "12.345"),
+        ("NOT_IN_ENUM", "size", "99.875"),
+    ]
+
+
+def test_who_replaces_in_a_number_has_a_text(tmp_path: Path) -> None:
+    """I18: a number in which something is replaced is read as the text that makes."""
+    file = tmp_path / "list.json"
+    _json(file, [{"n": 12.345}])
+    column = {"from": "n", "type": "money", "decimal": ".", "replace": {r"\.": ","}}
+    made = run_through(file, supplier_of({"price": column}, source={"format": "json"}), tmp_path)
+    assert json.loads(made.facts.path.read_text())["payload"] == {"price": 1234500}
+
+
 _dates = st.dates().map(lambda day: day.strftime("%d.%m.%Y")) | st.builds(
     "{:02d}.{:02d}.{:04d}".format, st.integers(0, 40), st.integers(0, 13), st.integers(0, 9999)
 )
-_moments = st.datetimes().map(lambda moment: moment.replace(microsecond=0).isoformat())
+_moments = st.builds(
+    lambda moment, end: moment.replace(microsecond=0).isoformat() + end,
+    st.datetimes(),
+    st.sampled_from(["", "", "Z", ".000", ".999999Z", "+03:00", "-0000", "z"]),
+) | st.datetimes().map(lambda moment: moment.strftime("%d.%m.%Y %I:%M %p"))
 _day_cells = (
     _dates | _moments | st.dates().map(str) | st.sampled_from(["", "2025-02-30", "2025-02-28 noon", "01/31/2025"])
 )
-_forms = st.lists(st.sampled_from(["%d.%m.%Y", "%m/%d/%Y", "%Y-%m-%dT%H:%M:%S"]), unique=True)
+_forms = st.lists(
+    st.sampled_from(["%d.%m.%Y", "%m/%d/%Y", "%Y-%m-%dT%H:%M:%S", "%d.%m.%Y %I:%M %p", "%Y-%m-%dT%T", "%d.%m.%Y %R"]),
+    unique=True,
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -228,6 +374,65 @@ def test_dates(kind: str, forms: list[str], cells: list[str]) -> None:
     column = {"from": "cell", "type": kind, "formats": forms, "required": True}
     supplier = supplier_of({"id": {"from": "id"}, "value": column}, keep_raw=True)
     assert_as_expected([["id", "cell"], *([str(number), cell] for number, cell in enumerate(cells))], supplier)
+
+
+@pytest.mark.parametrize(
+    ("form", "cell", "value"),
+    [
+        ("%d.%m.%Y %I:%M %p", "04.03.2025 09:34 PM", "2025-03-04T21:34:00"),
+        ("%d.%m.%Y %l:%M %P", "04.03.2025 9:34 pm", "2025-03-04T21:34:00"),
+        ("%d.%m.%Y %R", "04.03.2025 21:34", "2025-03-04T21:34:00"),
+        ("%d.%m.%Y %T", "04.03.2025 21:34:56", "2025-03-04T21:34:56"),
+        ("%d.%m.%Y %X", "04.03.2025 21:34:56", "2025-03-04T21:34:56"),
+        ("%c", "Tue Mar  4 21:34:56 2025", "2025-03-04T21:34:56"),
+        ("%s", "1741124096", "2025-03-04T21:34:56"),
+        ("%d.%m.%Y", "04.03.2025", "2025-03-04T00:00:00"),
+        (None, "2025-03-04T21:34:56.789", "2025-03-04T21:34:56"),
+        (None, "2025-03-04 21:34:56.999999Z", "2025-03-04T21:34:56"),
+        (None, "2025-03-04T21:34Z", "2025-03-04T21:34:00"),
+        (None, "2025-03-04T21:34:56Z", "2025-03-04T21:34:56"),
+        (None, "2025-03-04T21:34:56+03:00", None),
+        (None, "2025-03-04T21:34:56+00:00", None),
+        (None, "2025-03-04T21:34.5", None),
+        (None, "2025-03-04Z", None),
+    ],
+)
+def test_a_moment_keeps_its_time(form: str | None, cell: str, value: str | None) -> None:
+    """I18: however a format spells the time, it is kept, to the second; a time of another zone is bad."""
+    column = {"from": "cell", "type": "datetime", "formats": [form] if form else []}
+    made = typed(Column.model_validate(column), pl.Series([cell]), is_required=True)
+    assert (made.value[0], made.is_bad[0]) == (value, value is None)
+    as_date = typed(Column.model_validate({**column, "type": "date"}), pl.Series([cell]), is_required=True)
+    assert as_date.value[0] == "2025-03-04" or value is None
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("%Y-%m-%dT%H:%M:%S%z", "%z is a time zone"),
+        ("%d.%m.%Y %H:%M %Z", "%Z is a time zone"),
+        ("%d.%m.%Y %H:%M %:z", "%:z is a time zone"),
+        ("%+", "%+ is a time zone"),
+        ("%d.%m.%Y %Q", "reads no date"),
+        ("%d.%m.%Y %", "reads no date"),
+        ("%d.%m", "reads no date"),
+        ("%H:%M", "reads no date"),
+        ("%d.%m.%Y %I:%M", "reads no date"),
+        ("%d.%m.%Y %H", "reads no date"),
+        ("dd.mm.yyyy", "reads no date"),
+        ("", "reads no date"),
+    ],
+)
+def test_a_format_that_reads_no_date_is_refused(form: str, said: str) -> None:
+    """I18: when the configuration is read, not when the file is; time zones are never converted unasked."""
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        Column.model_validate({"from": "cell", "type": "datetime", "formats": ["%d.%m.%Y", form]})
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%y", "%Y%m%d", "%e %b %Y", "%-d/%-m/%Y", "%%%d.%m.%Y г.", "%D %r", "%j %Y"])
+def test_a_format_that_reads_what_it_writes_is_right(form: str) -> None:
+    """I18: whatever strftime writes a whole date with."""
+    assert Column.model_validate({"from": "cell", "type": "date", "formats": [form]}).formats == [form]
 
 
 _words = st.text("abБб \t-\u00a0", max_size=6)
@@ -304,6 +509,49 @@ def test_repeated_keys_are_found_in_parts(keys: list[int], keeps_last: bool) -> 
             made.add(numbers.select(pl.col("key").hash(seed).alias(name) for seed, name in enumerate("abr")))
         found = index.repeated(made, keeps_last=keeps_last)
     assert found.to_list() == [place for place in range(len(keys)) if place not in kept]
+
+
+_facts = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2)), max_size=40)
+
+
+@given(_facts, _facts, st.booleans())
+def test_repeated_facts_are_compared_with_their_number(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], is_keyed: bool
+) -> None:
+    """I21: equal facts pair off first, in any order, then those with the same key; the rest came or went."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "PART", 10)
+        old, new = (_indexed(Path(folder) / name, facts, is_keyed) for name, facts in (("old", before), ("new", after)))
+        found = index.difference(old, new)
+    same = Counter(before) & Counter(after)
+    gone, come = (Counter(facts) - same for facts in (before, after))
+    keys = [Counter(key for key, _ in facts.elements()) for facts in (gone, come)]
+    changed = (keys[0] & keys[1]).total() if is_keyed else 0
+    counts = [sum(map(len, places)) for places in (found.added, found.removed, found.changed)]
+    assert [*counts, found.unchanged] == [come.total() - changed, gone.total() - changed, changed, same.total()]
+    told = Counter(after[place] for place in index.together([*found.added, *found.changed]))
+    assert (told, Counter(before[place] for place in index.together(found.removed)) - gone) == (come, Counter())
+
+
+def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> index.Index:
+    made = index.Index(folder)
+    for begun in range(0, len(facts), 7):
+        rows = pl.DataFrame(
+            facts[begun : begun + 7], schema={"key": pl.String, "content": pl.String}, orient="row", strict=False
+        )
+        made.add(
+            rows.select(lines.hashes([pl.col("key")] if is_keyed else [], pl.concat_str("key", pl.lit(" "), "content")))
+        )
+    return made
+
+
+@given(*(st.lists(st.text("a1\x1f", max_size=4), min_size=3, max_size=3) for _ in range(2)))
+@example(["a\x1f", "b", ""], ["a", "\x1fb", ""])
+def test_keys_of_different_fields_differ(one: list[str], other: list[str]) -> None:
+    """I18, I19: whatever stands in the fields of a key, other fields make another key."""
+    keys = pl.DataFrame([one, other], schema=["x", "y", "z"], orient="row")
+    made = keys.select(lines.hashes([pl.col("x"), pl.col("y"), pl.col("z")], pl.lit("")))
+    assert (made.row(0) == made.row(1)) == (one == other)
 
 
 def test_a_column_knows_its_options() -> None:

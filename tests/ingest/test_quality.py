@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -254,6 +255,34 @@ def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json,
         found = {name: {one["key"]["sku"] for one in lines if one["change"] == name} for name in expected}
         assert found == {**expected, "unchanged": set()}
     assert len(lines) == counts["added"] + counts["removed"] + counts["changed"]
+
+
+FACTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=12)
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+@settings(max_examples=20)
+@given(before=FACTS, after=FACTS)
+@example(before=[("a", 1), ("a", 2), ("b", 1)], after=[("b", 1), ("a", 2), ("a", 1)])
+@example(before=[("a", 1), ("a", 1)], after=[("a", 1), ("a", 1), ("a", 1), ("b", 1)])
+def test_facts_that_come_twice_are_two(
+    is_keyed: bool, before: list[tuple[str, int]], after: list[tuple[str, int]]
+) -> None:
+    """I21: with repeated keys that are kept, or no key, the same rows in another order are no change."""
+    source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
+    config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
+    with tempfile.TemporaryDirectory() as folder:
+        house = House(Path(folder), {**config, "key": ["sku"], "duplicate_keys": "keep"} if is_keyed else config)
+        house.publish(snapshot(before))
+        if before == after:  # the same file
+            return
+        run_id = house.publish(snapshot(after))
+        changes = house.told(layout.state(SUPPLIER, run_id, layout.CHANGES))
+    same = Counter(before) & Counter(after)
+    gone, come = (Counter(sku for sku, _ in (Counter(facts) - same).elements()) for facts in (before, after))
+    changed = (gone & come).total() if is_keyed else 0
+    expected = {"added": come.total() - changed, "removed": gone.total() - changed, "changed": changed}
+    assert {**expected, "unchanged": same.total()}.items() <= changes.items()
 
 
 def _keyed(before: Json, after: Json) -> dict[str, set[Any]]:

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 import polars as pl
 
 from penstock.ingest import lines
 from penstock.ingest.contract import Reason
-from penstock.ingest.extract import MALFORMED, Batch, Table
+from penstock.ingest.extract import FIGURES, MALFORMED, Batch, Table
 from penstock.ingest.gate import Header
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.values import Check, any_of, read, reading
@@ -48,14 +49,14 @@ class Emitter:
         self._supplier = supplier
         self._header = header
         self._table = table
-        self._above: dict[str, str] = {}
+        self._above: dict[str, tuple[Any, ...]] = {}
         self._start = lines.start_of(run_id, name, table.name)
         self._cells = list(dict.fromkeys(_column(one.index) for one in header.fields))
         self._readings = {
             one.name: reading(
                 place,
                 one.column,
-                pl.col(_column(one.index)),
+                _column(one.index),
                 is_required=one.column.required or one.name in supplier.key,
             )
             for place, one in enumerate(header.fields)
@@ -136,9 +137,14 @@ class Emitter:
         filled = {_column(bound.index) for bound in self._header.fields if bound.column.fill_down}
         for name in sorted(filled):
             cell = pl.col(name).str.strip_chars()
-            below = pl.when(cell != "").then(cell).forward_fill().fill_null(self._above.get(name, ""))
-            frame = frame.with_columns(below.alias(name))
-            self._above[name] = frame[name][-1] if frame.height else self._above.get(name, "")
+            told = {name: cell, **({} if self._table.is_delimited else {FIGURES + name: _figures(frame, name)})}
+            above = self._above.get(name, ("", False))
+            below = [
+                pl.when(cell != "").then(one).forward_fill().fill_null(last).alias(known)
+                for (known, one), last in zip(told.items(), above, strict=False)
+            ]
+            frame = frame.with_columns(below)
+            self._above[name] = frame.select(list(told)).row(-1) if frame.height else above
         return frame
 
     def _facts(self, good: pl.DataFrame) -> pl.DataFrame:
@@ -175,6 +181,11 @@ def _first(choices: list[tuple[pl.Expr, pl.Expr]]) -> pl.Expr:
     for holds, then in reversed(choices):
         found = pl.when(holds).then(then).otherwise(found)
     return found
+
+
+def _figures(frame: pl.DataFrame, name: str) -> pl.Expr:
+    """Which cells were numbers in the file."""
+    return pl.col(FIGURES + name) if FIGURES + name in frame.columns else pl.lit(value=False)
 
 
 def _is_blank(name: str) -> pl.Expr:

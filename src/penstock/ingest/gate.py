@@ -130,13 +130,14 @@ def _found(head: list[list[str]], supplier: Supplier) -> int:
 def _own_names(names: list[str]) -> list[tuple[int, str]]:
     """Without a mapping each column is a field under its own name; the second of a name gets a number."""
     found: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # the last one of each name: a thousand columns may share it
     for place, name in enumerate(names, start=1):
         if not name:
             continue
-        number, free = 1, name
+        free = name
         while free in found:
-            number += 1
-            free = f"{name}_{number}"
+            numbers[name] = numbers.get(name, 1) + 1
+            free = f"{name}_{numbers[name]}"
         found[free] = place
     return [(place, name) for name, place in found.items()]
 

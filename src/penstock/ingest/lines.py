@@ -9,7 +9,7 @@ from penstock.ingest.contract import Reason
 from penstock.ingest.supplier import CATEGORY, Supplier
 
 _SEEDS = (1, 2, 3)
-_KEY_PART = "\x1f"  # parts the fields of a key
+_KEY_PART = "\x1f"
 
 
 def start_of(run_id: str, supplier: str, category: str | None) -> str:
@@ -94,7 +94,9 @@ def hashes(parts: list[pl.Expr], row_id: pl.Expr) -> list[pl.Expr]:
     No two keys of a file will ever share both hashes.
     """
     first, second, content = _SEEDS
-    key = pl.concat_str(parts, separator=_KEY_PART) if len(parts) > 1 else parts[0] if parts else row_id
+    # A field may hold what parts it from the next: with the lengths of all but the last, no two keys are one text.
+    lengths = [part.str.len_bytes().cast(pl.String) for part in parts[:-1]]
+    key = pl.concat_str(lengths + parts, separator=_KEY_PART) if lengths else parts[0] if parts else row_id
     return [key.hash(first).alias("a"), key.hash(second).alias("b"), row_id.hash(content).alias("r")]
 
 

@@ -4,9 +4,13 @@ import polars as pl
 
 from penstock.ingest.supplier import Column, Kind
 
-_BLANKS = r"[ \t\x{00a0}\x{2009}\x{202f}'’`]"
+KINDS = (Kind.INTEGER, Kind.MONEY, Kind.DECIMAL)
+_BLANK_CHARACTERS = " \t\u00a0\u2009\u202f'’`"
+_BLANK = f"[{_BLANK_CHARACTERS}]"
 _CURRENCY = r"(?:₽|\$|€|£|¥|₸|руб(?:\.|лей|ля|ль)?|р\.?|тг\.?|rub|usd|eur|kzt|byn|cny|gbp)"
-_MORE = r"^(?:>=?|≥|(?i:более|больше|свыше|от|over|morethan|atleast)\.?)"
+_MORE = rf"^(?:>=?|≥|(?i:более|больше|свыше|от|over|more{_BLANK}*than|at{_BLANK}*least)\.?){_BLANK}*"
+# Blanks part thousands, and nothing else: 195 65 are two numbers. Without any, the text is looked at as it is.
+_PARTED = rf"^[+-]?{_BLANK}*(?:[1-9][0-9]{{0,2}}(?:{_BLANK}[0-9]{{3}})+(?:[.,][0-9]+)?|[^{_BLANK_CHARACTERS}]*)$"
 # [0-9], not \d: the digits of all scripts take milliseconds to compile, and are no numbers to us.
 _FORMS = {
     "plain": r"^[+-]?[0-9]+$",
@@ -26,24 +30,25 @@ def ways(column: Column) -> list[Way]:
 
     Most integers are plain, and most money is but for blanks; only the rest is looked at closely.
     """
-    spaceless = TEXT.str.replace_all(" ", "", literal=True)
-    bare = spaceless.str.replace_all("\u00a0", "", literal=True)
+    bare = TEXT.str.replace_all("\u00a0", " ", literal=True)
     if column.at_least:
-        bare = bare.str.replace(_MORE, "").str.replace(r"\+$", "")
-    usual = TEXT if column.type is Kind.INTEGER else spaceless
-    plain = _plain(column)
-    return [[usual.alias("bare"), plain], [bare.alias("bare"), plain], _looked_at(column, bare)]
+        bare = bare.str.replace(_MORE, "").str.replace(rf"{_BLANK}*\+$", "")
+    plain = _plain(column, is_parted=True)
+    usual = _plain(column, is_parted=False) if column.type is Kind.INTEGER else plain
+    return [[TEXT.alias("bare"), usual], [bare.alias("bare"), plain], _looked_at(column, bare)]
 
 
 def scale_of(column: Column) -> int:
     return 0 if column.type is Kind.INTEGER else column.scale
 
 
-def _plain(column: Column) -> pl.Expr:
+def _plain(column: Column, *, is_parted: bool) -> pl.Expr:
     """Numbers that are written in the plainest way: at most two digits behind the point cannot be a group."""
     scale = scale_of(column)
     behind = f"(?:[.,][0-9]{{1,{min(scale, 2)}}})?" if scale else ""
-    number: pl.Expr = pl.when(_BARE.str.contains(f"^-?[0-9]{{1,15}}{behind}$")).then(_BARE)
+    whole = "(?:[0-9]{1,15}|[1-9][0-9]{0,2}(?: [0-9]{3}){1,4})" if is_parted else "[0-9]{1,15}"
+    bare = _BARE.str.replace_all(" ", "", literal=True) if is_parted else _BARE
+    number: pl.Expr = pl.when(_BARE.str.contains(f"^-?{whole}{behind}$")).then(bare)
     if column.type is Kind.INTEGER:
         return number.cast(pl.Int64, strict=False).alias("value")
     number = number.str.replace(",", ".", literal=True) if scale else number
@@ -54,7 +59,8 @@ def _looked_at(column: Column, text: pl.Expr) -> Way:
     """Numbers with something around them or grouped in any way."""
     if column.type is Kind.MONEY:
         text = text.str.replace(f"(?i)^{_CURRENCY}", "").str.replace(f"(?i){_CURRENCY}$", "")
-    bare = text.str.replace_all(_BLANKS, "").str.replace("−", "-", literal=True)
+    text = text.str.strip_chars(_BLANK_CHARACTERS).str.replace("−", "-", literal=True)
+    bare = pl.when(text.str.contains(_PARTED)).then(text.str.replace_all(_BLANK, ""))
     scaled = _rounded(column, _NUMBER) if column.round else _exact(column, _NUMBER)
     return [
         bare.alias("bare"),

@@ -3,17 +3,22 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
+from functools import lru_cache
 
 import polars as pl
 
 from penstock.ingest import numbers
 from penstock.ingest.contract import Reason
+from penstock.ingest.extract import FIGURES
 from penstock.ingest.numbers import TEXT, Way
 from penstock.ingest.supplier import LARGEST, Column, Kind
 
 _ISO_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[T ]|$)"
-_ISO_TIMES = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%d")
+_ISO_TIMES = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M")
+# Any other offset than Z is bad: a time of another zone, moved to ours or taken for it, would be wrong unnoticed.
+_ISO_TAIL = r"^([0-9-]{10}[T ][0-9]{2}:[0-9]{2})(?:(:[0-9]{2})(?:\.[0-9]+)?)?Z?$"
+_MORNING, _EVENING = datetime(2025, 3, 4, 5, 6, 7), datetime(2025, 3, 4, 21, 34, 56)  # noqa: DTZ001 - of no zone
 
 Check = tuple[pl.Expr, Reason]
 
@@ -33,6 +38,7 @@ class Reading:
     ways: list[Way]
     checks: list[Check]
     value: pl.Expr
+    figures: str | None  # the column that says which cells were numbers in the file; None: that is all the same
 
     @property
     def is_bad(self) -> pl.Expr:
@@ -47,9 +53,9 @@ class Typed:
     is_bad: pl.Series
 
 
-def reading(place: int, column: Column, cell: pl.Expr, *, is_required: bool) -> Reading:
-    """How *cell* is read as *column* says."""
-    names = _Names(place)
+def reading(place: int, column: Column, name: str, *, is_required: bool) -> Reading:
+    """How the cells called *name* are read as *column* says."""
+    names, cell = _Names(place), pl.col(name)
     ways = _WAYS[column.type](column)
     value = pl.col(names.value if ways else names.text)
     checks = _checks(column, pl.col(names.text), value)
@@ -68,19 +74,21 @@ def reading(place: int, column: Column, cell: pl.Expr, *, is_required: bool) -> 
         value = pl.when(known.is_null()).then(pl.lit(column.default).cast(_dtype(column))).otherwise(value)
     elif is_required:
         checks = [(known.is_null(), Reason.REQUIRED_MISSING), *checks]
-    return Reading(place, cell, present, text, ways, checks, value)
+    figures = FIGURES + name if column.type in numbers.KINDS else None
+    return Reading(place, cell, present, text, ways, checks, value, figures)
 
 
 def read(frame: pl.DataFrame, readings: Sequence[Reading]) -> pl.DataFrame:
     """*frame* with what its cells say."""
     frame = frame.with_columns([expression for one in readings for expression in _texts(one)])
-    named = [(one, _Names(one.place)) for one in readings if one.ways]
-    return frame.with_columns([_value(frame[names.text], one.ways).alias(names.value) for one, names in named])
+    return frame.with_columns(
+        [_value(_readable(frame, one), one.ways).alias(_Names(one.place).value) for one in readings if one.ways]
+    )
 
 
 def typed(column: Column, cells: pl.Series, *, is_required: bool) -> Typed:
     """What *column* alone makes of *cells*."""
-    one = reading(0, column, pl.col("cell"), is_required=is_required)
+    one = reading(0, column, "cell", is_required=is_required)
     made = read(cells.alias("cell").to_frame(), [one]).select(one.value.alias("value"), one.is_bad.alias("bad"))
     return Typed(made["value"], made["bad"])
 
@@ -102,6 +110,16 @@ def _texts(one: Reading) -> list[pl.Expr]:
     if one.text is None:
         return [one.present.alias(names.text)]
     return [one.present.alias(names.present), one.text.alias(names.text)]
+
+
+def _readable(frame: pl.DataFrame, one: Reading) -> pl.Series:
+    """The texts; a number has a zero put behind it, so that its point cannot be taken for a mark of thousands."""
+    text = frame[_Names(one.place).text]
+    if one.figures not in frame.columns:
+        return text
+    # Whoever replaces something in it has a text, and knows what it says.
+    is_figure = pl.col(one.figures) & (pl.lit(text) == one.cell.str.strip_chars())
+    return frame.select(pl.when(is_figure).then(pl.lit(text) + "0").otherwise(pl.lit(text))).to_series()
 
 
 def _value(text: pl.Series, ways: list[Way]) -> pl.Series:
@@ -148,16 +166,27 @@ def _date(column: Column) -> list[Way]:
 
 
 def _datetime(column: Column) -> list[Way]:
-    moments = [_moment(form).cast(pl.Datetime("us")) for form in (*column.formats, *_ISO_TIMES)]
-    text = _in_our_time().dt.strftime("%Y-%m-%dT%H:%M:%S")
-    return [[moment.alias("moment"), text.alias("value")] for moment in moments]
+    forms = (*column.formats, *_ISO_TIMES, "%Y-%m-%d")
+    value = _in_our_time().dt.strftime("%Y-%m-%dT%H:%M:%S").alias("value")
+    moments = {form: _moment(form).cast(pl.Datetime("us")).alias("moment") for form in forms}
+    to_the_second = TEXT.str.replace(_ISO_TAIL, "$1$2").alias("text")
+    return [
+        *([moments[form], value] for form in forms),
+        *([to_the_second, moments[form], value] for form in _ISO_TIMES),
+    ]
 
 
 def _moment(form: str) -> pl.Expr:
     # To look a text up in a cache takes longer than to read it.
-    if "%H" in form:
+    if _has_time(form):
         return TEXT.str.to_datetime(form, strict=False, time_unit="us", cache=False)
     return TEXT.str.to_date(form, strict=False, cache=False)
+
+
+@lru_cache
+def _has_time(form: str) -> bool:
+    """Whether *form* tells the morning from the evening."""
+    return pl.Series([_MORNING, _EVENING]).dt.strftime(form).n_unique() > 1
 
 
 def _in_our_time() -> pl.Expr:

@@ -4,6 +4,7 @@ import random
 import resource
 import struct
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Timer
@@ -13,7 +14,7 @@ import pytest
 import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import open_tables, workbook
+from penstock.ingest.extract import BATCH, CELLS, HEAD, open_tables, workbook, workbook_child
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Limits, Source
 from tests.ingest.formats.rig import STOCK, made, refused, supplier
@@ -162,3 +163,22 @@ def test_the_reader_ends_with_the_file(tmp_path: Path) -> None:
     next(tables)
     tables.close()  # type: ignore[attr-defined]
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt > before  # a child is counted when it was waited for
+
+
+class Wide:
+    """A sheet as the reader gives it."""
+
+    start, width = (0, 2), 3_000
+
+    def iter_rows(self) -> Iterator[list[str]]:
+        return iter([[""] * self.width] * 500)
+
+
+def test_a_wide_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16, I19: of a wide sheet fewer rows are sent at once, but all in which a header is looked for."""
+    sheet: Any = Wide()
+    sent = list(workbook_child._batches(sheet, BATCH))
+    assert [(one["first_row"], len(one["columns"][0])) for one in sent] == [(1, HEAD), (201, HEAD), (401, 100)]
+    assert len(sent[0]["columns"]) == 3_002
+    monkeypatch.setattr(Wide, "width", 1_000)
+    assert len(next(workbook_child._batches(sheet, BATCH))["columns"][0]) == min(500, CELLS // 1_002)

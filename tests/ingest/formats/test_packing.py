@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import zipfile
 from pathlib import Path
 
@@ -213,3 +214,24 @@ def test_a_file_beyond_the_limit(tmp_path: Path, kind: str) -> None:
     file.write_bytes(PLAIN * 100 if kind == "plain" else gzip.compress(PLAIN * 100))
     config = supplier(STOCK, limits={"max_bytes": 1000})
     assert "1000 bytes" in refused(file, config, FailureCode.FILE_TOO_LARGE)
+
+
+@pytest.mark.parametrize("limits", [{"max_ratio": 2}, {"max_bytes": 3_000_000}])
+def test_the_files_of_an_archive_count_together(
+    file: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    """I19: limits hold for what a file unpacks to; many files, none of them too large, are too much."""
+    monkeypatch.setattr(packing, "_FREE", 1 << 20)
+    one = PLAIN + b"C,1,1\n" * 100_000
+    config = supplier(STOCK, limits=limits)
+    zipped(file, {"a.csv": one})
+    assert len(made(file, config).facts) == 100_002
+    zipped(file, {f"{name}.csv": one for name in "abcdef"})
+    said = refused(file, config, FailureCode.FILE_TOO_LARGE)
+    assert "stock.zip unpacks to more than" in said
+
+
+def test_what_is_read_twice_counts_once(file: Path) -> None:
+    """I19: that records are looked for first makes a file no larger."""
+    content = json.dumps({"none": ["x" * 100] * 5000, "items": [{"sku": "C", "qty": 3, "price": 1}]}).encode()
+    assert made(zipped(file, {"a.json": content}), supplier(STOCK, limits={"max_bytes": len(content)})).rows == [(1, C)]

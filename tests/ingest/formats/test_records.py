@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from penstock.ingest import extract
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import records
+from penstock.ingest.extract import CELLS, json_items, open_tables, records
+from penstock.ingest.supplier import Limits, Source
 from tests.ingest.formats.rig import STOCK, made, refused, supplier
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
@@ -236,3 +238,48 @@ def test_csv_that_begins_like_json(file: Path) -> None:
     columns = {**STOCK, "sku": {"from": "[sku]"}}
     refused(written(file, content), supplier(columns))
     assert made(file, supplier(columns, source={"format": "csv"})).rows == [(2, A)]
+
+
+LONG = [
+    b'{"sku": "' + b"x" * (3 << 20) + b'"}',
+    b'{"sku": "' + b'\\"' * (3 << 20) + b'"}',
+    b'{"sku": "x\\\\", "' + b'\\\\\\"' * (1 << 20) + b'": 1}',
+    b'{"sku": [' + b'"x",' * (1 << 20) + b"1]}",
+    b'{"sku": [' + b"1," * (2 << 20) + b"1]}",
+    b"[" + b"1," * (2 << 20) + b"1]",
+]
+
+
+@pytest.mark.parametrize("record", LONG)
+def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, record: bytes) -> None:
+    """I19: no text and no record of a document may take all memory, nor be read again and again."""
+    monkeypatch.setattr(json_items, "LIMIT", 1 << 20)
+    said = refused(written(file, b'[{"sku": "A"}, ' + record + b"]"))
+    assert f"is over {1 << 20} bytes" in said
+
+
+def test_what_is_long_but_no_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I19: many records, and lists beside them, may be as long as they are."""
+    monkeypatch.setattr(json_items, "LIMIT", 1 << 18)
+    beside = [1] * (1 << 18)
+    document = {"beside": beside, "texts": ['a\\"', "\\"] * (1 << 16), "items": [{"sku": 'a"' * 50_000}] * 20}
+    assert len(made(written(file, document), supplier({"sku": {"from": "sku"}})).facts) == 20
+
+
+def test_records_of_many_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16, I19: records that each have names of their own are no table of all rows and all names at once."""
+    lines = [f'{{"sku": "A{n}", "n{n}": 1}}' for n in range(2_000)]
+    [table] = open_tables(written(file, "\n".join(lines).encode()), Source(), Limits())
+    frames = [batch.frame for batch in table.batches]
+    assert all(frame.height * len(table.names or []) <= CELLS for frame in frames)
+    assert sum(frame.height for frame in frames) == 2_000
+    monkeypatch.setattr(records, "COLUMNS", 2_000)
+    assert "2000 names" in refused(file, supplier(), FailureCode.FILE_TOO_LARGE)
+
+
+def test_records_that_are_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16: of long records fewer are held at once."""
+    monkeypatch.setattr(extract, "_TEXT", 10_000)
+    content = b"\n".join([b'{"sku": "' + b"x" * 1000 + b'"}'] * 100)
+    [table] = open_tables(written(file, content), Source(), Limits(), ["sku"])
+    assert [batch.frame.height for batch in table.batches] == [10] * 10

@@ -10,9 +10,11 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
 import polars as pl
 
-from penstock.ingest.extract import BATCH, HEAD, Batch, Table
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.extract import BATCH, CELLS, COLUMNS, HEAD, Batch, Table, gathered
 from penstock.ingest.extract.detect import encoding_of, marked_encoding, without_mark
 from penstock.ingest.extract.packing import Member, unreadable
+from penstock.ingest.model import Failed
 
 if TYPE_CHECKING:
     from penstock.ingest.supplier import Source
@@ -42,6 +44,9 @@ def table(member: Member, source: "Source") -> Table:
     # The last row of a beginning may be cut.
     head = head if len(head) == 1 or member.is_all_in_head else head[:-1]
     width = max((len(row) for row in head), default=1)
+    if width > COLUMNS:
+        said = f"{member.name} has more than {COLUMNS} columns"
+        raise Failed(FailureCode.FILE_TOO_LARGE, said, f"is {dialect.delimiter!r} what delimits it? source.delimiter")
     batches = _batches(member, dialect, width)
     return Table(member.category, member.number, head[:HEAD], batches, is_delimited=True, file=member.name)
 
@@ -83,14 +88,14 @@ def _delimiter(text: str, quote: str) -> str:
 
 def _batches(member: Member, dialect: Dialect, width: int) -> Iterator[Batch]:
     with member.open() as content:
-        pieces = _pieces(_decoded(content, dialect, member.name), dialect)
+        pieces = _pieces(_decoded(content, dialect, member.name), dialect, width)
         row = 1
         for piece, is_well_formed in pieces:
             if not is_well_formed:
                 # From here on row by row: where a record ends cannot be told from quotes that mean nothing.
                 yield from _by_rows(piece, (rest for rest, _ in pieces), dialect, width, row, member.name)
                 return
-            frame = _by_columns(piece, dialect, width, member.name)
+            frame = _by_columns(piece, dialect, _reached(piece, dialect, width), member.name)
             yield Batch(frame, row)
             row += frame.height
 
@@ -113,7 +118,7 @@ def _decoded(content: IO[bytes], dialect: Dialect, name: str) -> Iterator[bytes]
         piece = begun = content.read(PIECE)
 
 
-def _pieces(texts: Iterator[bytes], dialect: Dialect) -> Iterator[tuple[bytes, bool]]:
+def _pieces(texts: Iterator[bytes], dialect: Dialect, width: int) -> Iterator[tuple[bytes, bool]]:
     """Whole records at a time, and whether the quotes in them are well-formed."""
     rest = b""
     for text in texts:
@@ -121,10 +126,44 @@ def _pieces(texts: Iterator[bytes], dialect: Dialect) -> Iterator[tuple[bytes, b
         cut = _cut(rest, dialect.quote) if text else len(rest)
         if cut:
             piece, rest = rest[:cut], rest[cut:]
-            yield piece, _is_well_formed(piece, dialect)
+            yield from ((part, _is_well_formed(part, dialect)) for part in _parts(piece, dialect, width))
         elif len(rest) > _RECORD_LIMIT:
             yield rest, False
             rest = b""
+
+
+def _parts(piece: bytes, dialect: Dialect, width: int) -> Iterator[bytes]:
+    """Whole records of *piece*: all of them, or when these would be too many cells, those of either half."""
+    lines = piece.count(b"\n") + 1
+    if lines * (width + 1) <= CELLS or lines * (_reached(piece, dialect, width) + 1) <= CELLS:
+        yield piece
+        return
+    middle = _middle(piece, dialect.quote)
+    if middle == len(piece):  # it is one record
+        yield piece
+        return
+    yield from _parts(piece[:middle], dialect, width)
+    yield from _parts(piece[middle:], dialect, width)
+
+
+def _reached(piece: bytes, dialect: Dialect, width: int) -> int:
+    """How many of *width* columns the rows of *piece* can have."""
+    return min(width, piece.count(dialect.delimiter.encode()) + 1)
+
+
+def _middle(piece: bytes, quote: str) -> int:
+    """Behind the record that ends next to the middle of *piece*, before it if there is one."""
+    half = len(piece) // 2
+    if cut := _cut(piece[:half], quote):
+        return cut
+    begun, quotes = 0, 0
+    while begun < len(piece):
+        end = piece.find(b"\n", max(begun, half)) + 1 or len(piece)
+        quotes += piece.count(quote.encode(), begun, end) if quote else 0
+        if quotes % 2 == 0:
+            return end
+        begun = end
+    return len(piece)
 
 
 def _cut(text: bytes, quote: str) -> int:
@@ -175,17 +214,23 @@ def _by_rows(
     piece: bytes, rest: Iterator[bytes], dialect: Dialect, width: int, first_row: int, name: str
 ) -> Iterator[Batch]:
     rows = _whole_rows(_lines(chain([piece], rest), name), dialect)
-    while True:
-        batch: list[list[str]] = []
-        try:
-            batch.extend(islice(rows, BATCH))
-        except csv.Error as error:
-            said = f"{error} in row {first_row + len(batch)}; if quotes mean nothing in it, set source.quote to ''"
-            raise unreadable(name, said) from error
-        if not batch:
-            return
-        yield Batch(_frame(batch, width), first_row)
-        first_row += len(batch)
+    # Cells beyond the one behind *width* are not kept: that one tells that the row is too long.
+    kept = (row[: width + 1] for row in _told(rows, first_row, name))
+    for batch in gathered(kept, BATCH, list):
+        for frame in _frames(batch):
+            yield Batch(frame, first_row)
+            first_row += frame.height
+
+
+def _told(rows: Iterator[list[str]], row: int, name: str) -> Iterator[list[str]]:
+    """*rows*, the first of which is number *row*; what is wrong with one is said with its number."""
+    try:
+        for cells in rows:
+            row += 1
+            yield cells
+    except csv.Error as error:
+        said = f"{error} in row {row}; if quotes mean nothing in it, set source.quote to ''"
+        raise unreadable(name, said) from error
 
 
 def _whole_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
@@ -193,7 +238,11 @@ def _whole_rows(lines: Iterator[str], dialect: Dialect) -> Iterator[list[str]]:
     taken: list[str] = []
 
     def noted() -> Iterator[str]:
+        length = 0
         for line in lines:
+            length = len(line) + (length if taken else 0)
+            if length > _RECORD_LIMIT:
+                raise csv.Error(f"more than {_RECORD_LIMIT} characters")
             taken.append(line)
             yield line
 
@@ -208,6 +257,8 @@ def _lines(pieces: Iterator[bytes], name: str) -> Iterator[str]:
     left = b""
     for piece in pieces:
         *lines, left = (left + piece).split(b"\n")
+        if len(left) > _RECORD_LIMIT + PIECE:
+            raise unreadable(name, f"a line is over {_RECORD_LIMIT} bytes")
         yield from (_text(line, name) + "\n" for line in lines)
     if left:
         yield _text(left, name)
@@ -243,10 +294,16 @@ def _without_returns(line: str) -> str:
     return text.replace("\r", _RETURN) + line[len(text) :]
 
 
-def _frame(rows: list[list[str]], width: int) -> pl.DataFrame:
-    """Cells beyond the one behind *width* are not kept: that one tells that the row is too long."""
-    padded = [(row + [""] * (width + 1 - len(row)))[: width + 1] for row in rows]
-    return pl.DataFrame(padded, schema=_schema(width), orient="row")
+def _frames(rows: list[list[str]]) -> Iterator[pl.DataFrame]:
+    """One of them all, or when it would have too many cells, some of either half."""
+    widest = max(1, *(len(row) for row in rows))
+    if len(rows) > 1 and len(rows) * widest > CELLS:
+        middle = len(rows) // 2
+        yield from _frames(rows[:middle])
+        yield from _frames(rows[middle:])
+        return
+    padded = [row + [""] * (widest - len(row)) for row in rows]
+    yield pl.DataFrame(padded, schema=_schema(widest - 1), orient="row")
 
 
 def _schema(width: int) -> dict[str, type[pl.String]]:

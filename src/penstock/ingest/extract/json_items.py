@@ -8,6 +8,8 @@ import ijson  # type: ignore[import-untyped]
 DEPTH = 200
 _NUMBER = 400  # digits; of far longer ones the parser dies, and takes us with it
 _FIELDS = 100_000
+LIMIT = 16 << 20  # bytes of one text and of one record
+_PIECE = 1 << 20
 _TOO_LONG = b"0" * _NUMBER
 _AS_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _ITEM = "item"
@@ -21,20 +23,51 @@ Event = tuple[str, Any]
 Path = list[str]
 
 
+class TooLong(ValueError):
+    """A text or a record is larger than anybody means it to be."""
+
+
 class Sane:
-    """A stream in which no number is endless."""
+    """A stream in which no number, no text and no record is endless."""
 
     def __init__(self, content: IO[bytes]) -> None:
         self._content = content
         self._before = b""
+        self._escape = b""
+        self._is_in_text = False
+        self._text = 0  # bytes since the last quote
+        self.record: int | None = None  # bytes since a record began, while one is read
 
-    def read(self, size: int = -1) -> bytes:
-        piece = self._content.read(size)
+    def read(self, size: int) -> bytes:
+        # The parser reads a text from its start again with every piece: of a long one, pieces are larger.
+        piece = self._content.read(max(size, min(self._text, _PIECE)))
+        self._check_number(piece)
+        self._check_text(piece)
+        if self.record is not None:
+            self.record += len(piece)
+            if self.record > LIMIT:
+                raise TooLong(f"a record is over {LIMIT} bytes; if it holds the records, set source.records")
+        return piece
+
+    def _check_number(self, piece: bytes) -> None:
         digits = self._before + piece.translate(_AS_ZEROS)
         if _TOO_LONG in digits:
             raise ValueError(f"a number has more than {_NUMBER} digits")
         self._before = digits[-_NUMBER:]
-        return piece
+
+    def _check_text(self, piece: bytes) -> None:
+        text = self._escape + piece
+        if b"\\" in text:
+            text = text.replace(b"\\\\", b"")
+            self._escape = text[-1:] if text.endswith(b"\\") else b""
+            text = text.replace(b'\\"', b"")
+        else:
+            self._escape = b""
+        quotes = text.count(b'"')
+        self._is_in_text ^= quotes % 2 == 1
+        self._text = 0 if quotes or not self._is_in_text else self._text + len(piece)
+        if self._text > LIMIT:
+            raise TooLong(f"a text is over {LIMIT} bytes")
 
 
 def place_of_records(content: IO[bytes]) -> Path | None:
@@ -67,10 +100,13 @@ def path_of(place: str) -> Path:
 def items(content: IO[bytes], place: Path) -> Iterator[Any]:
     """What is at *place*: of an object its values by their dotted names, of anything else what it is."""
     path: Path = []
-    events = ijson.basic_parse(Sane(content))
+    sane = Sane(content)
+    events = ijson.basic_parse(sane)
     for event, value in events:
         if path == place and event not in _BETWEEN:
+            sane.record = 0
             yield _record(events) if event == "start_map" else _value(events, event, value, 1)
+            sane.record = None
         else:
             _step(path, event, value)
 

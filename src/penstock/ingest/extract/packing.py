@@ -64,14 +64,37 @@ class Member:
         return len(self.head) < PEEK
 
 
+class Allowance:
+    """What a file may unpack to, all that is in it together; what is read again counts once."""
+
+    def __init__(self, name: str, packed: int | None, limits: "Limits") -> None:
+        self._name = name
+        ratio = limits.max_bytes if packed is None else max(_FREE, packed * limits.max_ratio)
+        self._limit = min(limits.max_bytes, ratio)
+        self._reached: Counter[int] = Counter()  # by the numbers of the members
+        self._total = 0
+
+    def reach(self, member: int, place: int) -> None:
+        """Failed FILE_TOO_LARGE when that is too far."""
+        more = place - self._reached[member]
+        if more <= 0:
+            return
+        self._reached[member] = place
+        self._total += more
+        if self._total > self._limit:
+            hint = "if it is meant, raise limits.max_bytes and limits.max_ratio"
+            said = f"{self._name} unpacks to more than {self._limit} bytes"
+            raise Failed(FailureCode.FILE_TOO_LARGE, said, hint)
+
+
 class Bounded(io.RawIOBase):
     """A stream that ends the run when it grows beyond what is allowed, or turns out to be broken."""
 
-    def __init__(self, content: IO[bytes], packed: int | None, limits: "Limits", name: str) -> None:
+    def __init__(self, content: IO[bytes], name: str, number: int, allowance: Allowance) -> None:
         self._content = content
-        self._packed = packed
-        self._limits = limits
         self._name = name
+        self._number = number
+        self._allowance = allowance
         self._read = 0
 
     def readable(self) -> bool:
@@ -85,17 +108,9 @@ class Bounded(io.RawIOBase):
         with unpacking(self._name):
             piece = self._content.read(len(buffer))
         self._read += len(piece)
-        self._check()
+        self._allowance.reach(self._number, self._read)
         buffer[: len(piece)] = piece
         return len(piece)
-
-    def _check(self) -> None:
-        limit = self._limits.max_bytes
-        if self._packed is not None and self._read > _FREE:
-            limit = min(limit, max(_FREE, self._packed * self._limits.max_ratio))
-        if self._read > limit:
-            hint = "if it is meant, raise limits.max_bytes and limits.max_ratio"
-            raise Failed(FailureCode.FILE_TOO_LARGE, f"{self._name} unpacks to more than {limit} bytes", hint)
 
 
 @contextmanager
@@ -123,12 +138,14 @@ def members(
     name = name or file.name
     with file.open("rb") as content:
         start = content.read(4)
+    packed = Allowance(name, file.stat().st_size, limits)
     if start[:2] == b"\x1f\x8b":
-        yield from _spilled(_member(name, 1, lambda: _gunzipped(file, gauge), file.stat().st_size, limits))
+        yield from _spilled(_member(name, 1, lambda: _gunzipped(file, gauge), packed))
     elif start in (ZIPPED, b"PK\x05\x06") and not parts_of_office(file):
-        yield from _archived(file, name, sheets or Sheets(), limits, gauge)
+        yield from _archived(file, name, sheets or Sheets(), packed, gauge)
     else:
-        yield replace(_member(name, 1, lambda: gauge.follow(file.open("rb")), None, limits), path=file)
+        plain = Allowance(name, None, limits)
+        yield replace(_member(name, 1, lambda: gauge.follow(file.open("rb")), plain), path=file)
 
 
 def parts_of_office(file: Path) -> set[str]:
@@ -147,7 +164,7 @@ def _gunzipped(file: Path, gauge: "Gauge") -> IO[bytes]:
     return cast("IO[bytes]", content)
 
 
-def _archived(file: Path, name: str, sheets: Sheets, limits: "Limits", gauge: "Gauge") -> Iterator[Member]:
+def _archived(file: Path, name: str, sheets: Sheets, allowance: Allowance, gauge: "Gauge") -> Iterator[Member]:
     with gauge.follow(file.open("rb")) as content:
         with unpacking(name):
             archive = zipfile.ZipFile(content)
@@ -158,14 +175,14 @@ def _archived(file: Path, name: str, sheets: Sheets, limits: "Limits", gauge: "G
         wanted = _wanted(name, list(files.values()), sheets)
         for number, (one, path) in enumerate(files.items(), start=1):
             if path in wanted:
-                member = _packed(archive, one, f"{name}: {path}", number, limits)
+                member = _packed(archive, one, f"{name}: {path}", number, allowance)
                 yield from _spilled(replace(member, category=wanted[path]))
 
 
-def _packed(archive: zipfile.ZipFile, one: zipfile.ZipInfo, name: str, number: int, limits: "Limits") -> Member:
+def _packed(archive: zipfile.ZipFile, one: zipfile.ZipInfo, name: str, number: int, allowance: Allowance) -> Member:
     if one.flag_bits & 1:
         raise unreadable(name, "it needs a password")
-    return _member(name, number, lambda: archive.open(one), max(one.compress_size, 1), limits)
+    return _member(name, number, lambda: archive.open(one), allowance)
 
 
 def _named(one: zipfile.ZipInfo) -> PurePosixPath:
@@ -226,10 +243,10 @@ def _spilled(member: Member) -> Iterator[Member]:
         yield replace(member, path=path)
 
 
-def _member(name: str, number: int, unpack: Callable[[], IO[bytes]], packed: int | None, limits: "Limits") -> Member:
+def _member(name: str, number: int, unpack: Callable[[], IO[bytes]], allowance: Allowance) -> Member:
     def opened() -> IO[bytes]:
         with unpacking(name):
-            return io.BufferedReader(Bounded(unpack(), packed, limits, name), PEEK)
+            return io.BufferedReader(Bounded(unpack(), name, number, allowance), PEEK)
 
     with opened() as content:
         return Member(name, number, content.read(PEEK), opened)

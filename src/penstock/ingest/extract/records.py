@@ -5,16 +5,29 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
-from itertools import chain, islice
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any
 
 import ijson  # type: ignore[import-untyped]
 import polars as pl
 from lxml import etree
 
-from penstock.ingest.extract import BATCH, HEAD, MALFORMED, Batch, Table, json_items
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.extract import (
+    BATCH,
+    COLUMNS,
+    FIGURES,
+    HEAD,
+    MALFORMED,
+    Batch,
+    Table,
+    gathered,
+    json_items,
+    rows_of,
+)
 from penstock.ingest.extract.detect import encoding_of, without_mark
 from penstock.ingest.extract.packing import Member, unreadable
+from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Format
 
 if TYPE_CHECKING:
@@ -27,12 +40,21 @@ _PIECE = 1 << 20
 _LINE_LIMIT = 16 << 20
 
 
+class _Figure(str):
+    """The text of a number that looks like 1.234."""
+
+    __slots__ = ()
+
+
 def table(member: Member, form: Format, source: "Source", wanted: list[str] | None) -> Table:
     """The one table the records make. Without *wanted*, its columns are what the first records have."""
     records = _records(member, form, source)
-    first = list(islice(records, BATCH if wanted is None else HEAD))
+    first = next(gathered(records, BATCH if wanted is None else HEAD, dict.values), [])
     present = {name: None for one in first for name in one if name != MALFORMED}
     names = list(dict.fromkeys(present if wanted is None else wanted))
+    if len(names) > COLUMNS:
+        said = f"the records of {member.name} have more than {COLUMNS} names"
+        raise Failed(FailureCode.FILE_TOO_LARGE, said, "map those that count: columns")
     head = [[one.get(name, "") for name in names] for one in first[:HEAD]]
     # A name no record has is as good as a header that lacks it; where there are no records, nobody can tell.
     absent = frozenset(names).difference(present) if first else frozenset()
@@ -42,10 +64,13 @@ def table(member: Member, form: Format, source: "Source", wanted: list[str] | No
 
 def _batches(records: Iterator[Record], names: list[str]) -> Iterator[Batch]:
     row = 1
-    while batch := list(islice(records, BATCH)):
+    for batch in gathered(records, rows_of(len(names)), dict.values):
         columns = {str(n): [one.get(name, "") for one in batch] for n, name in enumerate(names)}
+        figures = {n: [cell.__class__ is _Figure for cell in cells] for n, cells in columns.items()}
         columns[MALFORMED] = [one.get(MALFORMED, "") for one in batch]
-        yield Batch(pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String)), row)
+        frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+        told = [pl.Series(FIGURES + n, found) for n, found in figures.items() if any(found)]
+        yield Batch(frame.with_columns(told), row)
         row += len(batch)
 
 
@@ -83,6 +108,8 @@ def _said(form: str, member: Member) -> Iterator[None]:
     """What a parser does not like, in our words."""
     try:
         yield
+    except json_items.TooLong as error:
+        raise unreadable(member.name, str(error)) from error
     except (ijson.JSONError, etree.XMLSyntaxError, ValueError, ArithmeticError, RecursionError) as error:
         raise unreadable(member.name, f"it is not {form}: {error}") from error
 
@@ -160,7 +187,8 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Decimal):
-        return format(value, "f") if abs(value.adjusted()) < _DIGITS else str(value)
+        text = format(value, "f") if abs(value.adjusted()) < _DIGITS else str(value)
+        return _Figure(text) if text[-4:-3] == "." else text
     return str(value) if isinstance(value, int) else _valid(json.dumps(value, default=_text, ensure_ascii=False))
 
 

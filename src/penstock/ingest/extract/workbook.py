@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from typing import IO, TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import BATCH, HEAD, Batch, Table
+from penstock.ingest.extract import BATCH, FIGURES, HEAD, Batch, Table
 from penstock.ingest.extract.packing import Member, unreadable
 from penstock.ingest.model import Failed
 
@@ -59,7 +59,8 @@ class _Sheet:
         while message is not None:
             columns = message["columns"]
             frame = pl.DataFrame({str(n): pl.Series(cells, dtype=pl.String) for n, cells in enumerate(columns)})
-            yield Batch(frame, message["first_row"])
+            figures = {FIGURES + n: _is_in(rows, frame.height) for n, rows in message["figures"].items()}
+            yield Batch(frame.with_columns(**figures), message["first_row"])
             message = self._take()
 
     def next_sheet(self) -> Message | None:
@@ -76,6 +77,10 @@ class _Sheet:
         return None
 
 
+def _is_in(rows: list[int], height: int) -> pl.Series:
+    return pl.repeat(False, height, dtype=pl.Boolean, eager=True).scatter(rows, True)
+
+
 @contextmanager
 def _reading(path: Path, sheets: "Sheets", limits: "Limits", name: str) -> Iterator[Iterator[Message]]:
     wanted = {"path": str(path), "only": sheets.only, "skip": sheets.skip}
@@ -89,8 +94,9 @@ def _reading(path: Path, sheets: "Sheets", limits: "Limits", name: str) -> Itera
     try:
         if child.stdin is None or child.stdout is None:
             raise RuntimeError("a pipe was asked for")
-        child.stdin.write(order)
-        child.stdin.close()
+        with suppress(BrokenPipeError):  # it died already, which is told when nothing comes back
+            child.stdin.write(order)
+            child.stdin.close()
         yield _messages(child, child.stdout, name, limits)
     finally:
         timer.cancel()

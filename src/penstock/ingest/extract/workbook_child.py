@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import python_calamine as calamine
 
+from penstock.ingest.extract import HEAD, rows_of
+
 _OWN_LIMIT = "Cell limit exceeded"  # the reader's, for files that say in one word that a cell comes a million times
 
 
@@ -55,28 +57,36 @@ def _batches(sheet: calamine.CalamineSheet, size: int) -> Iterator[dict[str, Any
     if sheet.start is None:
         return
     before = sheet.start[1]
+    size = min(size, max(HEAD, rows_of(before + sheet.width)))  # a header is looked for in the first batch
     rows: list[Sequence[Any]] = []
     first_row = 1
     for row in sheet.iter_rows():
         rows.append(row)
         if len(rows) == size:
-            yield {"first_row": first_row, "columns": _columns(rows, before)}
+            yield {"first_row": first_row, **_columns(rows, before)}
             first_row += size
             rows = []
     if rows:
-        yield {"first_row": first_row, "columns": _columns(rows, before)}
+        yield {"first_row": first_row, **_columns(rows, before)}
 
 
-def _columns(rows: list[Sequence[Any]], before: int) -> list[list[str]]:
-    empty = [[""] * len(rows)] * before
+def _columns(rows: list[Sequence[Any]], before: int) -> dict[str, Any]:
+    """The texts of all columns; and, by their columns, the rows whose texts were numbers and look like 1.234."""
+    columns = [[""] * len(rows)] * before
+    figures: dict[str, list[int]] = {}
     # A call per cell costs as much as all the rest: most cells are texts, and most others numbers.
-    return empty + [
-        [
+    for cells in zip(*rows, strict=True):
+        if set(map(type, cells)) == {str}:
+            columns.append(list(cells))
+            continue
+        texts = [
             cell if cell.__class__ is str else _number(cell) if cell.__class__ is float else _text(cell)
-            for cell in column
+            for cell in cells
         ]
-        for column in zip(*rows, strict=True)
-    ]
+        if found := [n for n, text in enumerate(texts) if text[-4:-3] == "." and cells[n].__class__ is float]:
+            figures[str(len(columns))] = found
+        columns.append(texts)
+    return {"columns": columns, "figures": figures}
 
 
 def _number(value: float) -> str:
