@@ -212,7 +212,7 @@ async def test_a_token_is_verified_once() -> None:
 async def test_a_remembered_token_ends_when_it_expires(hours: Hours) -> None:
     """R25: memory does not outlive the token."""
     authenticator = shared(leeway=timedelta(seconds=5))
-    token = signed(exp=NOW + 60)
+    token = signed(exp=int(time.time()) + 60)
     await come_in(authenticator, token)
     hours.ahead = 70
     assert await refusal(authenticator, token) == "TOKEN_EXPIRED"
