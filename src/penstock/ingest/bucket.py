@@ -6,7 +6,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Coroutine, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -49,19 +49,8 @@ class BucketTree:
         with file_lock(self._local() / f"{supplier}.lock", holder, what=f"supplier {supplier}"):
             yield
 
-    @contextmanager
-    def work(self, supplier: str, run_id: str) -> Iterator[Path]:
-        place = self._local() / supplier
-        with disk.reported(place):
-            disk.remove_all(place)  # of a run that was killed
-            folder = place / run_id
-            folder.mkdir(parents=True)
-        try:
-            with disk.reported(folder):
-                yield folder
-        finally:
-            with suppress(OSError):  # the next run does it
-                disk.remove_all(place)
+    def work(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
+        return disk.private(self._local() / supplier, run_id)
 
     def now(self) -> float:
         return time.time()

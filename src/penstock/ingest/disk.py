@@ -9,7 +9,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -157,6 +157,21 @@ def held(place: Path) -> Iterator[int | None]:
             yield None
             return
         yield descriptor
+
+
+@contextmanager
+def private(place: Path, name: str) -> Iterator[Path]:
+    """A folder *name* in *place*, which is emptied before and after: what is in it is of a run that was killed."""
+    with reported(place):
+        remove_all(place)
+        folder = place / name
+        folder.mkdir(parents=True)
+    try:
+        with reported(folder):
+            yield folder
+    finally:
+        with suppress(OSError):  # the next run does it
+            remove_all(place)
 
 
 def set_aside(folder: Path, place: Path) -> Path:

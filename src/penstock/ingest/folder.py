@@ -57,19 +57,8 @@ class FolderTree:
                 stack.enter_context(lock)
             yield
 
-    @contextmanager
-    def work(self, supplier: str, run_id: str) -> Iterator[Path]:
-        place = self._work / supplier
-        with self._reported():
-            disk.remove_all(place)  # of a run that was killed
-            folder = place / run_id
-            folder.mkdir(parents=True)
-        try:
-            with disk.reported(folder):
-                yield folder
-        finally:
-            with suppress(OSError):  # the next run does it
-                disk.remove_all(place)
+    def work(self, supplier: str, run_id: str) -> AbstractContextManager[Path]:
+        return disk.private(self._work / supplier, run_id)
 
     def now(self) -> float:
         with self._reported():

@@ -136,6 +136,9 @@ class Run:
             return self._crashed(begun, chosen, stats, error)
 
     def _crashed(self, begun: "Begun", chosen: Chosen, stats: Stats, error: Exception) -> Outcome:
+        pointer = self._tree.pointer(self._supplier)
+        if pointer is not None and pointer.run_id == begun.run_id:
+            raise error  # what is published has passed: the next run finishes it
         structlog.get_logger().error("ingest_run_crashed", run_id=begun.run_id, exc_info=error)
         told = "".join(traceback.format_exception(error))
         self._tree.write(layout.run(begun.run_id, layout.ERROR), told.encode(errors="replace"))

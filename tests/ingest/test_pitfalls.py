@@ -1,4 +1,4 @@
-"""What a second pair of eyes found: each of these once ended badly."""
+"""Pitfalls: each of these once ended badly."""
 
 import os
 from datetime import timedelta
@@ -88,6 +88,23 @@ def test_a_mistake_of_ours_is_a_failure_with_a_reason(rig: Rig, monkeypatch: pyt
     told = (rig.root / layout.run(manifest.run_id, layout.ERROR)).read_text()
     assert "ZeroDivisionError: boom" in told
     assert rig.files(layout.broken(SUPPLIER)) == ["price.csv"]
+
+
+def test_a_mistake_behind_the_switch_is_no_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I10, I16: what is current has passed, and the next run finishes it; its file is not called broken."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("boom")
+
+    rig.drop("price.csv", ONE)
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.ingest.publishing.accept", broken)
+        with pytest.raises(ZeroDivisionError):
+            rig.run()
+    rig.run()
+    (run_id,) = rig.tree.runs(SUPPLIER)
+    assert rig.json(layout.run(run_id, layout.MANIFEST))["status"] == "PASS"
+    assert rig.files(layout.archive(SUPPLIER)) == ["price.csv"]
 
 
 @pytest.mark.parametrize(
