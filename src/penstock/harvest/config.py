@@ -1,7 +1,266 @@
-"""The `harvest` section of penstock.yaml."""
+"""The `harvest` section of penstock.yaml: feeds, and who is told when one is in trouble."""
 
-from penstock.kernel.config import Section
+from datetime import timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from penstock.harvest.contract import NAME
+from penstock.kernel.config import SecretRef, Section
+from penstock.kernel.sections import Duration, Options, Secrets, Url
+
+Positive = Annotated[Duration, Field(gt=timedelta(0))]
+FieldPath = Annotated[str, StringConstraints(pattern=r"^[^.\s]+(\.[^.\s]+){0,9}$", max_length=200)]
+FieldName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,62}$")]
+FeedName = Annotated[str, StringConstraints(pattern=NAME)]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+_DIGITS = 12
+
+
+class CallSection(Section):
+    """H15: how the source is called, by all workers of the feed together."""
+
+    timeout: Positive = Field(timedelta(seconds=30), description="For one request, with its answer.")
+    attempts: int = Field(3, ge=1, le=10, description="Tries of one request, before its work item is put back.")
+    rate: float | None = Field(None, gt=0, le=10_000, description="Requests a second; unlimited when not set.")
+    burst: int = Field(10, ge=1, le=1_000, description="Requests that may come at once under a rate.")
+    at_once: int = Field(32, ge=1, le=1_000, description="Requests under way at once in one process.")
+    longest_pause: Positive = Field(timedelta(minutes=10), description="The most a Retry-After is heeded.")
+    break_after: int = Field(20, ge=1, description="Failures in a row, of all workers, that stop all requests.")
+    break_for: Positive = Field(timedelta(seconds=30), description="For how long; then one request tries.")
+    page_bytes: int = Field(20_000_000, ge=1_000, description="The most an answer may have.")
+
+
+class SourceSection(Section):
+    """What every source has."""
+
+    url: Url
+    call: CallSection = CallSection()
+
+
+class NivodaSource(SourceSection):
+    """H14: Nivoda's GraphQL API."""
+
+    kind: Literal["nivoda"]
+    username: str = Field(min_length=1)
+    password: SecretRef
+    token_for: Positive = Field(timedelta(hours=5, minutes=30), description="How long a token is used.")
+
+
+class Paging(StrEnum):
+    """How a REST API is asked for the next page."""
+
+    OFFSET = "offset"
+    PAGE = "page"
+    CURSOR = "cursor"
+
+
+class RestSource(SourceSection):
+    """H14: a REST API that answers with JSON. Names of parameters and paths into answers are its own."""
+
+    kind: Literal["rest"]
+    path: str = Field("/", description="Where records are listed.")
+    count_path: str | None = Field(None, description="Where they are counted; the listing itself when not set.")
+    headers: Options = Field(default_factory=dict)
+    secret_headers: Secrets = Field(default_factory=dict, description="By reference: Authorization: env:TOKEN")
+    params: Options = Field(default_factory=dict, description="Sent with every request.")
+    paging: Paging = Paging.OFFSET
+    first_page: int = Field(1, ge=0, le=1, description="The number of the first page.")
+    offset_param: str = "offset"
+    page_param: str = "page"
+    cursor_param: str = "cursor"
+    limit_param: str = "limit"
+    lower_param: str = Field("price_from", description="At least; in minor units, unless `decimals`.")
+    upper_param: str = Field("price_below", description="Below.")
+    null_param: str | None = Field("price_null", description="`true` asks for records without a value.")
+    decimals: int = Field(0, ge=0, le=6, description="2: the source is asked in 12.34 where we count 1234.")
+    after_param: str | None = Field("updated_after", description="Changed after; not set: no incremental runs.")
+    upto_param: str | None = Field("updated_upto", description="Changed not after.")
+    records: FieldPath = "items"
+    total: FieldPath | None = Field("total", description="Where an answer tells how many there are.")
+    next_cursor: FieldPath = "nextCursor"
+    has_more: FieldPath | None = Field(None, description="Where it tells whether more follow.")
+    short_page_ends: bool = Field(False, description="H16: a page that is not full is the last.")
+
+    @model_validator(mode="after")
+    def _counts(self) -> "RestSource":
+        if self.count_path is None and self.total is None:
+            raise ValueError("without count_path, `total` says where an answer tells how many records there are")
+        if (self.after_param is None) != (self.upto_param is None):
+            raise ValueError("after_param and upto_param go together")
+        return self
+
+
+class PartitionsSection(Section):
+    """H3: how the source is cut."""
+
+    count: int = Field(30, ge=1, le=1_000)
+    lowest: int = Field(0, description="Below this lie few, in minor units.")
+    highest: int = Field(10_000_000, description="From here on lie few: the overflow.")
+    least: int = Field(1_000, ge=1, description="Fewer partitions, when they would hold less than this.")
+    rounds: int = Field(5, ge=1, le=100, description="Times the parts are counted until their sum is the total.")
+    tolerance: Ratio = Field(0.0, description="By how much the sum may differ all the same, as a part of the total.")
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "PartitionsSection":
+        if self.lowest >= self.highest:
+            raise ValueError("lowest is below highest")
+        return self
+
+
+class FieldType(StrEnum):
+    """What a canonical field holds."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    DECIMAL = "decimal"
+    BOOLEAN = "boolean"
+
+
+class FieldSection(Section):
+    """A canonical field."""
+
+    path: FieldPath
+    type: FieldType = FieldType.TEXT
+    required: bool = False
+
+
+class CostSection(Section):
+    """What the source asks for a record: the number prices are made of."""
+
+    path: FieldPath
+    decimals: int = Field(0, ge=0, le=6, description="2: the source tells 1234 for 12.34.")
+
+
+class ConditionSection(Section):
+    """A field is one of some values, or a number at least `from` and below `below`; one without a value is neither."""
+
+    any_of: list[str | int | Decimal | bool] | None = Field(None, min_length=1, max_length=1_000)
+    from_: Decimal | None = Field(None, alias="from")
+    below: Decimal | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "ConditionSection":
+        ranged = self.from_ is not None or self.below is not None
+        if ranged == (self.any_of is not None):
+            raise ValueError("give any_of, or from and below")
+        return self
+
+
+class RuleSection(Section):
+    """The first rule whose conditions all hold makes the price: cost × (100 + markup_percent) / 100 + add."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    when: dict[FieldName, ConditionSection] = Field(default_factory=dict)
+    markup_percent: Decimal = Field(Decimal(0), ge=-100, le=100_000, max_digits=_DIGITS)
+    add: Decimal = Field(Decimal(0), max_digits=_DIGITS)
+
+
+class PricingSection(Section):
+    """H7: rules are data. Where none fits, or the cost is not known, a record has no price."""
+
+    rules: list[RuleSection] = Field(default_factory=list, max_length=1_000)
+    decimals: int = Field(2, ge=0, le=6, description="A price is rounded to so many, half away from zero.")
+
+    @field_validator("rules")
+    @classmethod
+    def _have_names(cls, rules: list[RuleSection]) -> list[RuleSection]:
+        if len({rule.name for rule in rules}) != len(rules):
+            raise ValueError("two rules have one name")
+        return rules
+
+
+class ConsolidationMode(StrEnum):
+    """H7: in Python, batch by batch, or by PostgreSQL, many at once."""
+
+    SETS = "sets"
+    BATCHES = "batches"
+
+
+class ConsolidationSection(Section):
+    """H7: how raw records become canonical ones."""
+
+    mode: ConsolidationMode = ConsolidationMode.SETS
+    set_size: int = Field(20_000, ge=1, le=1_000_000, description="Records of one statement.")
+    sets_at_once: int = Field(2, ge=1, le=50)
+    batch_size: int = Field(2_000, ge=1, le=100_000, description="Records of one batch.")
+    upsert_size: int = Field(100, ge=1, le=10_000)
+    upserts_at_once: int = Field(5, ge=1, le=50)
+    attempts: int = Field(3, ge=1, le=20, description="H12: of a whole consolidation.")
+
+
+class LimitsSection(Section):
+    """What is too much."""
+
+    max_delete_ratio: Ratio = Field(0.2, description="H10: more than this part gone is not believed.")
+    max_reject_ratio: Ratio = Field(0.01, description="More records than this part that cannot be mapped fail a run.")
+    record_bytes: int = Field(1_000_000, ge=100)
+    passes: int = Field(5, ge=1, le=100, description="H16: passes over a partition that does not hold still.")
+
+
+class FeedSection(Section):
+    """One API, kept in step."""
+
+    source: Annotated[NivodaSource | RestSource, Field(discriminator="kind")]
+    key: FieldPath = Field(description="Where a record tells what it is called.")
+    updated_at: FieldPath | None = Field(None, description="Where it tells when it changed: ISO 8601 with a zone.")
+    partitions: PartitionsSection = PartitionsSection()
+    page_size: int = Field(30, ge=1, le=10_000)
+    pages_per_turn: int = Field(10, ge=1, le=1_000, description="Pages fetched and kept by one work item.")
+    overlap: Duration = Field(timedelta(minutes=1), description="H9: by how much runs ask again for what is older.")
+    fields: dict[FieldName, FieldSection] = Field(default_factory=dict, max_length=200)
+    cost: CostSection | None = None
+    pricing: PricingSection = PricingSection()
+    consolidation: ConsolidationSection = ConsolidationSection()
+    limits: LimitsSection = LimitsSection()
+    every: Positive | None = Field(None, description="Run so often; only when asked, when not set.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "FeedSection":
+        if isinstance(self.source, NivodaSource) and self.page_size > 50:
+            raise ValueError("Nivoda gives at most 50 records a page")
+        if self.pricing.rules and self.cost is None:
+            raise ValueError("prices are made of a cost: say where it is")
+        for rule in self.pricing.rules:
+            if unknown := sorted(rule.when.keys() - self.fields.keys()):
+                raise ValueError(f"rule {rule.name!r} asks for {unknown[0]}, which is none of the fields")
+        return self
+
+
+class SmtpSection(Section):
+    """H12: alerts by e-mail."""
+
+    host: str = Field(min_length=1)
+    port: int = Field(25, ge=1, le=65535)
+    sender: str = Field(pattern=r"^[^\s<>]+@[^\s<>]+$")
+    to: list[Annotated[str, StringConstraints(pattern=r"^[^\s<>,]+@[^\s<>,]+$")]] = Field(min_length=1)
+    username: str | None = None
+    password: SecretRef | None = None
+    starttls: bool = False
+
+
+class WebhookSection(Section):
+    """H12: alerts by POST."""
+
+    url: Url
+    secret_headers: Secrets = Field(default_factory=dict)
+
+
+class AlertsSection(Section):
+    """H12: who is told; the log always is."""
+
+    email: SmtpSection | None = None
+    webhooks: list[WebhookSection] = Field(default_factory=list, max_length=10)
 
 
 class HarvestSection(Section):
     """Harvest: paged APIs synced by partition, consolidated, watermarked."""
+
+    feeds: dict[FeedName, FeedSection] = Field(default_factory=dict)
+    alerts: AlertsSection = AlertsSection()
+    workers: int = Field(4, ge=1, le=100, description="Batches of work items under way at once in one process.")
+    lease: Positive = Field(timedelta(seconds=60), description="How long a dead worker's items are left alone.")
+    stalled_after: Positive = Field(timedelta(minutes=5), description="A partition without a page is looked after.")
+    retention: Positive = Field(timedelta(days=90), description="How long runs, rejects and alerts are kept.")
