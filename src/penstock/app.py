@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from penstock.harvest.service import Harvest
 from penstock.kernel import datadir, journal, migrate
 from penstock.kernel.bus import Bus
 from penstock.kernel.config import resolve
@@ -195,6 +196,26 @@ def _search_path(settings: Settings) -> dict[str, str]:
     return {} if own is None else {"search_path": '"' + own.db_schema.replace('"', '""') + '"'}
 
 
+@dataclass(frozen=True)
+class HarvestPlatform:
+    """What the roles of harvest stand on."""
+
+    settings: Settings
+    telemetry: Telemetry
+    db: Database
+    bus: Bus
+    storage: Storage
+    harvest: Harvest
+
+
+@asynccontextmanager
+async def open_harvest(settings: Settings, platform: Platform) -> AsyncIterator[HarvestPlatform]:
+    """Harvest on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
+    async with _open(platform.db.dsn, settings.database, looks_up=True) as db:
+        harvest = Harvest(db, platform.bus, settings.harvest)
+        yield HarvestPlatform(settings, platform.telemetry, db, platform.bus, platform.storage, harvest)
+
+
 Schema = tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]
 
 
@@ -212,7 +233,8 @@ def known_migrations(settings: Settings) -> list[migrate.Migration]:
     """Every migration of the platform's database, the kernel's first."""
     tracking = migrate.load("penstock.tracking") if settings.tracking.database is None else []
     refdata = migrate.load("penstock.refdata") if settings.refdata.postgres is None else []
-    return [*migrate.load("penstock.kernel"), *tracking, *refdata, *migrate.load("penstock.ingest")]
+    always = [*migrate.load("penstock.ingest"), *migrate.load("penstock.harvest")]
+    return [*migrate.load("penstock.kernel"), *tracking, *refdata, *always]
 
 
 def tracking_migrations() -> list[migrate.Migration]:

@@ -11,13 +11,14 @@ from penstock.app import RefdataPlatform
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.ids import worker_name
 from penstock.kernel.periodic import repeating
-from penstock.kernel.worker import Handler, Worker
+from penstock.kernel.worker import Handler
 from penstock.refdata import definitions
 from penstock.refdata.applying import Applier
 from penstock.refdata.chores import Upkeep, lag_chore
 from penstock.refdata.following import SOMETHING
 from penstock.refdata.mapping import Mapped
 from penstock.refdata.workers import Relay, adapter_handler, apply_handler
+from penstock.working import working
 
 Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 
@@ -82,18 +83,12 @@ async def _working(
     apply = platform.settings.refdata.apply
     delivering = Delivering(lease_for=apply.lease, max_attempts=apply.max_attempts)
     async with AsyncExitStack() as stack:
-        workers: list[Worker[Delivery]] = []
-        for _ in range(count):
-            queue = await stack.enter_async_context(platform.bus.subscribe(topic, worker=name, delivering=delivering))
-            workers.append(Worker(queue, handler, platform.telemetry, batch=apply.batch))
         await stack.enter_async_context(repeating(*lag_chore(platform.bus, topic, platform.metrics)))
-        tasks = [asyncio.create_task(worker.run(), name=f"work {topic}") for worker in workers]
-        try:
-            yield
-        finally:
-            for worker in workers:
-                worker.stop()
-            await asyncio.gather(*tasks)
+        workers = working(
+            platform.bus, platform.telemetry, topic, name, lambda _: handler, delivering, batch=apply.batch, count=count
+        )
+        await stack.enter_async_context(workers)
+        yield
 
 
 ROLES: dict[str, Role] = {"apply": applying, "kafka-adapter": adapting, "relay": relaying}

@@ -188,14 +188,14 @@ class ConsolidationSection(Section):
     batch_size: int = Field(2_000, ge=1, le=100_000, description="Records of one batch.")
     upsert_size: int = Field(100, ge=1, le=10_000)
     upserts_at_once: int = Field(5, ge=1, le=50)
-    attempts: int = Field(3, ge=1, le=20, description="H12: of a whole consolidation.")
 
 
 class LimitsSection(Section):
     """What is too much."""
 
     max_delete_ratio: Ratio = Field(0.2, description="H10: more than this part gone is not believed.")
-    max_reject_ratio: Ratio = Field(0.01, description="More records than this part that cannot be mapped fail a run.")
+    max_reject_ratio: Ratio = Field(0.01, description="More records than this part that cannot be mapped fail a run,")
+    rejects_allowed: int = Field(10, ge=0, description="but never so few.")
     record_bytes: int = Field(1_000_000, ge=100)
     passes: int = Field(5, ge=1, le=100, description="H16: passes over a partition that does not hold still.")
 

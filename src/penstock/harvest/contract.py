@@ -73,6 +73,7 @@ class WorkDone(msgspec.Struct, frozen=True, rename="camel"):
     """H5: a partition has ended, and how."""
 
     run_id: UUID
+    feed: str
     partition_id: str
     status: PartitionState
     records_processed: int

@@ -1,9 +1,10 @@
 """Harvest without I/O: ranges and windows, pages, and where runs and partitions stand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from penstock.harvest.contract import PartitionState, PlanState, RunState
 from penstock.kernel.machine import Machine, Move
@@ -18,9 +19,9 @@ RUN = Machine(
         Move("skip", (RunState.WORKERS_RUNNING,), RunState.CONSOLIDATION_SKIPPED),
         Move("retry", (RunState.CONSOLIDATION_SKIPPED, RunState.FAILED), RunState.WORKERS_RUNNING),
         Move("force", (RunState.CONSOLIDATION_SKIPPED, RunState.FAILED), RunState.CONSOLIDATING),
+        Move("resume", (RunState.FAILED,), RunState.CONSOLIDATING),
         Move("complete", (RunState.CONSOLIDATING,), RunState.COMPLETED),
         Move("fail", (RunState.CONSOLIDATING,), RunState.FAILED),
-        Move("cancel", (RunState.CREATED, RunState.WORKERS_RUNNING), RunState.FAILED),
     ],
     groups={
         "active": (RunState.CREATED, RunState.WORKERS_RUNNING, RunState.CONSOLIDATING),
@@ -49,7 +50,7 @@ PLAN = Machine(
     ],
 )
 
-MACHINES = {"run": RUN, "partition": PARTITION, "plan": PLAN}
+MACHINES: Mapping[str, Machine[Any]] = {"run": RUN, "partition": PARTITION, "plan": PLAN}
 
 
 class Kind(StrEnum):

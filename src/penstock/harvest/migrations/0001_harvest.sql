@@ -25,11 +25,12 @@ CREATE TABLE run_metadata (
     consolidated bigint NOT NULL DEFAULT 0,
     rejected bigint NOT NULL DEFAULT 0,
     deleted bigint,                            -- H10: null where nothing was looked for
-    settled_at timestamptz,                    -- since when it is not active any more
+    touched_at timestamptz NOT NULL,           -- when something was last done for it
+    rescues integer NOT NULL DEFAULT 0,        -- how often a message had to be sent again for it
     moves bigint[] NOT NULL DEFAULT '{}',      -- the numbers of its entries in the journal
     CHECK (completed_workers >= 0 AND failed_workers >= 0 AND completed_workers + failed_workers <= expected_workers),
     CHECK ((state = 'completed') = (completed_at IS NOT NULL)),
-    CHECK ((completed_at IS NULL) = (watermark_after IS NULL))
+    CHECK (watermark_after IS NULL OR completed_at IS NOT NULL)
 );
 CREATE UNIQUE INDEX run_metadata_active ON run_metadata (feed)
     WHERE state IN ('created', 'workers_running', 'consolidating');
@@ -64,6 +65,7 @@ CREATE TABLE partition_progress (
     next_cursor text,                          -- where the source goes by cursors
     scan integer NOT NULL DEFAULT 1,           -- H16: the pass under way
     scan_started_at timestamptz NOT NULL,
+    last_scan_at timestamptz,                  -- when the pass before it began
     seen integer NOT NULL DEFAULT 0,           -- records of this pass, each counted once
     missed integer NOT NULL DEFAULT 0,         -- of these, records an earlier pass should have seen
     rescues integer NOT NULL DEFAULT 0,        -- how often its message had to be sent again
@@ -79,6 +81,8 @@ CREATE TABLE harvest_plan (
     requested_by text NOT NULL,
     requested_at timestamptz NOT NULL,
     counts integer NOT NULL DEFAULT 0,         -- how often the source was asked until now
+    touched_at timestamptz NOT NULL,
+    rescues integer NOT NULL DEFAULT 0,
     error text,
     trace_id text NOT NULL,
     moves bigint[] NOT NULL DEFAULT '{}'

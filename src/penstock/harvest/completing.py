@@ -1,0 +1,166 @@
+"""H7, H8, H10: the consolidator. It drains what is pending, and completes the run with its watermark, or fails it."""
+
+import asyncio
+
+import msgspec
+import structlog
+
+from penstock.harvest import consolidating, model, store, watermark
+from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.consolidating import Consolidated, use_recipe
+from penstock.harvest.contract import Consolidate, RunState, RunType
+from penstock.harvest.feeds import Feed, Feeds
+from penstock.harvest.metrics import HarvestMetrics
+from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.store import SQL, RunRow
+from penstock.harvest.sweeping import sweep
+from penstock.harvest.watermark import WatermarkNotSaved
+from penstock.kernel.bus import Bus, Delivery
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.storage import Storage
+
+ATTEMPTS = 3  # H12
+
+
+class TooManyRejects(Exception):
+    """More records could not be mapped than the limits allow; trying again will not help."""
+
+
+class Consolidator:
+    """Makes canonical records of what a run fetched."""
+
+    def __init__(
+        self, db: Database, bus: Bus, storage: Storage, feeds: Feeds, metrics: HarvestMetrics, worker: str
+    ) -> None:
+        self._db = db
+        self._bus = bus
+        self._storage = storage
+        self._feeds = feeds
+        self._metrics = metrics
+        self._worker = worker
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End after the set that is being consolidated."""
+        self._stopping.set()
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """Consolidate the run a message is about, unless it is not, or not any more, to be consolidated."""
+        try:
+            item = msgspec.json.decode(delivery.message.value, type=Consolidate)
+        except msgspec.DecodeError as error:
+            return Failed(f"BAD_MESSAGE: no consolidation: {error}")
+        async with self._db.connection() as connection:
+            run = await store.run(connection, item.run_id)
+        if run is None or run.state is not RunState.CONSOLIDATING:
+            return Done()
+        try:
+            return await self._consolidate(run, self._feeds.get(run.feed))
+        except SourcePaused as paused:
+            return Retry(str(paused), after=paused.after, counts=False)
+        except Transient:
+            raise  # the database's trouble, and nobody's failure
+        except Exception as error:  # noqa: BLE001 - an edge: whatever it is, the run must not hang for it
+            return await self._failed(run, error, delivery.attempt)
+
+    async def _consolidate(self, run: RunRow, feed: Feed) -> Outcome:
+        is_whole = run.run_type is RunType.FULL and run.failed == 0
+        is_certain = is_whole and await sweep(self._db, feed, run)
+        version = await self._price(run, feed)
+
+        async def note(tx: Connection, done: Consolidated) -> None:
+            now = self._db.clock.now()
+            await tx.execute(SQL["note_consolidated"], run.run_id, done.consolidated, done.rejected, now)
+
+        done = await consolidating.consolidate(
+            self._db,
+            feed.name,
+            feed.recipe,
+            feed.section.consolidation,
+            run_id=run.run_id,
+            pricing_version=version,
+            progress=note,
+            stopping=self._stopping,
+        )
+        self._metrics.consolidated(feed.name, done.consolidated, done.rejected)
+        if not done.is_complete:
+            return Retry("the consolidator was stopped", counts=False)
+        await self._judge_rejects(run, feed)
+        if await self._complete(run, feed, is_whole=is_whole, is_certain=is_certain):
+            return Done()
+        return Retry("something became pending while it was completed", counts=False)
+
+    async def _price(self, run: RunRow, feed: Feed) -> int:
+        """H7: the run keeps the version of the rules it used."""
+        async with self._db.transaction() as tx:
+            await store.lock_feed(tx, run.feed)
+            version = await use_recipe(tx, run.feed, feed.recipe, self._db.clock.now())
+            await tx.execute(SQL["use_pricing"], run.run_id, version)
+            return version
+
+    async def _judge_rejects(self, run: RunRow, feed: Feed) -> None:
+        row = await self._db.fetchrow(SQL["rejected"], run.run_id)
+        if row is None or run.forced_by is not None:
+            return
+        limits = feed.section.limits
+        if row["rejected"] > max(limits.rejects_allowed, limits.max_reject_ratio * row["seen"]):
+            raise TooManyRejects(f"{row['rejected']} of {row['seen']} records could not be kept or mapped")
+
+    async def _complete(self, run: RunRow, feed: Feed, *, is_whole: bool, is_certain: bool) -> bool:
+        """H8: the end of the run, its watermark and the copy of it are one; False when something is pending again."""
+        async with self._db.transaction() as tx:
+            known = await store.lock_feed(tx, run.feed)
+            held = await store.run(tx, run.run_id, lock=True)
+            if held is None or held.state is not RunState.CONSOLIDATING:
+                return True  # another replica was quicker
+            if await tx.fetchval(SQL["is_pending"], run.feed):
+                return False
+            now = self._db.clock.now()
+            deleted = await self._delete(tx, run, feed, is_certain=is_certain) if is_whole else None
+            # H5: what failed partitions hold was not fetched; the next run has to ask for it again.
+            reached = model.watermark(run.upper_bound, feed.section.overlap, known) if run.failed == 0 else known
+            await store.complete_run(tx, run.run_id, self._worker, now, reached, deleted)
+            if reached is not None:
+                await store.save_watermark(tx, run.feed, run.run_id, reached, now)
+                # Last, and before the commit: without the copy nothing of this has happened.
+                await watermark.save(self._storage, run.feed, watermark.document(reached, run.run_id, now))
+        self._metrics.completed(run.feed, run.run_type, reached)
+        structlog.get_logger().info("run_completed", feed=run.feed, run=str(run.run_id), deleted=deleted)
+        return True
+
+    async def _delete(self, tx: Connection, run: RunRow, feed: Feed, *, is_certain: bool) -> int:
+        """H10: what a whole full run did not see is gone, unless that is too much to be believed."""
+        row = await tx.fetchrow(SQL["standing"], run.feed, run.run_id)
+        live, unseen = (row["live"], row["unseen"]) if row else (0, 0)
+        if not unseen:
+            return 0
+        now, limit = self._db.clock.now(), feed.section.limits.max_delete_ratio
+        if is_certain and unseen <= limit * live:
+            return int(await tx.fetchval(SQL["soft_delete"], run.feed, run.run_id, now))
+        why = f"that is more than {limit:.0%}" if is_certain else "the source did not hold still long enough to be sure"
+        message = f"Run {run.run_id} of {run.feed} did not see {unseen:,} of {live:,} records; {why}. None was deleted."
+        await raise_alert(tx, run.feed, run.run_id, Code.DELETION_SKIPPED, Severity.WARNING, message, now)
+        return 0
+
+    async def _failed(self, run: RunRow, error: Exception, attempt: int) -> Outcome:
+        reason = f"{error.code}: {error.message}" if isinstance(error, PenstockError) else f"{error}"
+        if not isinstance(error, (PenstockError, SourceFailed, WatermarkNotSaved, TooManyRejects)):
+            structlog.get_logger().error("consolidation_crashed", run=str(run.run_id), exc_info=error)
+            reason = f"{type(error).__name__}: {error}"
+        if attempt < ATTEMPTS and not isinstance(error, (TooManyRejects, SourceRefused)):
+            return Retry(reason)
+        await self.fail(run, reason, is_critical=isinstance(error, WatermarkNotSaved))
+        return Failed(reason)
+
+    async def fail(self, run: RunRow, reason: str, *, is_critical: bool = False) -> None:
+        """H8, H12: the run has failed, the watermark stays, and somebody is told."""
+        code = Code.WATERMARK_NOT_SAVED if is_critical else Code.CONSOLIDATION_FAILED
+        severity = Severity.CRITICAL if is_critical else Severity.ERROR
+        async with self._db.transaction() as tx:
+            now = self._db.clock.now()
+            if await store.move_run(tx, run.run_id, RunState.CONSOLIDATING, "fail", self._worker, now, reason):
+                message = f"Run {run.run_id} of {run.feed} failed: {reason}. Watermark NOT advanced."
+                await raise_alert(tx, run.feed, run.run_id, code, severity, message, now)
+        self._metrics.failed(run.feed, code)

@@ -1,0 +1,64 @@
+"""H5: a partition ends once; the transaction that ends the last one decides what becomes of the run."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from penstock.harvest import store
+from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.contract import (
+    CONSOLIDATIONS,
+    WORK_DONE,
+    WORK_ITEMS,
+    Consolidate,
+    PartitionState,
+    RunState,
+    WorkDone,
+    WorkItem,
+)
+from penstock.harvest.store import Counters, Ended
+from penstock.kernel.bus import Bus, Message
+from penstock.kernel.db import Connection
+from penstock.kernel.errors import Corrupt
+
+
+async def end_partitions(
+    tx: Connection, bus: Bus, feed: str, run_id: UUID, trace_id: str, ended: Sequence[Ended], by: str, now: datetime
+) -> None:
+    """Count partitions, already marked as ended, and tell of them; the last of a run triggers consolidation."""
+    await store.note_partitions(tx, run_id, ended, PartitionState.RUNNING, by, now)
+    counters = await store.count_ended(tx, run_id, ended, now)
+    if counters is None:
+        raise Corrupt("RUN_NOT_FETCHING", f"a partition of run {run_id} ended after the run did")
+    await bus.publish([_done(one, feed, run_id, trace_id, now) for one in ended], tx=tx)
+    if counters.is_all:
+        await _end_fetching(tx, bus, feed, run_id, trace_id, counters, by, now)
+
+
+async def _end_fetching(
+    tx: Connection, bus: Bus, feed: str, run_id: UUID, trace_id: str, counters: Counters, by: str, now: datetime
+) -> None:
+    if counters.failed == 0:
+        await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "trigger", by, now)
+        await bus.publish([consolidation(run_id, trace_id)], tx=tx)
+        return
+    reason = f"{counters.failed} of {counters.expected} partitions failed"
+    await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "skip", by, now, reason)
+    message = f"Run {run_id} of {feed}: {reason}. Consolidation skipped, watermark NOT advanced."
+    await raise_alert(tx, feed, run_id, Code.CONSOLIDATION_SKIPPED, Severity.ERROR, message, now)
+
+
+def work_item(run_id: UUID, partition_id: str, offset: int, scan: int, trace_id: str) -> Message:
+    item = WorkItem(run_id, partition_id, offset, trace_id, scan)
+    return Message(WORK_ITEMS, f"{run_id}/{partition_id}", msgspec.json.encode(item))
+
+
+def consolidation(run_id: UUID, trace_id: str, *, force: bool = False) -> Message:
+    return Message(CONSOLIDATIONS, str(run_id), msgspec.json.encode(Consolidate(run_id, trace_id, force)))
+
+
+def _done(one: Ended, feed: str, run_id: UUID, trace_id: str, now: datetime) -> Message:
+    done = WorkDone(run_id, feed, one.partition_id, one.status, one.records, now, trace_id, one.error)
+    return Message(WORK_DONE, str(run_id), msgspec.json.encode(done))

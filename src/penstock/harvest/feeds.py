@@ -1,0 +1,57 @@
+"""The feeds of this process: their configuration, their sources opened, their recipes made."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from penstock.harvest.config import FeedSection, HarvestSection
+from penstock.harvest.recipe import Recipe
+from penstock.harvest.records import Reader
+from penstock.harvest.source import Source, SourceRefused
+from penstock.harvest.sources import open_source
+from penstock.kernel.db import Database
+from penstock.kernel.errors import NotFound
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One API, kept in step."""
+
+    name: str
+    section: FeedSection
+    source: Source
+    reader: Reader
+    recipe: Recipe
+
+
+class Feeds:
+    """All that are configured."""
+
+    def __init__(self, feeds: Mapping[str, Feed]) -> None:
+        self._feeds = feeds
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, section: HarvestSection, db: Database) -> "AsyncIterator[Feeds]":
+        async with AsyncExitStack() as stack:
+            feeds = {}
+            for name, feed in section.feeds.items():
+                source = await stack.enter_async_context(open_source(name, feed, db))
+                feeds[name] = Feed(name, feed, source, Reader(feed), Recipe.of(feed))
+            yield cls(feeds)
+
+    def get(self, name: str) -> Feed:
+        """The feed of that name; for work on one that is not configured any more there is nobody to ask."""
+        if name not in self._feeds:
+            raise SourceRefused(
+                "FEED_NOT_CONFIGURED", f"there is no feed {name!r} in the configuration of this process"
+            )
+        return self._feeds[name]
+
+
+def known_feed(section: HarvestSection, name: str) -> FeedSection:
+    """The configuration of a feed; NotFound when there is none."""
+    if name not in section.feeds:
+        names = ", ".join(sorted(section.feeds)) or "none"
+        raise NotFound("FEED_NOT_FOUND", f"there is no feed {name!r}", hint=f"configured under harvest.feeds: {names}")
+    return section.feeds[name]

@@ -1,0 +1,118 @@
+"""H2, H3, H9: the scheduler. It fixes the upper bound, counts the source, and makes the run, its partitions and their
+messages in one transaction."""
+
+from time import monotonic
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from penstock.harvest import store
+from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.contract import Plan, PlanState, RunType
+from penstock.harvest.ending import work_item
+from penstock.harvest.feeds import Feed, Feeds
+from penstock.harvest.fetching import ATTEMPTS
+from penstock.harvest.heatmap import scan
+from penstock.harvest.model import ALWAYS, Heatmap, Range, Window
+from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.store import SQL, PlanRow
+from penstock.kernel.bus import Bus, Delivery
+from penstock.kernel.db import Database
+from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+
+_TELL = 0.5  # seconds between notes of how far the counting is
+_UNSTABLE = "HEATMAP_UNSTABLE"
+
+
+class Planner:
+    """Makes runs of what is asked for."""
+
+    def __init__(self, db: Database, bus: Bus, feeds: Feeds, worker: str) -> None:
+        self._db = db
+        self._bus = bus
+        self._feeds = feeds
+        self._worker = worker
+
+    async def handle(self, delivery: Delivery) -> Outcome:
+        """Plan the run a message asks for, unless that was done already."""
+        try:
+            asked = msgspec.json.decode(delivery.message.value, type=Plan)
+        except msgspec.DecodeError as error:
+            return Failed(f"BAD_MESSAGE: no plan: {error}")
+        async with self._db.connection() as connection:
+            row = await store.plan(connection, asked.run_id)
+        if row is None or row.state is not PlanState.PLANNING:
+            return Done()
+        try:
+            await self._plan(row)
+        except SourcePaused as paused:
+            return Retry(str(paused), after=paused.after, counts=False)
+        except SourceFailed as failed:
+            is_final = isinstance(failed, SourceRefused) or delivery.attempt >= ATTEMPTS
+            return await self._failed(row, str(failed), is_final=is_final)
+        except PenstockError as error:
+            if isinstance(error, Transient) and error.code != _UNSTABLE:
+                raise
+            return await self._failed(row, f"{error.code}: {error.message}", is_final=delivery.attempt >= ATTEMPTS)
+        return Done()
+
+    async def _plan(self, row: PlanRow) -> None:
+        feed = self._feeds.get(row.feed)
+        # Before anything is counted: what changes from now on is the next run's.
+        upper_bound = self._db.clock.now()
+        run_type = _run_type(row, feed)
+        window = ALWAYS if run_type is RunType.FULL else Window(row.watermark, upper_bound)
+        heatmap = await self._count(feed, row, window)
+        async with self._db.transaction() as tx:
+            now = self._db.clock.now()
+            if not await store.settle_plan(tx, row.run_id, PlanState.PLANNED, self._worker, now, counts=heatmap.counts):
+                return
+            names = await store.create_run(tx, row, run_type, upper_bound, heatmap, now)
+            await self._bus.publish([work_item(row.run_id, name, 0, 1, row.trace_id) for name in names], tx=tx)
+        structlog.get_logger().info(
+            "run_planned",
+            feed=row.feed,
+            run=str(row.run_id),
+            type=run_type.value,
+            total=heatmap.total,
+            parts=len(names),
+        )
+        await self._bus.relay()
+
+    async def _count(self, feed: Feed, row: PlanRow, window: Window) -> Heatmap:
+        last = monotonic()
+
+        async def tell(counts: int) -> None:
+            nonlocal last
+            if monotonic() - last > _TELL:
+                last = monotonic()
+                await self._db.execute(SQL["count_progress"], row.run_id, counts, self._db.clock.now())
+
+        async def count(range_: Range) -> int:
+            return await feed.source.count(range_, window)
+
+        return await scan(count, feed.section.partitions, progress=tell)
+
+    async def _failed(self, row: PlanRow, error: str, *, is_final: bool) -> Outcome:
+        if not is_final:
+            return Retry(error)
+        await self.fail(row.run_id, error)
+        return Failed(error)
+
+    async def fail(self, run_id: UUID, error: str) -> None:
+        """No run comes of it, and somebody is told."""
+        async with self._db.transaction() as tx:
+            now = self._db.clock.now()
+            row = await store.plan(tx, run_id)
+            if row and await store.settle_plan(tx, run_id, PlanState.FAILED, self._worker, now, error=error):
+                message = f"Run {run_id} of {row.feed} could not begin: {error}. Watermark NOT advanced."
+                await raise_alert(tx, row.feed, run_id, Code.PLAN_FAILED, Severity.ERROR, message, now)
+
+
+def _run_type(row: PlanRow, feed: Feed) -> RunType:
+    """H2: full when there is no watermark, or when it is asked for, or when the source knows nothing else."""
+    if row.run_type is RunType.FULL or row.watermark is None or not feed.source.has_windows:
+        return RunType.FULL
+    return RunType.INCREMENTAL

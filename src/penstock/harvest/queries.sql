@@ -1,0 +1,262 @@
+-- name: know_feed
+-- Have a row for the feed.
+INSERT INTO harvest_feed (feed) VALUES ($1) ON CONFLICT DO NOTHING;
+
+-- name: lock_feed
+-- Whoever decides about a feed as a whole holds its row.
+SELECT watermark, watermark_run, watermark_at FROM harvest_feed WHERE feed = $1 FOR UPDATE;
+
+-- name: active
+-- The run of a feed that is being planned or under way.
+SELECT run_id FROM harvest_plan WHERE feed = $1 AND state = {plan.PLANNING}
+UNION ALL
+SELECT run_id FROM run_metadata WHERE feed = $1 AND state IN {run.active}
+LIMIT 1;
+
+-- name: latest
+-- The last run of a feed that was begun.
+SELECT run_id FROM run_metadata WHERE feed = $1 ORDER BY started_at DESC, run_id DESC LIMIT 1;
+
+-- name: last_asked
+-- When a run of the feed was last asked for.
+SELECT max(requested_at) FROM harvest_plan WHERE feed = $1;
+
+-- name: ask
+-- A run is wanted.
+INSERT INTO harvest_plan (run_id, feed, run_type, state, requested_by, requested_at, touched_at, trace_id, moves)
+VALUES ($1, $2, $3, {plan.PLANNING}, $4, $5, $5, $6, $7);
+
+-- name: plan
+SELECT p.*, f.watermark FROM harvest_plan p JOIN harvest_feed f USING (feed) WHERE p.run_id = $1;
+
+-- name: count_progress
+-- How far the counting is.
+UPDATE harvest_plan SET counts = $2, touched_at = $3 WHERE run_id = $1 AND state = {plan.PLANNING};
+
+-- name: settle_plan
+-- It became a run, or could not; no row back means another did it.
+UPDATE harvest_plan
+SET state = $2, counts = $3, error = $4, touched_at = $5
+WHERE run_id = $1 AND state = {plan.PLANNING}
+RETURNING feed;
+
+-- name: note_plan_moves
+UPDATE harvest_plan SET moves = moves || $2::bigint[] WHERE run_id = $1;
+
+-- name: create_run
+INSERT INTO run_metadata (
+    run_id, feed, run_type, expected_workers, watermark_before, started_at, state, upper_bound, trace_id, requested_by,
+    heatmap, touched_at, moves)
+VALUES ($1, $2, $3, $4, $5, $6, {run.CREATED}, $7, $8, $9, $10, $6, $11);
+
+-- name: create_partitions
+INSERT INTO partition_progress (
+    run_id, partition_id, kind, lower_bound, upper_bound, counted, scan_started_at, created_at, updated_at)
+SELECT $1, partition_id, kind, lower_bound, upper_bound, counted, $7, $7, $7
+FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::integer[])
+    AS given (partition_id, kind, lower_bound, upper_bound, counted);
+
+-- name: run
+SELECT * FROM run_metadata WHERE run_id = $1;
+
+-- name: lock_run
+SELECT * FROM run_metadata WHERE run_id = $1 FOR UPDATE;
+
+-- name: task
+-- H4: the partition a message is about, as it stands.
+SELECT p.*, r.feed, r.run_type, r.state, r.watermark_before, r.upper_bound AS run_upper_bound, r.trace_id, w.status
+FROM partition_progress p
+JOIN run_metadata r USING (run_id)
+LEFT JOIN worker_runs w USING (run_id, partition_id)
+WHERE p.run_id = $1 AND p.partition_id = $2;
+
+-- name: lock_partition
+-- Hold a partition until the end of the transaction.
+SELECT partition_id FROM partition_progress WHERE run_id = $1 AND partition_id = $2 FOR UPDATE;
+
+-- name: advance
+-- H4: the founding document's compare-and-set, with what else is kept of a pass.
+UPDATE partition_progress
+SET next_offset = $4,
+    next_cursor = $5,
+    scan = $6,
+    seen = $7,
+    missed = $8,
+    counted = $9,
+    last_scan_at = CASE WHEN scan = $6 THEN last_scan_at ELSE scan_started_at END,
+    scan_started_at = CASE WHEN scan = $6 THEN scan_started_at ELSE $11::timestamptz END,
+    completed = $10,
+    rescues = 0,
+    updated_at = $11::timestamptz
+WHERE run_id = $1
+  AND partition_id = $2
+  AND next_offset = $3
+  AND NOT completed;
+
+-- name: note_work
+-- Who works on a partition, how far it is, and whether it has ended.
+INSERT INTO worker_runs (
+    id, run_id, partition_id, worker_id, status, records_processed, error_message, work_item_payload, started_at,
+    completed_at)
+VALUES (
+    $1, $2, $3, $4, $5::text, $6, $7, $8, $9::timestamptz,
+    CASE WHEN $5::text = {partition.RUNNING} THEN NULL ELSE $9::timestamptz END)
+ON CONFLICT (run_id, partition_id) DO UPDATE
+SET worker_id = excluded.worker_id,
+    status = excluded.status,
+    records_processed = excluded.records_processed,
+    error_message = excluded.error_message,
+    work_item_payload = coalesce(excluded.work_item_payload, worker_runs.work_item_payload),
+    completed_at = excluded.completed_at
+WHERE worker_runs.status = {partition.RUNNING};
+
+-- name: count_ended
+-- H5: the founding document's counters, both at once.
+UPDATE run_metadata
+SET completed_workers = completed_workers + $2, failed_workers = failed_workers + $3, touched_at = $4
+WHERE run_id = $1 AND state IN {run.fetching}
+RETURNING completed_workers, expected_workers, failed_workers;
+
+-- name: move_run
+-- A move of a run, if it stands where the move begins; no row back means it does not.
+UPDATE run_metadata
+SET state = $2, error = $4, touched_at = $5, rescues = 0
+WHERE run_id = $1 AND state = $3
+RETURNING run_id;
+
+-- name: force_run
+UPDATE run_metadata SET forced_by = $2, forced_because = $3 WHERE run_id = $1;
+
+-- name: failed_partitions
+-- Those that failed, with where they stand.
+SELECT p.partition_id, p.next_offset, p.scan
+FROM partition_progress p
+JOIN worker_runs w USING (run_id, partition_id)
+WHERE p.run_id = $1 AND w.status IN {partition.retry} AND ($2::text IS NULL OR p.partition_id = $2)
+ORDER BY p.partition_id;
+
+-- name: revive_partitions
+-- H11: failed partitions are taken up again where they stopped. A pass that failed for moving rows begins anew.
+WITH revived AS (
+    UPDATE worker_runs SET status = {partition.RUNNING}, error_message = NULL, completed_at = NULL
+    WHERE run_id = $1 AND partition_id = ANY ($2::text[]) AND status IN {partition.retry}
+    RETURNING partition_id
+), counted AS (
+    UPDATE run_metadata SET failed_workers = failed_workers - (SELECT count(*) FROM revived), touched_at = $3
+    WHERE run_id = $1
+)
+UPDATE partition_progress p SET updated_at = $3, rescues = 0
+FROM revived WHERE p.run_id = $1 AND p.partition_id = revived.partition_id;
+
+-- name: all_partitions
+SELECT partition_id FROM partition_progress WHERE run_id = $1 ORDER BY partition_id FOR UPDATE;
+
+-- name: unfinished_partitions
+-- All partitions of a run that have not ended.
+SELECT p.partition_id, p.seen
+FROM partition_progress p
+LEFT JOIN worker_runs w USING (run_id, partition_id)
+WHERE p.run_id = $1 AND NOT p.completed AND (w.status IS NULL OR w.status = {partition.RUNNING})
+ORDER BY p.partition_id;
+
+-- name: touch_run
+UPDATE run_metadata SET touched_at = $2 WHERE run_id = $1 AND state IN {run.active};
+
+-- name: use_pricing
+UPDATE run_metadata SET pricing_version = $2 WHERE run_id = $1;
+
+-- name: note_consolidated
+UPDATE run_metadata SET consolidated = consolidated + $2, rejected = rejected + $3, touched_at = $4 WHERE run_id = $1;
+
+-- name: note_moves
+UPDATE run_metadata SET moves = moves || $2::bigint[] WHERE run_id = $1;
+
+-- name: note_rejected
+UPDATE run_metadata SET rejected = rejected + $2 WHERE run_id = $1;
+
+-- name: rejected
+-- How many records of a run were set aside, each counted once, and how many it has seen.
+SELECT
+    (SELECT count(DISTINCT coalesce(key, left(payload, 1000))) FROM harvest_reject WHERE run_id = $1) AS rejected,
+    (SELECT coalesce(sum(seen), 0) FROM partition_progress WHERE run_id = $1) AS seen;
+
+-- name: is_pending
+SELECT EXISTS (SELECT FROM raw_pending WHERE feed = $1);
+
+-- name: complete_run
+-- H8: with the watermark, in one transaction.
+UPDATE run_metadata
+SET state = {run.COMPLETED}, completed_at = $2, watermark_after = $3, deleted = $4, touched_at = $2, error = NULL
+WHERE run_id = $1 AND state IN {run.complete}
+RETURNING feed;
+
+-- name: save_watermark
+-- H9: it never goes back.
+UPDATE harvest_feed
+SET watermark = greatest(watermark, $2), watermark_run = $3, watermark_at = $4
+WHERE feed = $1
+RETURNING watermark;
+
+-- name: note_watermark
+INSERT INTO harvest_watermark (feed, run_id, last_updated_at, run_completed_at) VALUES ($1, $2, $3, $4);
+
+-- name: standing
+-- H10: how many records are live, and how many of those the run did not see.
+SELECT count(*) AS live, count(*) FILTER (WHERE seen_run <> $2) AS unseen
+FROM raw_record WHERE feed = $1 AND NOT is_gone;
+
+-- name: soft_delete
+-- H10: what the run did not see is gone.
+WITH gone AS (
+    UPDATE raw_record SET is_gone = true WHERE feed = $1 AND seen_run <> $2 AND NOT is_gone RETURNING key
+), marked AS (
+    UPDATE canonical_record c SET deleted_at = $3, run_id = $2, changed_at = $3
+    FROM gone WHERE c.feed = $1 AND c.key = gone.key AND c.deleted_at IS NULL
+    RETURNING 1
+)
+SELECT count(*) FROM marked;
+
+-- name: stalled_plans
+SELECT run_id, feed, trace_id, rescues FROM harvest_plan WHERE state = {plan.PLANNING} AND touched_at < $1;
+
+-- name: rescue_plan
+UPDATE harvest_plan SET rescues = rescues + 1, touched_at = $2 WHERE run_id = $1 AND state = {plan.PLANNING};
+
+-- name: stalled_partitions
+-- Partitions of runs under way for which nothing was done for a long time.
+SELECT p.run_id, p.partition_id, p.next_offset, p.scan, p.rescues, r.trace_id
+FROM run_metadata r
+JOIN partition_progress p USING (run_id)
+LEFT JOIN worker_runs w USING (run_id, partition_id)
+WHERE r.state IN {run.fetching} AND NOT p.completed AND p.updated_at < $1
+  AND (w.status IS NULL OR w.status = {partition.RUNNING})
+ORDER BY p.run_id, p.partition_id
+LIMIT 100;
+
+-- name: rescue_partition
+UPDATE partition_progress SET rescues = rescues + 1, updated_at = $3 WHERE run_id = $1 AND partition_id = $2;
+
+-- name: stalled_consolidations
+SELECT run_id, trace_id, rescues, forced_by IS NOT NULL AS is_forced
+FROM run_metadata WHERE state = {run.CONSOLIDATING} AND touched_at < $1;
+
+-- name: rescue_run
+UPDATE run_metadata SET rescues = rescues + 1, touched_at = $2 WHERE run_id = $1;
+
+-- name: prune_runs
+-- Forget old runs, but never the last of a feed.
+WITH old AS (
+    SELECT run_id FROM run_metadata r
+    WHERE touched_at < $1 AND state NOT IN {run.active}
+      AND EXISTS (SELECT FROM run_metadata later WHERE later.feed = r.feed AND later.started_at > r.started_at)
+    LIMIT 100
+), rejects AS (
+    DELETE FROM harvest_reject WHERE run_id IN (SELECT run_id FROM old)
+), plans AS (
+    DELETE FROM harvest_plan WHERE run_id IN (SELECT run_id FROM old) OR (state = {plan.FAILED} AND touched_at < $1)
+), alerts AS (
+    DELETE FROM harvest_alert WHERE raised_at < $1
+), gone AS (
+    DELETE FROM run_metadata WHERE run_id IN (SELECT run_id FROM old) RETURNING 1
+)
+SELECT count(*) FROM gone;

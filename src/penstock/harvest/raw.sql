@@ -1,0 +1,51 @@
+-- name: keep
+-- H4, H16: keep what the source told, in the order of keys so that two who keep the same records wait for each other
+-- instead of blocking each other. What is older than what is known is only seen. Returns how many records this pass had
+-- not seen yet, and how many of them an earlier pass should have seen.
+WITH given AS MATERIALIZED (
+    SELECT key, payload::jsonb AS payload, updated_at
+    FROM unnest($3::text[], $4::text[], $5::timestamptz[]) AS told (key, payload, updated_at)
+), known AS MATERIALIZED (
+    SELECT r.key, r.version, r.seen_run, r.seen_in, r.seen_scan
+    FROM given JOIN raw_record r ON r.feed = $1 AND r.key = given.key
+), kept AS (
+    INSERT INTO raw_record AS r (
+        feed, key, payload, source_updated_at, version, seen_run, seen_in, seen_scan, changed_at)
+    SELECT $1, key, payload, updated_at, 1, $2, $6, $7, $9 FROM given ORDER BY key
+    ON CONFLICT (feed, key) DO UPDATE
+    SET (payload, source_updated_at, version, changed_at) = (
+            SELECT
+                CASE WHEN is_newer THEN excluded.payload ELSE r.payload END,
+                CASE WHEN is_newer THEN excluded.source_updated_at ELSE r.source_updated_at END,
+                CASE WHEN is_changed THEN r.version + 1 ELSE r.version END,
+                CASE WHEN is_changed THEN excluded.changed_at ELSE r.changed_at END
+            FROM (SELECT coalesce(excluded.source_updated_at >= r.source_updated_at, true) AS is_newer) AS age
+            CROSS JOIN LATERAL (
+                SELECT r.is_gone OR (is_newer AND excluded.payload <> r.payload) AS is_changed
+            ) AS change
+        ),
+        seen_run = excluded.seen_run,
+        seen_in = excluded.seen_in,
+        seen_scan = excluded.seen_scan,
+        is_gone = false
+    RETURNING key, version
+), waiting AS (
+    INSERT INTO raw_pending AS p (feed, key, version)
+    SELECT $1, kept.key, kept.version
+    FROM kept LEFT JOIN known USING (key)
+    WHERE known.version IS DISTINCT FROM kept.version
+    ORDER BY kept.key
+    ON CONFLICT (feed, key) DO UPDATE SET version = greatest(p.version, excluded.version)
+)
+SELECT
+    count(*) FILTER (WHERE (known.seen_run, known.seen_in, known.seen_scan) IS DISTINCT FROM ($2, $6, $7)) AS seen,
+    count(*) FILTER (WHERE known.seen_run IS DISTINCT FROM $2 AND coalesce(given.updated_at < $8, $7 > 1)) AS missed
+FROM given LEFT JOIN known USING (key);
+
+-- name: is_storable
+SELECT $1::jsonb IS NOT NULL;
+
+-- name: reject
+INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)
+SELECT $1, $2, key, reason, left(payload, 10000), $6
+FROM unnest($3::text[], $4::text[], $5::text[]) AS given (key, reason, payload);

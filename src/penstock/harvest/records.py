@@ -1,0 +1,160 @@
+"""Raw records: what they are called, and keeping them as the source told them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from penstock.harvest.config import FeedSection
+from penstock.harvest.sources.answers import envelope
+from penstock.harvest.store import Task
+from penstock.kernel import sql
+from penstock.kernel.db import Connection
+from penstock.kernel.text import is_storable, storable
+
+SQL = sql.load("penstock.harvest", file="raw.sql")
+KEY_LIMIT = 500
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record, by its key."""
+
+    key: str
+    text: str
+    updated_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A record that cannot be kept."""
+
+    key: str | None
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What keeping records came to: how many their pass had not seen yet, and how many an earlier one should have."""
+
+    seen: int = 0
+    missed: int = 0
+
+
+class Reader:
+    """Finds key and time in a feed's records, without looking at the rest of them."""
+
+    def __init__(self, section: FeedSection) -> None:
+        self._limit = section.limits.record_bytes
+        self._key = section.key
+        paths = [path for path in (section.key, section.updated_at) if path]
+        # Nothing but these: a decoder that skips the rest of a record is several times as fast.
+        shape, self._places = envelope(*((path, Any) for path in paths))
+        self._decoder = msgspec.json.Decoder(shape)
+
+    def read(self, raws: Iterable[bytes]) -> tuple[list[Record], list[Reject]]:
+        """The records among *raws*, and what is none."""
+        records, rejects = [], []
+        for raw in raws:
+            found = self._one(raw)
+            if isinstance(found, Record):
+                records.append(found)
+            else:
+                rejects.append(found)
+        return records, rejects
+
+    def _one(self, raw: bytes) -> Record | Reject:
+        if len(raw) > self._limit:
+            reason = f"it has {len(raw):,} bytes, more than limits.record_bytes ({self._limit:,})"
+            return Reject(None, reason, raw[:_SHOWN].decode(errors="replace"))
+        try:
+            text = raw.decode()
+            document = self._decoder.decode(raw)
+        except (UnicodeDecodeError, msgspec.DecodeError) as error:
+            return Reject(None, f"it is no record: {error}", raw.decode(errors="replace"))
+        key, *moments = (place(document) for place in self._places)
+        if isinstance(key, int) and not isinstance(key, bool):
+            key = str(key)
+        if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT or not is_storable(key):
+            shown = storable(repr(key), 100)
+            return Reject(None, f"its key ({self._key}) is no text of 1 to {KEY_LIMIT}: {shown}", text)
+        return Record(key, text, _moment(moments[0]) if moments else None)
+
+
+def newest(records: Iterable[Record]) -> list[Record]:
+    """H16: duplicates collapse by key: of each the newest, in the order of keys."""
+    found: dict[str, Record] = {}
+    for record in records:
+        known = found.get(record.key)
+        if known is None or _is_newer(record, known):
+            found[record.key] = record
+    return [found[key] for key in sorted(found)]
+
+
+async def keep(tx: Connection, task: Task, records: Iterable[Record], now: datetime) -> tuple[Kept, list[Reject]]:
+    """Keep the records of a turn; what that came to, and what PostgreSQL could not keep."""
+    given = newest(records)
+    try:
+        async with tx.transaction():
+            return await _keep(tx, task, given, now), []
+    except asyncpg.DataError:  # an escape for NUL, half a surrogate, a number of a million digits
+        good, rejects = await _part(tx, given)
+        return await _keep(tx, task, good, now), rejects
+
+
+async def reject(tx: Connection, feed: str, run_id: UUID, rejects: Sequence[Reject], now: datetime) -> None:
+    """Set records aside, with the reason."""
+    if rejects:
+        keys, reasons = [one.key for one in rejects], [storable(one.reason, 1_000) for one in rejects]
+        texts = [storable(one.text, 10_000) for one in rejects]
+        await tx.execute(SQL["reject"], run_id, feed, keys, reasons, texts, now)
+
+
+async def _keep(tx: Connection, task: Task, given: Sequence[Record], now: datetime) -> Kept:
+    row = await tx.fetchrow(
+        SQL["keep"],
+        task.feed,
+        task.run_id,
+        [record.key for record in given],
+        [record.text for record in given],
+        [record.updated_at for record in given],
+        task.partition_id,
+        task.scan,
+        task.last_scan_at,
+        now,
+    )
+    return Kept(row["seen"], row["missed"]) if row else Kept()
+
+
+async def _part(tx: Connection, given: Sequence[Record]) -> tuple[list[Record], list[Reject]]:
+    """One by one: what PostgreSQL takes, and what it does not."""
+    good: list[Record] = []
+    rejects: list[Reject] = []
+    for record in given:
+        try:
+            async with tx.transaction():
+                await tx.execute(SQL["is_storable"], record.text)
+            good.append(record)
+        except asyncpg.DataError as error:
+            rejects.append(Reject(record.key, f"PostgreSQL cannot keep it: {error}", record.text))
+    return good, rejects
+
+
+def _is_newer(record: Record, known: Record) -> bool:
+    return record.updated_at is None or known.updated_at is None or record.updated_at >= known.updated_at
+
+
+def _moment(value: object) -> datetime | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -1,0 +1,150 @@
+"""What people and schedules do with feeds: start runs, take failed ones up again, force or cancel them."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import msgspec
+
+from penstock.harvest import store
+from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.config import HarvestSection
+from penstock.harvest.contract import PLANS, PartitionState, Plan, PlanState, RunState, RunType
+from penstock.harvest.ending import consolidation, end_partitions, work_item
+from penstock.harvest.feeds import known_feed
+from penstock.harvest.model import RUN
+from penstock.harvest.store import Ended, RunRow
+from penstock.kernel.bus import Bus, Message
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import Conflict, Invalid, NotFound
+from penstock.kernel.ids import new_id
+
+SCHEDULE = "schedule"
+
+
+class Harvest:
+    """Decisions about runs. Whoever takes several locks takes the feed's first, then partitions', then the run's."""
+
+    def __init__(self, db: Database, bus: Bus, section: HarvestSection) -> None:
+        self.section = section
+        self.db = db
+        self._bus = bus
+
+    async def start(self, feed: str, by: str, *, full: bool = False) -> UUID:
+        """H2: have a run planned; Conflict RUN_ACTIVE while one is under way."""
+        known_feed(self.section, feed)
+        async with self.db.transaction() as tx:
+            await store.lock_feed(tx, feed)
+            await self._refuse_active(tx, feed)
+            run_id = await self._ask(tx, feed, by, full=full)
+        await self._bus.relay()
+        return run_id
+
+    async def start_due(self, feed: str, every: timedelta) -> UUID | None:
+        """Have a run planned if none is under way and the last was asked for long enough ago."""
+        async with self.db.transaction() as tx:
+            await store.lock_feed(tx, feed)
+            last = await store.last_asked(tx, feed)
+            is_due = last is None or last + every <= self.db.clock.now()
+            if not is_due or await store.active_run(tx, feed):
+                return None
+            run_id = await self._ask(tx, feed, SCHEDULE, full=False)
+        await self._bus.relay()
+        return run_id
+
+    async def retry(self, run_id: UUID, by: str, partition: str | None = None) -> list[str]:
+        """H11: take failed partitions up where they stopped, or consolidation where all partitions are there."""
+        async with self.db.transaction() as tx:
+            run = await self._held(tx, run_id)
+            await self._refuse_superseded(tx, run)
+            failed = await store.failed_partitions(tx, run_id, partition)
+            if failed:
+                await self._revive(tx, run, failed, by)
+            elif partition is None and run.state is RunState.FAILED and run.completed == run.expected:
+                await store.move_run(tx, run_id, run.state, "resume", by, self.db.clock.now())
+                await self._bus.publish([consolidation(run_id, run.trace_id)], tx=tx)
+            else:
+                raise await self._nothing_failed(tx, run, partition)
+        await self._bus.relay()
+        return [name for name, _, _ in failed]
+
+    async def force(self, run_id: UUID, by: str, reason: str) -> None:
+        """H5: consolidate in spite of failures; who wanted it and why is kept. The watermark stays."""
+        if not reason.strip():
+            raise Invalid("REASON_MISSING", "say why: it is kept with the run", hint="--reason 'supplier confirmed …'")
+        async with self.db.transaction() as tx:
+            run = await self._held(tx, run_id)
+            await self._refuse_superseded(tx, run)
+            now = self.db.clock.now()
+            await store.move_run(tx, run_id, run.state, "force", by, now, f"forced: {reason}")
+            await store.force(tx, run_id, by, reason)
+            await self._bus.publish([consolidation(run_id, run.trace_id, force=True)], tx=tx)
+            message = f"{by} forced the consolidation of run {run_id} of {run.feed}: {reason}"
+            await raise_alert(tx, run.feed, run_id, Code.RUN_FORCED, Severity.WARNING, message, now)
+        await self._bus.relay()
+
+    async def cancel(self, run_id: UUID, by: str, reason: str = "cancelled") -> None:
+        """Stop a run whose partitions are being fetched: those not at their end count as failed."""
+        async with self.db.transaction() as tx:
+            now, error = self.db.clock.now(), f"CANCELLED: by {by}: {reason}"
+            if await store.settle_plan(tx, run_id, PlanState.FAILED, by, now, error=error):
+                return
+            run = await self._held(tx, run_id)
+            if run.state not in RUN.groups["fetching"]:
+                raise Conflict("NOT_FETCHING", f"run {run_id} is {run.state.value}", hint="there is nothing to cancel")
+            if run.state is RunState.CREATED:
+                await store.move_run(tx, run_id, run.state, "begin", by, now)
+            ended = [
+                Ended(name, PartitionState.FAILED, seen, error)
+                for name, seen in await store.unfinished_partitions(tx, run_id)
+            ]
+            for one in ended:
+                await store.note_work(tx, run_id, one, new_id(self.db.clock), by, now)
+            await end_partitions(tx, self._bus, run.feed, run_id, run.trace_id, ended, by, now)
+        await self._bus.relay()
+
+    async def _ask(self, tx: Connection, feed: str, by: str, *, full: bool) -> UUID:
+        run_id, trace_id = new_id(self.db.clock), new_id(self.db.clock).hex
+        wanted = RunType.FULL if full else None
+        await store.ask(tx, run_id, feed, wanted, by, self.db.clock.now(), trace_id)
+        message = msgspec.json.encode(Plan(run_id, feed, trace_id))
+        await self._bus.publish([Message(PLANS, feed, message)], tx=tx)
+        return run_id
+
+    async def _held(self, tx: Connection, run_id: UUID) -> RunRow:
+        """The run with its feed and partitions, held until the end of the transaction."""
+        run = await store.run(tx, run_id)
+        if run is None:
+            raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")
+        await store.lock_feed(tx, run.feed)
+        await store.lock_partitions(tx, run_id)
+        return await store.run(tx, run_id, lock=True) or run
+
+    async def _revive(self, tx: Connection, run: RunRow, failed: list[tuple[str, int, int]], by: str) -> None:
+        now, names = self.db.clock.now(), [name for name, _, _ in failed]
+        if run.state not in RUN.groups["fetching"]:
+            await store.move_run(tx, run.run_id, run.state, "retry", by, now)
+        await store.revive(tx, run.run_id, names, now)
+        ended = [Ended(name, PartitionState.RUNNING, 0) for name in names]
+        await store.note_partitions(tx, run.run_id, ended, PartitionState.FAILED, by, now)
+        items = [work_item(run.run_id, name, offset, scan, run.trace_id) for name, offset, scan in failed]
+        await self._bus.publish(items, tx=tx)
+
+    async def _refuse_active(self, tx: Connection, feed: str, but: UUID | None = None) -> None:
+        active = await store.active_run(tx, feed)
+        if active is not None and active != but:
+            hint = "wait for it, or `penstock harvest cancel` it"
+            raise Conflict("RUN_ACTIVE", f"run {active} of {feed} is under way", hint=hint, runId=str(active))
+
+    async def _refuse_superseded(self, tx: Connection, run: RunRow) -> None:
+        """An old run is not taken up again: a later one took what it would take."""
+        await self._refuse_active(tx, run.feed, but=run.run_id)
+        if await store.latest_run(tx, run.feed) != run.run_id:
+            hint = "the next run takes the same data again"
+            raise Conflict("RUN_SUPERSEDED", f"a later run of {run.feed} exists", hint=hint)
+
+    async def _nothing_failed(self, tx: Connection, run: RunRow, partition: str | None) -> Conflict | NotFound:
+        if partition is not None and partition not in await store.lock_partitions(tx, run.run_id):
+            hint = f"`penstock harvest partitions {run.run_id}` lists them"
+            return NotFound("PARTITION_NOT_FOUND", f"run {run.run_id} has no {partition}", hint=hint)
+        what = partition or f"run {run.run_id}"
+        return Conflict("NOTHING_FAILED", f"nothing of {what} failed", hint=f"the run is {run.state.value}")

@@ -1,0 +1,118 @@
+"""H12: alerts are told by log, e-mail and webhook, each channel until it took them or was tried often enough."""
+
+import asyncio
+import smtplib
+from collections.abc import Awaitable, Callable, Mapping
+from email.message import EmailMessage
+from typing import Any
+
+import aiohttp
+import asyncpg
+import orjson
+import structlog
+
+from penstock.harvest.alerts import SQL, Severity
+from penstock.harvest.config import AlertsSection, SmtpSection, WebhookSection
+from penstock.kernel.backoff import delay
+from penstock.kernel.config import resolve
+from penstock.kernel.db import Database
+from penstock.kernel.text import storable
+
+ATTEMPTS = 10
+_AT_ONCE = 20
+_TIMEOUT = 15.0
+
+Channel = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+class Teller:
+    """Tells alerts that nobody was told of yet."""
+
+    def __init__(self, db: Database, section: AlertsSection) -> None:
+        self._db = db
+        self._channels: dict[str, Channel] = {"log": _log}
+        if section.email is not None:
+            self._channels["email"] = _email(section.email)
+        for number, webhook in enumerate(section.webhooks):
+            self._channels[f"webhook {number + 1}"] = _webhook(webhook, number)
+
+    async def tell(self) -> int:
+        """Tell what is due; how many alerts that were."""
+        async with self._db.transaction() as tx:
+            now = self._db.clock.now()
+            rows = await tx.fetch(SQL["due"], now, _AT_ONCE)
+            for row in rows:
+                told, error = await self._tell_one(row)
+                is_told = not error or row["attempts"] + 1 >= ATTEMPTS
+                due = now + delay(row["attempts"] + 4)
+                await tx.execute(SQL["told"], row["id"], told, due, error and storable(error, 1_000), is_told)
+        return len(rows)
+
+    async def _tell_one(self, row: asyncpg.Record) -> tuple[list[str], str | None]:
+        told, error = list(row["told"]), None
+        for name, channel in self._channels.items():
+            if name in told:
+                continue
+            try:
+                await channel(_document(row))
+                told.append(name)
+            except (OSError, TimeoutError, aiohttp.ClientError, smtplib.SMTPException) as failure:
+                error = f"{name}: {type(failure).__name__}: {failure}"
+                structlog.get_logger().warning("alert_not_told", channel=name, error=error)
+        return told, error
+
+
+def _document(row: asyncpg.Record) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "feed": row["feed"],
+        "runId": str(row["run_id"]) if row["run_id"] else None,
+        "code": row["code"],
+        "severity": row["severity"],
+        "message": row["message"],
+        "raisedAt": row["raised_at"].isoformat(),
+    }
+
+
+async def _log(alert: Mapping[str, Any]) -> None:
+    log = structlog.get_logger().bind(part="harvest")
+    tell = log.warning if alert["severity"] == Severity.WARNING else log.critical
+    tell("alert", **alert)
+
+
+def _email(section: SmtpSection) -> Channel:
+    password = resolve(section.password, "harvest.alerts.email.password") if section.password else None
+
+    def send(message: EmailMessage) -> None:
+        with smtplib.SMTP(section.host, section.port, timeout=_TIMEOUT) as server:
+            if section.starttls:
+                server.starttls()
+            if section.username and password:
+                server.login(section.username, password)
+            server.send_message(message)
+
+    async def tell(alert: Mapping[str, Any]) -> None:
+        message = EmailMessage()
+        message["Subject"] = f"[Penstock] {alert['severity']}: {alert['code']} ({alert['feed']})"
+        message["From"], message["To"] = section.sender, ", ".join(section.to)
+        # Of the alert's number: a mail that is sent again can be seen to be the same.
+        message["Message-ID"] = f"<harvest-alert-{alert['id']}@penstock>"
+        message.set_content("\n".join([alert["message"], "", *(f"{name}: {said}" for name, said in alert.items())]))
+        await asyncio.to_thread(send, message)
+
+    return tell
+
+
+def _webhook(section: WebhookSection, number: int) -> Channel:
+    place = f"harvest.alerts.webhooks.{number}.secret_headers"
+    headers = {name: resolve(secret, f"{place}.{name}") for name, secret in section.secret_headers.items()}
+
+    async def tell(alert: Mapping[str, Any]) -> None:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
+        async with (
+            aiohttp.ClientSession(headers={**headers, "Content-Type": "application/json"}, timeout=timeout) as session,
+            session.post(section.url, data=orjson.dumps(alert), allow_redirects=False) as answer,
+        ):
+            answer.raise_for_status()
+
+    return tell

@@ -1,0 +1,105 @@
+"""The role of harvest: it plans runs, fetches partitions, consolidates, and looks after what stands still."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+
+import msgspec
+import structlog
+
+from penstock.app import HarvestPlatform
+from penstock.harvest import contract
+from penstock.harvest.completing import Consolidator
+from penstock.harvest.contract import WorkDone
+from penstock.harvest.feeds import Feeds
+from penstock.harvest.fetching import ATTEMPTS, Fetcher
+from penstock.harvest.metrics import HarvestMetrics
+from penstock.harvest.planning import Planner
+from penstock.harvest.rescuing import Rescuer
+from penstock.harvest.store import SQL
+from penstock.harvest.telling import Teller
+from penstock.kernel.bus import Delivering, Delivery, Subscription
+from penstock.kernel.ids import worker_name
+from penstock.kernel.outcome import Done, Failed, Outcome
+from penstock.kernel.periodic import Chore, repeating
+from penstock.kernel.worker import Handler, each
+from penstock.working import working
+
+_LOOK = timedelta(seconds=5)
+_TELL = timedelta(seconds=1)
+_PRUNE = timedelta(minutes=10)
+_AT_ONCE = 4  # partitions of one worker: a batch is settled when its slowest is
+_MANY = 100
+
+Handle = Callable[[Delivery], Awaitable[Outcome]]
+
+
+@asynccontextmanager
+async def harvesting(platform: HarvestPlatform) -> AsyncIterator[None]:
+    """Work on all feeds, until the end."""
+    section, db, bus, name = platform.settings.harvest, platform.db, platform.bus, worker_name("harvest")
+    metrics = HarvestMetrics(platform.telemetry.registry)
+    async with AsyncExitStack() as stack:
+        feeds = await stack.enter_async_context(Feeds.open(section, db))
+        planner = Planner(db, bus, feeds, name)
+        fetcher = Fetcher(db, bus, feeds, metrics, name)
+        consolidator = Consolidator(db, bus, platform.storage, feeds, metrics, name)
+        rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
+        for chore in _chores(platform, rescuer, Teller(db, section.alerts)):
+            await stack.enter_async_context(repeating(*chore))
+        at_once = max(len(section.feeds), 1)
+        for role in (
+            _working(platform, contract.PLANS, name, planner.handle, batch=at_once),
+            _working(platform, contract.WORK_ITEMS, name, fetcher.handle, batch=_AT_ONCE, count=section.workers),
+            _working(platform, contract.WORK_DONE, name, _note_done(metrics), batch=_MANY),
+            _working(platform, contract.CONSOLIDATIONS, name, consolidator.handle, batch=at_once),
+        ):
+            await stack.enter_async_context(role)
+        stack.callback(fetcher.stop)
+        stack.callback(consolidator.stop)
+        yield
+
+
+def _working(
+    platform: HarvestPlatform, topic: str, name: str, handle: Handle, *, batch: int, count: int = 1
+) -> AbstractAsyncContextManager[None]:
+    delivering = Delivering(max_attempts=ATTEMPTS, lease_for=platform.settings.harvest.lease)
+
+    def handler_of(queue: Subscription) -> Handler[Delivery]:
+        return each(handle, queue, concurrency=batch)
+
+    return working(platform.bus, platform.telemetry, topic, name, handler_of, delivering, batch=batch, count=count)
+
+
+def _note_done(metrics: HarvestMetrics) -> Handle:
+    async def note(delivery: Delivery) -> Outcome:
+        """H6: WORK_DONE is for those who watch."""
+        try:
+            done = msgspec.json.decode(delivery.message.value, type=WorkDone)
+        except msgspec.DecodeError as error:
+            return Failed(f"BAD_MESSAGE: nothing that is done: {error}")
+        metrics.partition_ended(done.feed, done.status)
+        structlog.get_logger().info("work_done", **msgspec.to_builtins(done))
+        return Done()
+
+    return note
+
+
+def _chores(platform: HarvestPlatform, rescuer: Rescuer, teller: Teller) -> list[tuple[str, Chore, timedelta]]:
+    section, db = platform.settings.harvest, platform.db
+
+    async def start_what_is_due() -> None:
+        for name, feed in section.feeds.items():
+            if feed.every is not None:
+                await platform.harvest.start_due(name, feed.every)
+
+    async def forget_old_runs() -> None:
+        while await db.fetchval(SQL["prune_runs"], db.clock.now() - section.retention):
+            pass
+
+    return [
+        ("harvest schedule", start_what_is_due, _LOOK),
+        ("harvest rescue", rescuer.look, _LOOK),
+        ("harvest alerts", teller.tell, _TELL),
+        ("harvest retention", forget_old_runs, _PRUNE),
+    ]
