@@ -13,7 +13,19 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from penstock.app import Platform, RefdataPlatform, open_database, open_platform, open_refdata, open_tracking
+from penstock.app import (
+    Platform,
+    RefdataPlatform,
+    open_database,
+    open_harvest,
+    open_platform,
+    open_refdata,
+    open_tracking,
+)
+from penstock.harvest import api as harvest_api
+from penstock.harvest.service import Harvest
+from penstock.harvest.views import HarvestViews
+from penstock.harvesting import harvesting
 from penstock.ingest import api as ingest_api
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.views import IngestViews
@@ -94,7 +106,11 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         pulse = Pulse({**checks, "dictionaries": pod.check}, needs=["database", "tracking", "refdata"])
         web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator)
         ingest = await stack.enter_async_context(_ingesting(settings, telemetry, platform.db))
-        app = make_api(web, pulse, tracking, refdata.refdata, ingest)
+        harvest = await stack.enter_async_context(open_harvest(settings, platform))
+        if settings.harvest.feeds:
+            await stack.enter_async_context(harvesting(harvest))
+        feeds = HarvestViews(harvest.db, platform.storage, settings.harvest)
+        app = make_api(web, pulse, tracking, refdata.refdata, ingest, harvest.harvest, feeds)
         await stack.enter_async_context(serving([(app, api)], server))
         await is_loaded.wait()
         addresses = Addresses(address_of(api), query_address)
@@ -245,13 +261,40 @@ def _checks(platform: Platform) -> dict[str, Check]:
     return {**checks, "signals": platform.signals.check, "storage": platform.storage.check}
 
 
-def make_api(web: Web, pulse: Pulse, tracking: Tracking, refdata: Refdata, ingest: IngestViews) -> FastAPI:
+async def work_harvest(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
+    """H4–H8: the workers of harvest alone, with their health and metrics on a port, until *stop*."""
+    if not settings.harvest.feeds:
+        raise BadConfig("NO_FEEDS", "there are no feeds to harvest", hint="name them under harvest.feeds")
+    async with AsyncExitStack() as stack:
+        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
+        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings))
+        socket = stack.enter_context(listening(settings.server.host, settings.server.port))
+        platform = await stack.enter_async_context(open_platform(settings, telemetry))
+        harvest = await stack.enter_async_context(open_harvest(settings, platform))
+        await stack.enter_async_context(harvesting(harvest))
+        pulse = Pulse(_checks(platform), needs=["database", "bus"])
+        app = _make_app("Penstock harvest", web, pulse)
+        await stack.enter_async_context(serving([(app, socket)], settings.server))
+        await until_stopped([pulse], stop, lambda: on_ready(address_of(socket)))
+
+
+def make_api(
+    web: Web,
+    pulse: Pulse,
+    tracking: Tracking,
+    refdata: Refdata,
+    ingest: IngestViews,
+    harvest: Harvest,
+    feeds: HarvestViews,
+) -> FastAPI:
     """The API of all parts."""
     app = make_pipeline_api(web, pulse, tracking, title="Penstock")
     app.state.refdata = refdata
     app.state.ingest = ingest
+    app.state.harvest, app.state.harvest_views = harvest, feeds
     app.include_router(refdata_api.routes)
     app.include_router(ingest_api.routes)
+    app.include_router(harvest_api.routes)
     app.include_router(_access)
     return app
 

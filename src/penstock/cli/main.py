@@ -6,7 +6,22 @@ from collections.abc import Callable
 
 import typer
 
-from penstock.cli import config, database, dictionary, doctor, ingest, keeping, pod, roles, states, track, up, version
+from penstock.cli import (
+    config,
+    database,
+    dictionary,
+    doctor,
+    harvest,
+    harvest_source,
+    ingest,
+    keeping,
+    pod,
+    roles,
+    states,
+    track,
+    up,
+    version,
+)
 from penstock.cli.output import fail
 from penstock.kernel.errors import PenstockError
 
@@ -32,6 +47,8 @@ keeping.add_to(dictionary.app)
 app.add_typer(dictionary.app, name="dict")
 states.add_to(ingest.app)
 app.add_typer(ingest.app, name="ingest")
+harvest_source.add_to(harvest.app)
+app.add_typer(harvest.app, name="harvest")
 app.add_typer(roles.serve_app, name="serve")
 app.add_typer(roles.work_app, name="work")
 

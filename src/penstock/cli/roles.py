@@ -23,6 +23,7 @@ class WorkRole(StrEnum):
     KAFKA_ADAPTER = "kafka-adapter"
     APPLY = "apply"
     RELAY = "relay"
+    HARVEST = "harvest"
 
 
 @serve_app.callback()
@@ -77,7 +78,8 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
         from penstock import serving
 
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
-        serve(settings, partial(serving.work, role.value), tell_address("health", json))
+        program = serving.work_harvest if role is WorkRole.HARVEST else partial(serving.work, role.value)
+        serve(settings, program, tell_address("health", json))
 
     work.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
     return work
@@ -87,6 +89,7 @@ _ABOUT = {
     WorkRole.KAFKA_ADAPTER: "Turn the messages of other topics into updates",
     WorkRole.APPLY: "Apply updates to PostgreSQL",
     WorkRole.RELAY: "Tell the pods of every commit",
+    WorkRole.HARVEST: "Plan, fetch and consolidate the runs of feeds",
 }
 for _role, _about in _ABOUT.items():
     work_app.command(_role.value)(_work(_role, _about))

@@ -15,7 +15,7 @@ from penstock.harvest.compiling import compile_fetch, compile_set
 from penstock.harvest.config import ConsolidationMode, ConsolidationSection
 from penstock.harvest.recipe import Mapped, Problem, Recipe
 from penstock.kernel import canonical
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db import Connection, Database, plan_freely
 from penstock.kernel.errors import Corrupt
 from penstock.kernel.sql import load
 
@@ -78,16 +78,20 @@ class _Way(Protocol):
 
 
 async def use_recipe(tx: Connection, feed: str, recipe: Recipe, now: datetime) -> int:
-    """The version of the rules; kept when they are new. If the canonical records were made otherwise, all are due.
+    """The version of the rules, kept when they are new. If canonical records were made otherwise, all are due again.
 
     The caller has locked the row of the feed.
     """
-    if await tx.fetchrow(_SQL["change_recipe"], feed, recipe.digest):
-        await tx.execute(_SQL["make_all_pending"], feed)
+    before = await tx.fetchval(_SQL["recipe"], feed)
+    if before != recipe.digest:
+        await tx.execute(_SQL["change_recipe"], feed, recipe.digest)
+        if before is not None:  # else none was ever consolidated, and all are pending anyway
+            await plan_freely(tx)
+            await tx.execute(_SQL["make_all_pending"], feed)
     latest = await tx.fetchrow(_SQL["latest_pricing"], feed)
     if latest is not None and latest["digest"] == recipe.pricing_digest:
         return int(latest["version"])
-    version = 1 if latest is None else latest["version"] + 1
+    version = 1 if latest is None else int(latest["version"]) + 1
     rules = canonical.dumps(recipe.pricing_document()).decode()
     await tx.execute(_SQL["add_pricing"], feed, version, rules, recipe.pricing_digest, now)
     return version

@@ -117,11 +117,15 @@ SELECT version, digest FROM harvest_pricing WHERE feed = $1 ORDER BY version DES
 -- name: add_pricing
 INSERT INTO harvest_pricing (feed, version, rules, digest, created_at) VALUES ($1, $2, $3::text::jsonb, $4, $5);
 
+-- name: recipe
+-- What the canonical records were last made with; null: there are none yet.
+SELECT recipe FROM harvest_feed WHERE feed = $1;
+
 -- name: change_recipe
--- No row back: the canonical records were made with it already.
-UPDATE harvest_feed SET recipe = $2 WHERE feed = $1 AND recipe IS DISTINCT FROM $2 RETURNING feed;
+UPDATE harvest_feed SET recipe = $2 WHERE feed = $1;
 
 -- name: make_all_pending
+-- Rows that are pending already are written too: whoever holds one may be making the record the old way.
 INSERT INTO raw_pending AS pending (feed, key, version)
 SELECT feed, key, version FROM raw_record WHERE feed = $1 ORDER BY key
 ON CONFLICT (feed, key) DO UPDATE SET version = excluded.version;

@@ -1,0 +1,261 @@
+"""`penstock harvest`: paged APIs synced by partition; asks a running server."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from penstock.cli.asking import URL, UrlOption, ask, moment
+from penstock.cli.output import JsonOption, emit, printable, say, table
+
+if TYPE_CHECKING:
+    from penstock.harvest.client import HarvestClient
+
+T = TypeVar("T")
+app = typer.Typer(help="Keep paged APIs in step.", no_args_is_help=True, rich_markup_mode=None)
+FeedArgument = Annotated[str, typer.Argument(help="The feed's name.", metavar="FEED")]
+RunArgument = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")]
+ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is kept with the run.")]
+_ENDS = {"completed", "failed", "consolidation_skipped"}
+_POLL = 0.5
+
+
+@app.command()
+def run(
+    feed: FeedArgument,
+    full: Annotated[bool, typer.Option("--full", help="Take all there is, even where there is a watermark.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the run ended, and show how far it is.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait at most.", min=1)] = 86_400,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Start a run: incremental where there is a watermark, else full.
+
+    With --wait it ends with 0 when the run completed, 1 when it failed, 124 when it took too long.
+    """
+    started = _ask(url, lambda client: client.start(feed, full=full))
+    run_id = started["runId"]
+    if not wait:
+        emit(started, as_json=json, text=f"run {run_id} is being planned; `penstock harvest status {feed}` shows it")
+        return
+    told = _followed(url, run_id, feed, timeout)
+    emit(told, as_json=json, text=_summary(told))
+    if told["state"] != "completed":
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    feed: Annotated[str | None, typer.Argument(help="Only this feed, with its last runs.", metavar="[FEED]")] = None,
+    limit: Annotated[int, typer.Option(help="Runs to show of one feed.", min=1, max=1000)] = 10,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Show where feeds stand, or the last runs of one."""
+    if feed is None:
+        told = _ask(url, lambda client: client.feeds())
+        rows = [_feed_row(one) for one in told["feeds"]]
+        head = ["feed", "watermark", "last run", "status", "records", "pending", "look at"]
+        text = table([head, *rows]) if rows else "no feed is configured; name one under harvest.feeds"
+        emit(told, as_json=json, text=text)
+        return
+    told = _ask(url, lambda client: _feed_with_runs(client, feed, limit))
+    rows = [_run_row(one) for one in told["runs"]]
+    head = ["run", "type", "state", "partitions", "records", "consolidated", "rejected", "minutes", "error"]
+    text = table([head, *rows]) if rows else f"{feed} was never run; `penstock harvest run {feed}` starts it"
+    emit(told, as_json=json, text=text)
+
+
+@app.command()
+def partitions(run_id: RunArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+    """Show how far the partitions of a run are."""
+    told = _ask(url, lambda client: client.partitions(run_id))
+    head = ["partition", "holds", "status", "seen", "counted", "offset", "pass", "worker", "error"]
+    emit(told, as_json=json, text=table([head, *map(_partition_row, told["partitions"])]))
+
+
+@app.command()
+def retry(
+    run_id: RunArgument,
+    partition: Annotated[str | None, typer.Argument(help="Only this one.", metavar="[PARTITION]")] = None,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Take up what failed of a run: partitions where they stopped, or consolidation."""
+    told = _ask(url, lambda client: client.retry(run_id, partition))
+    names = ", ".join(told["partitions"])
+    emit(told, as_json=json, text=f"worked on again: {names}" if names else "consolidation is tried again")
+
+
+@app.command()
+def force(run_id: RunArgument, reason: ReasonOption, url: UrlOption = URL, json: JsonOption = False) -> None:
+    """Consolidate a run in spite of its failures. The watermark stays: the next run takes the same data again."""
+    told = _ask(url, lambda client: client.force(run_id, reason))
+    emit(told, as_json=json, text=f"run {run_id} is being consolidated with {told['failedWorkers']} failed partitions")
+
+
+@app.command()
+def cancel(
+    run_id: RunArgument, reason: ReasonOption = "cancelled", url: UrlOption = URL, json: JsonOption = False
+) -> None:
+    """Stop a run that is being planned or fetched."""
+    told = _ask(url, lambda client: client.cancel(run_id, reason))
+    emit(told, as_json=json, text=f"run {run_id} is {told['state']}")
+
+
+@app.command()
+def watermark(
+    feed: FeedArgument,
+    limit: Annotated[int, typer.Option(help="How many of its past to show.", min=1, max=1000)] = 10,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Show up to when a feed is known, and since which run."""
+    told = _ask(url, lambda client: client.watermarks(feed, limit=limit))
+    rows = [[one["lastUpdatedAt"], one["lastRunId"], moment(one["lastRunCompletedAt"])] for one in told["history"]]
+    lines = [table([["known up to", "by run", "completed"], *rows]) if rows else f"{feed} has no watermark yet"]
+    if told["blob"] != told["current"]:
+        lines.append(f"the copy at {told['blobUrl']} differs: {told['blob']}")
+    emit(told, as_json=json, text="\n".join(lines))
+
+
+@app.command()
+def record(
+    feed: FeedArgument,
+    key: Annotated[str, typer.Argument(help="What the source calls it.", metavar="KEY")],
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Show where one record is: as the source told it, and as it is served."""
+    told = _ask(url, lambda client: client.record(feed, key))
+    emit(told, as_json=json, text=_record_text(told))
+
+
+@app.command()
+def rejects(
+    run_id: RunArgument,
+    limit: Annotated[int, typer.Option(help="How many to show.", min=1, max=1000)] = 20,
+    url: UrlOption = URL,
+    json: JsonOption = False,
+) -> None:
+    """Show the records of a run that could not be kept or mapped, and why."""
+    told = _ask(url, lambda client: client.rejects(run_id, limit=limit))
+    rows = [[one["key"] or "", printable(one["reason"])] for one in told["rejects"]]
+    emit(told, as_json=json, text=table([["key", "reason"], *rows]) if rows else "none")
+
+
+@app.command()
+def alerts(feed: FeedArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
+    """Show what somebody was told of, the latest first."""
+    told = _ask(url, lambda client: client.alerts(feed))
+    rows = [
+        [moment(one["raisedAt"]), one["severity"], one["code"], ", ".join(one["told"]), printable(one["message"])]
+        for one in told["alerts"]
+    ]
+    emit(told, as_json=json, text=table([["when", "severity", "code", "told", "what"], *rows]) if rows else "none")
+
+
+def _ask(url: str, question: "Callable[[HarvestClient], Awaitable[T]]") -> T:
+    from penstock.harvest.client import HarvestClient
+
+    return ask(lambda token: HarvestClient(url, token=token), question)
+
+
+async def _feed_with_runs(client: "HarvestClient", feed: str, limit: int) -> dict[str, Any]:
+    return {**await client.feed(feed), **await client.runs(feed=feed, limit=limit)}
+
+
+def _followed(url: str, run_id: str, feed: str, timeout: float) -> dict[str, Any]:
+    """The run when it ended; meanwhile how far it is, on a terminal."""
+    from time import monotonic
+
+    from penstock.cli.progress import Bar
+    from penstock.kernel.errors import TimedOut, Transient
+
+    bar, deadline = Bar(feed), monotonic() + timeout
+
+    async def follow(client: "HarvestClient") -> dict[str, Any]:
+        while monotonic() < deadline:
+            try:
+                told = await client.run(run_id)
+            except Transient as error:  # a server that is being restarted does not end the run
+                say(f"{error.message}; still waiting")
+                told = {"state": "unknown"}
+            if told["state"] in _ENDS:
+                return told
+            _show(bar, told)
+            await asyncio.sleep(_POLL)
+        hint = f"it goes on; `penstock harvest status {feed}` shows it"
+        raise TimedOut("STILL_RUNNING", f"run {run_id} takes longer than {timeout:g} s", hint=hint)
+
+    try:
+        return _ask(url, follow)
+    finally:
+        bar.close()
+
+
+def _show(bar: Any, told: dict[str, Any]) -> None:
+    counted = told.get("counted") or 0
+    match told["state"]:
+        case "planning":
+            bar.says(f"counting the source, {told['counts']} requests")
+        case "created" | "workers_running":
+            part = told["records"] / counted if counted else None
+            ended = told["completedWorkers"] + told["failedWorkers"]
+            bar.says(f"fetching, {ended}/{told['expectedWorkers']} partitions", told["records"], part)
+        case "consolidating":
+            part = told["consolidated"] / told["records"] if told["records"] else None
+            bar.says("consolidating", told["consolidated"], part)
+
+
+def _summary(told: dict[str, Any]) -> str:
+    lines = [f"{told['state']}  {told['runId']}  {told['runType'] or ''}".rstrip()]
+    if told["expectedWorkers"]:
+        failed = f", {told['failedWorkers']} failed" if told["failedWorkers"] else ""
+        lines.append(
+            f"{told['records']:,} records in {told['expectedWorkers']} partitions{failed}, "
+            f"{told['consolidated']:,} consolidated, {told['rejected']:,} rejected, {told['deleted'] or 0:,} gone"
+        )
+    if told["watermarkAfter"]:
+        lines.append(f"known up to {told['watermarkAfter']}")
+    if told["error"]:
+        lines.append(printable(told["error"]))
+        lines.append(f"hint: `penstock harvest partitions {told['runId']}` shows why, `retry` takes it up again")
+    return "\n".join(lines)
+
+
+def _feed_row(one: dict[str, Any]) -> list[str]:
+    last = one["lastRun"]
+    look = f"paused: {one['pausedBecause']}" if one["pausedUntil"] else (last and last["error"]) or ""
+    known = moment(one["watermark"]) if one["watermark"] else "none"
+    run_id, state, records = (last["runId"], last["state"], f"{last['records']:,}") if last else ("never", "", "")
+    return [one["feed"], known, run_id, state, records, f"{one['pending']:,}", printable(look)]
+
+
+def _run_row(one: dict[str, Any]) -> list[str]:
+    parts = f"{one['completedWorkers']}/{one['expectedWorkers']}" if one["expectedWorkers"] else ""
+    failed = f" ({one['failedWorkers']} failed)" if one["failedWorkers"] else ""
+    minutes = "" if one["durationMinutes"] is None else f"{one['durationMinutes']:.1f}"
+    numbers = [f"{one[name]:,}" for name in ("records", "consolidated", "rejected")]
+    error = printable(one["error"] or "")
+    return [one["runId"], one["runType"] or "", one["state"], parts + failed, *numbers, minutes, error]
+
+
+def _partition_row(one: dict[str, Any]) -> list[str]:
+    lower, upper = ("" if one[name] is None else f"{one[name]:,}" for name in ("lowerBound", "upperBound"))
+    holds = f"[{lower}, {upper})" if one["kind"] == "range" else one["kind"]
+    numbers = [f"{one[name]:,}" for name in ("seen", "counted", "nextOffset", "scan")]
+    return [one["partitionId"], holds, one["status"], *numbers, one["workerId"] or "", printable(one["error"] or "")]
+
+
+def _record_text(told: dict[str, Any]) -> str:
+    made = told["canonical"]
+    served = "not consolidated yet"
+    if made:
+        served = f"{made['fields']}\ncost {made['cost']}, price {made['price']} by rule {made['rule']!r} "
+        served += f"(version {made['pricingVersion']}), made by run {made['runId']}"
+    gone = f"gone since {moment(made['deletedAt'])}" if made and made["deletedAt"] else ""
+    seen = f"seen by run {told['seenRun']} in {told['seenIn']}, version {told['rawVersion']}"
+    pending = "changed since, and not consolidated yet" if told["isPending"] else ""
+    return "\n".join(filter(None, [told["key"], printable(served), seen, pending, gone]))

@@ -1,0 +1,150 @@
+"""H13: the API of harvest: /api/v1/harvest."""
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+
+from penstock.harvest import wire
+from penstock.harvest.contract import NAME, PREFIX
+from penstock.harvest.service import Harvest
+from penstock.harvest.views import HarvestViews
+from penstock.kernel import paging
+from penstock.kernel.auth import Principal
+from penstock.kernel.errors import Forbidden, Invalid
+from penstock.kernel.http import Caller
+
+routes = APIRouter(prefix=PREFIX, tags=["harvest"])
+
+
+async def _operator(caller: Caller) -> Principal:
+    """Feeds are the house's own: a token that acts for a tenant does not open them."""
+    if caller.tenant is not None:
+        raise Forbidden("NOT_FOR_TENANTS", "feeds belong to no tenant", hint="use a token without a tenant")
+    return caller
+
+
+async def _harvest(request: Request) -> Harvest:
+    harvest: Harvest = request.app.state.harvest
+    return harvest
+
+
+async def _views(request: Request, _caller: Annotated[Principal, Depends(_operator)]) -> HarvestViews:
+    views: HarvestViews = request.app.state.harvest_views
+    return views
+
+
+Operator = Annotated[Principal, Depends(_operator)]
+Service = Annotated[Harvest, Depends(_harvest)]
+Views = Annotated[HarvestViews, Depends(_views)]
+FeedName = Annotated[str, Path(pattern=NAME)]
+RunId = Annotated[UUID, Path(alias="runId")]
+PartitionId = Annotated[str, Path(alias="partitionId", max_length=100)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
+
+
+@routes.get("/feeds")
+async def feeds(views: Views) -> wire.Feeds:
+    """Where every feed stands."""
+    return await views.feeds()
+
+
+@routes.get("/feeds/{feed}")
+async def feed(feed: FeedName, views: Views) -> wire.Feed:
+    """Where one feed stands."""
+    return await views.feed(feed)
+
+
+@routes.post("/feeds/{feed}/runs", status_code=202)
+async def start(feed: FeedName, harvest: Service, caller: Operator, wanted: wire.Wanted | None = None) -> wire.Started:
+    """H2: start a run, incremental where there is a watermark unless a full one is wanted; 409 while one is under way."""
+    run_id = await harvest.start(feed, caller.subject, full=wanted is not None and wanted.full)
+    return wire.Started(run_id=run_id, status_url=f"{PREFIX}/runs/{run_id}")
+
+
+@routes.get("/feeds/{feed}/watermarks")
+async def watermarks(feed: FeedName, views: Views, limit: Limit = 20) -> wire.Watermarks:
+    """H13: the watermark, its copy on object storage, and what it was before."""
+    return await views.watermarks(feed, limit)
+
+
+@routes.get("/feeds/{feed}/alerts")
+async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> wire.Alerts:
+    """H12: what somebody was told of, the latest first."""
+    return await views.alerts(feed, limit)
+
+
+@routes.get("/feeds/{feed}/record")
+async def record(feed: FeedName, views: Views, key: Annotated[str, Query(min_length=1, max_length=500)]) -> wire.Record:
+    """Where one record is: as the source told it, and as it is served."""
+    return await views.record(feed, key)
+
+
+@routes.get("/runs")
+async def runs(
+    views: Views,
+    feed: Annotated[str | None, Query(pattern=NAME)] = None,
+    limit: Limit = 20,
+    cursor: Cursor = None,
+) -> wire.Runs:
+    """The runs there were, the latest first."""
+    after = None
+    if cursor is not None:
+        moment, run_id = paging.decode(cursor, [datetime, str])
+        after = (moment, _uuid(run_id))
+    found = await views.runs(feed, after, limit)
+    return wire.Runs(runs=list(found.items), next=found.next)
+
+
+@routes.get("/runs/{runId}")
+async def run(run_id: RunId, views: Views) -> wire.OneRun:
+    """A run with the proof of its heatmap and its history."""
+    return await views.run(run_id)
+
+
+@routes.get("/runs/{runId}/partitions")
+async def partitions(run_id: RunId, views: Views) -> wire.Partitions:
+    """How far the partitions of a run are."""
+    return await views.partitions(run_id)
+
+
+@routes.get("/runs/{runId}/rejects")
+async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> wire.Rejects:
+    """The records of a run that could not be kept or mapped, and why."""
+    after = paging.decode(cursor, [int])[0] if cursor is not None else 0
+    return await views.rejects(run_id, after, limit)
+
+
+@routes.post("/runs/{runId}/retry", status_code=202)
+async def retry(run_id: RunId, harvest: Service, caller: Operator) -> wire.Retried:
+    """H11: take up what failed: partitions where they stopped, or consolidation."""
+    return wire.Retried(partitions=await harvest.retry(run_id, caller.subject))
+
+
+@routes.post("/runs/{runId}/partitions/{partitionId}/retry", status_code=202)
+async def retry_partition(run_id: RunId, partition_id: PartitionId, harvest: Service, caller: Operator) -> wire.Retried:
+    """H11: take up one failed partition where it stopped."""
+    return wire.Retried(partitions=await harvest.retry(run_id, caller.subject, partition_id))
+
+
+@routes.post("/runs/{runId}/force", status_code=202)
+async def force(run_id: RunId, because: wire.Because, harvest: Service, views: Views, caller: Operator) -> wire.Run:
+    """H5: consolidate in spite of failures; who and why is kept. The watermark stays where it is."""
+    await harvest.force(run_id, caller.subject, because.reason)
+    return await views.run(run_id)
+
+
+@routes.post("/runs/{runId}/cancel", status_code=202)
+async def cancel(run_id: RunId, because: wire.Because, harvest: Service, views: Views, caller: Operator) -> wire.Run:
+    """Stop a run that is being planned or fetched; what it has not fetched counts as failed."""
+    await harvest.cancel(run_id, caller.subject, because.reason)
+    return await views.run(run_id)
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError as error:
+        raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged") from error

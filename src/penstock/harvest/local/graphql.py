@@ -1,0 +1,152 @@
+"""The GraphQL side, in Nivoda's shape: no parser, its three root fields are found in the text."""
+
+import re
+import secrets
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Annotated
+
+import msgspec
+
+from penstock.harvest.local.dataset import Dataset, Filter
+from penstock.harvest.local.faults import Dealer, Fault
+from penstock.harvest.local.message import Answer, BadRequest, told
+from penstock.harvest.local.rest import read_moment
+from penstock.kernel.clock import Clock
+
+MOST = 50
+_FIELD = re.compile(r"\b(?:username_and_password|diamonds_by_query_count|diamonds_by_query)\b")
+
+
+class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    from_: int | None = msgspec.field(default=None, name="from")
+    to: int | None = None
+
+
+class _Moments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    after: str | None = None
+    upto: str | None = None
+
+
+class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    dollar_value: _Value | None = None
+    has_price: bool | None = None
+    updated_at: _Moments | None = None
+
+
+class _Variables(msgspec.Struct, frozen=True):
+    username: str = ""
+    password: str = ""
+    token: str = ""
+    query: _Query | None = None
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST)] = MOST
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    query: str
+    variables: _Variables | None = None
+
+
+_asked = msgspec.json.Decoder(_Asked)
+
+
+class Refused(Exception):
+    """GraphQL tells errors in an answer that is 200 all the same."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Tokens:
+    """Who may ask, and until when."""
+
+    def __init__(self, username: str, password: str, lifetime: timedelta, clock: Clock) -> None:
+        self._known = (username, password)
+        self._lifetime = lifetime
+        self._clock = clock
+        self._until: dict[str, datetime] = {}
+
+    def give(self, username: str, password: str) -> str:
+        if (username, password) != self._known:
+            raise Refused("UNAUTHENTICATED", "wrong username or password")
+        token = secrets.token_hex(16)
+        self._until[token] = self._clock.now() + self._lifetime
+        return token
+
+    def check(self, token: str) -> None:
+        until = self._until.get(token)
+        if until is None or until <= self._clock.now():
+            self._until.pop(token, None)
+            raise Refused("UNAUTHENTICATED", "the token is not known, or has expired")
+
+    def expire(self) -> int:
+        """Let none be good any more; tells how many were."""
+        expired = len(self._until)
+        self._until.clear()
+        return expired
+
+
+def answer(dataset: Dataset, tokens: Tokens, dealer: Dealer, body: bytes, fault: Fault | None) -> tuple[str, Answer]:
+    """What was asked for, and the answer to it."""
+    kind = "graphql"
+    try:
+        asked = _asked.decode(body)
+        kind, variables = _kind_of(asked.query), asked.variables or _Variables()
+        if kind == "authenticate":
+            token = tokens.give(variables.username, variables.password)
+            return kind, told({"data": {"authenticate": {"username_and_password": {"token": token}}}})
+        tokens.check(variables.token)
+        make = _count if kind == "count" else _page
+        return kind, make(dataset, dealer, variables, fault)
+    except msgspec.ValidationError as error:
+        return kind, _errors("BAD_USER_INPUT", str(error))
+    except msgspec.DecodeError as error:
+        raise BadRequest("BAD_JSON", f"the body is not JSON: {error}") from error
+    except Refused as error:
+        return kind, _errors(error.code, str(error))
+
+
+@lru_cache(maxsize=256)
+def _kind_of(query: str) -> str:
+    fields = set(_FIELD.findall(query))
+    if len(fields) != 1:
+        raise Refused("GRAPHQL_VALIDATION_FAILED", "ask for one of authenticate, diamonds_by_query(_count)")
+    field = fields.pop()
+    kinds = {"username_and_password": "authenticate", "diamonds_by_query_count": "count", "diamonds_by_query": "page"}
+    return kinds[field]
+
+
+def _page(dataset: Dataset, dealer: Dealer, variables: _Variables, fault: Fault | None) -> Answer:
+    rows = dataset.select(_filter(variables.query))
+    keys = rows.some(variables.offset, variables.limit)
+    keys = keys[: dealer.left_of(len(keys), fault)]
+    items = b",".join(dataset.bodies(keys))
+    return Answer(b'{"data":{"as":{"diamonds_by_query":{"items":[%b],"total_count":%d}}}}' % (items, rows.total))
+
+
+def _count(dataset: Dataset, _dealer: Dealer, variables: _Variables, _fault: Fault | None) -> Answer:
+    return told({"data": {"as": {"diamonds_by_query_count": dataset.select(_filter(variables.query)).total}}})
+
+
+def _filter(query: _Query | None) -> Filter:
+    if query is None:
+        return Filter()
+    value, moments = query.dollar_value or _Value(), query.updated_at or _Moments()
+    if query.has_price is False and (value.from_ is not None or value.to is not None):
+        raise Refused("BAD_USER_INPUT", "has_price: false and dollar_value have no record in common")
+    upper = None if value.to is None else value.to + 1  # here both ends belong to a range
+    is_null = None if query.has_price is None else not query.has_price
+    return Filter(value.from_, upper, is_null, _moment(moments.after), _moment(moments.upto))
+
+
+def _moment(text: str | None) -> int | None:
+    try:
+        return None if text is None else read_moment(text)
+    except ValueError as error:
+        raise Refused("BAD_USER_INPUT", f"{text!r} is no moment in ISO 8601 with a zone") from error
+
+
+def _errors(code: str, message: str) -> Answer:
+    return told({"errors": [{"message": message, "extensions": {"code": code}}]})

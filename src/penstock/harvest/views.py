@@ -1,0 +1,138 @@
+"""What can be seen of harvest: feeds, runs, partitions, watermarks, records."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from penstock.harvest import watermark, wire
+from penstock.harvest.alerts import SQL as ALERTS
+from penstock.harvest.config import HarvestSection
+from penstock.harvest.feeds import known_feed
+from penstock.kernel import journal, sql
+from penstock.kernel.db import Database
+from penstock.kernel.errors import NotFound
+from penstock.kernel.paging import Page, encode, page
+from penstock.kernel.storage import Storage
+
+SQL = sql.load("penstock.harvest", file="views.sql")
+Position = tuple[datetime, UUID]
+
+
+class HarvestViews:
+    """Harvest as it is seen through the API."""
+
+    def __init__(self, db: Database, storage: Storage, section: HarvestSection) -> None:
+        self._db = db
+        self._storage = storage
+        self._section = section
+
+    async def feeds(self) -> wire.Feeds:
+        """Every feed that is configured."""
+        return wire.Feeds(feeds=[await self.feed(name) for name in sorted(self._section.feeds)])
+
+    async def feed(self, name: str) -> wire.Feed:
+        section = known_feed(self._section, name)
+        row = await self._db.fetchrow(SQL["feeds"], [name], self._db.clock.now())
+        runs = await self.runs(name, None, 1)
+        return wire.Feed(
+            feed=name,
+            source=section.source.kind,
+            url=section.source.url,
+            watermark=row["watermark"] if row else None,
+            every_seconds=section.every.total_seconds() if section.every else None,
+            paused_until=row["paused_until"] if row else None,
+            paused_because=row["paused_because"] if row else None,
+            pending=row["pending"] if row else 0,
+            last_run=runs.items[0] if runs.items else None,
+        )
+
+    async def runs(self, feed: str | None, after: Position | None, limit: int) -> Page[wire.Run]:
+        """Runs, the latest first."""
+        rows = await self._rows(feed=feed, after=after, limit=limit + 1)
+        found = page(rows, limit, lambda row: (row["requested_at"], str(row["run_id"])))
+        return Page([wire.Run.model_validate(dict(row)) for row in found.items], found.next)
+
+    async def run(self, run_id: UUID) -> wire.OneRun:
+        """A run with its proof and its history."""
+        rows = await self._rows(run_id=run_id, limit=1)
+        if not rows:
+            raise _no_run(run_id)
+        heatmap = await self._db.fetchval(SQL["heatmap"], run_id)
+        return wire.OneRun(**dict(rows[0]), heatmap=heatmap, history=await self._history(run_id, rows[0]["moves"]))
+
+    async def partitions(self, run_id: UUID) -> wire.Partitions:
+        if not await self._rows(run_id=run_id, limit=1):
+            raise _no_run(run_id)
+        rows = await self._db.fetch(SQL["partitions"], run_id)
+        return wire.Partitions(run_id=run_id, partitions=[wire.Partition(**dict(row)) for row in rows])
+
+    async def watermarks(self, feed: str, limit: int) -> wire.Watermarks:
+        """H13: the watermark, its copy, and what it was."""
+        known_feed(self._section, feed)
+        row = await self._db.fetchrow(SQL["feeds"], [feed], self._db.clock.now())
+        current = None
+        if row and row["watermark"]:
+            current = _watermark(row["watermark"], row["watermark_run"], row["watermark_at"])
+        history = await self._db.fetch(SQL["watermarks"], feed, limit)
+        return wire.Watermarks(
+            feed=feed,
+            current=current,
+            blob=await self._blob(feed),
+            blob_url=self._storage.uri(watermark.path(feed)),
+            history=[
+                _watermark(*(row[name] for name in ("last_updated_at", "run_id", "run_completed_at")))
+                for row in history
+            ],
+        )
+
+    async def rejects(self, run_id: UUID, after: int, limit: int) -> wire.Rejects:
+        rows = await self._db.fetch(SQL["rejects"], run_id, after, limit + 1)
+        following = encode([rows[limit - 1]["id"]]) if len(rows) > limit else None
+        return wire.Rejects(run_id=run_id, rejects=[wire.Rejected(**dict(row)) for row in rows[:limit]], next=following)
+
+    async def alerts(self, feed: str, limit: int) -> wire.Alerts:
+        known_feed(self._section, feed)
+        rows = await self._db.fetch(ALERTS["latest"], feed, limit)
+        return wire.Alerts(feed=feed, alerts=[wire.Alert.model_validate(dict(row)) for row in rows])
+
+    async def record(self, feed: str, key: str) -> wire.Record:
+        """Where one record is."""
+        known_feed(self._section, feed)
+        row = await self._db.fetchrow(SQL["record"], feed, key)
+        if row is None:
+            hint = "it was in no page of the source yet"
+            raise NotFound("RECORD_NOT_FOUND", f"{feed} has no record {key!r}", hint=hint)
+        made = wire.Canonical.model_validate(dict(row)) if row["fields"] is not None else None
+        return wire.Record(feed=feed, canonical=made, **dict(row))
+
+    async def _rows(
+        self, *, feed: str | None = None, run_id: UUID | None = None, after: Position | None = None, limit: int
+    ) -> list[asyncpg.Record]:
+        moment, last = after or (None, None)
+        return await self._db.fetch(SQL["runs"], feed, run_id, moment, last, limit, self._db.clock.now())
+
+    async def _history(self, run_id: UUID, numbers: list[int]) -> list[wire.Noted]:
+        async with self._db.connection() as connection:
+            partitions = await connection.fetch(SQL["partitions"], run_id)
+            subjects = [str(run_id), *(f"{run_id}/{row['partition_id']}" for row in partitions)]
+            found = await journal.history(connection, numbers, subjects)
+        return [wire.Noted.model_validate(one.entry) for one in found]
+
+    async def _blob(self, feed: str) -> wire.Watermark | None:
+        try:
+            stored = await self._storage.get(watermark.path(feed))
+        except NotFound:
+            return None
+        told: dict[str, Any] = orjson.loads(stored.data)
+        return wire.Watermark.model_validate(told)
+
+
+def _watermark(moment: datetime, run_id: UUID, completed_at: datetime) -> wire.Watermark:
+    return wire.Watermark(last_updated_at=moment, last_run_id=run_id, last_run_completed_at=completed_at)
+
+
+def _no_run(run_id: UUID) -> NotFound:
+    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")
