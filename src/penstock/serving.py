@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import structlog
-from fastapi import APIRouter, FastAPI
-from fastapi.responses import RedirectResponse
-from pydantic import BaseModel
 
 from penstock.app import (
     Platform,
@@ -22,21 +19,17 @@ from penstock.app import (
     open_refdata,
     open_tracking,
 )
-from penstock.harvest import api as harvest_api
-from penstock.harvest.service import Harvest
+from penstock.applications import Web, make_api, make_app, make_command_api, make_pipeline_api
 from penstock.harvest.views import HarvestViews
 from penstock.harvesting import harvesting
-from penstock.ingest import api as ingest_api
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.views import IngestViews
 from penstock.ingesting import forget_old_runs, workplace
-from penstock.kernel import actuator, datadir
+from penstock.kernel import datadir
 from penstock.kernel.actuator import Check, Pulse
-from penstock.kernel.auth import Authenticator
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig, Transient
-from penstock.kernel.http import Caller, create_app
 from penstock.kernel.ids import worker_name
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.periodic import repeating
@@ -44,14 +37,10 @@ from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.telemetry import Telemetry
 from penstock.pods import open_pod, serving_pod
 from penstock.ports import make_authenticator, make_telemetry
-from penstock.refdata import api as refdata_api
-from penstock.refdata.service import Refdata
 from penstock.reloading import reloading
 from penstock.roles import ROLES
 from penstock.servers import address_of, listening, listening_together, serving, until_stopped
 from penstock.settings import Settings
-from penstock.tracking import api as tracking_api
-from penstock.tracking.service import Tracking
 from penstock.watching import Watcher
 
 
@@ -61,24 +50,6 @@ class Addresses:
 
     api: str
     query: str
-
-
-@dataclass(frozen=True)
-class Web:
-    """What every HTTP application of a process shares."""
-
-    settings: Settings
-    telemetry: Telemetry
-    metrics: HttpMetrics
-    authenticator: Authenticator
-
-
-class Whoami(BaseModel):
-    """How the server sees the caller."""
-
-    subject: str
-    tenant: str | None
-    is_operator: bool
 
 
 async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addresses], None]) -> None:
@@ -155,7 +126,7 @@ async def ingest_watch(
             db = await stack.enter_async_context(open_database(settings))
             await stack.enter_async_context(_forgetting(settings, db))
         pulse = Pulse({"tree": tree}, needs=["tree"])
-        app = _make_app("Penstock ingest", web, pulse)
+        app = make_app("Penstock ingest", web, pulse)
         await stack.enter_async_context(serving([(app, socket)], settings.server))
         await stack.enter_async_context(watcher.watching())
         await until_stopped([pulse], stop, lambda: on_ready(address_of(socket)))
@@ -234,7 +205,7 @@ async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: Cal
         await stack.enter_async_context(reloading(refdata))
         await stack.enter_async_context(ROLES[role](refdata))
         pulse = Pulse(_refdata_checks(refdata), needs=["refdata"] if role == "relay" else ["refdata", "refdata bus"])
-        app = _make_app(f"Penstock {role}", web, pulse)
+        app = make_app(f"Penstock {role}", web, pulse)
         await stack.enter_async_context(serving([(app, listening)], settings.server))
         await until_stopped([pulse], stop, lambda: on_ready(address_of(listening)))
 
@@ -273,67 +244,6 @@ async def work_harvest(settings: Settings, stop: asyncio.Event, on_ready: Callab
         harvest = await stack.enter_async_context(open_harvest(settings, platform))
         await stack.enter_async_context(harvesting(harvest))
         pulse = Pulse(_checks(platform), needs=["database", "bus"])
-        app = _make_app("Penstock harvest", web, pulse)
+        app = make_app("Penstock harvest", web, pulse)
         await stack.enter_async_context(serving([(app, socket)], settings.server))
         await until_stopped([pulse], stop, lambda: on_ready(address_of(socket)))
-
-
-def make_api(
-    web: Web,
-    pulse: Pulse,
-    tracking: Tracking,
-    refdata: Refdata,
-    ingest: IngestViews,
-    harvest: Harvest,
-    feeds: HarvestViews,
-) -> FastAPI:
-    """The API of all parts."""
-    app = make_pipeline_api(web, pulse, tracking, title="Penstock")
-    app.state.refdata = refdata
-    app.state.ingest = ingest
-    app.state.harvest, app.state.harvest_views = harvest, feeds
-    app.include_router(refdata_api.routes)
-    app.include_router(ingest_api.routes)
-    app.include_router(harvest_api.routes)
-    app.include_router(_access)
-    return app
-
-
-def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str = "Penstock pipeline") -> FastAPI:
-    """The API of tracking."""
-    app = _make_app(title, web, pulse)
-    app.state.tracking = tracking
-    app.include_router(tracking_api.routes)
-
-    @app.get("/", include_in_schema=False)
-    async def root() -> RedirectResponse:
-        return RedirectResponse("/docs")
-
-    return app
-
-
-def make_command_api(web: Web, pulse: Pulse, refdata: Refdata) -> FastAPI:
-    """The API that takes commands in."""
-    app = _make_app("Penstock commands", web, pulse)
-    app.state.refdata = refdata
-    app.include_router(refdata_api.routes)
-    return app
-
-
-def _make_app(title: str, web: Web, pulse: Pulse) -> FastAPI:
-    server = web.settings.server
-    local_name = server.host if web.settings.auth.jwt is None else None
-    app = create_app(
-        title, web.telemetry, web.metrics, web.authenticator, body_limit=server.body_limit, local_name=local_name
-    )
-    app.include_router(actuator.router(pulse, web.telemetry))
-    return app
-
-
-_access = APIRouter(prefix="/api/v1", tags=["access"])
-
-
-@_access.get("/whoami")
-async def whoami(caller: Caller) -> Whoami:
-    """Who the server takes you for: the first thing to ask when a token does not work."""
-    return Whoami(subject=caller.subject, tenant=caller.tenant, is_operator=caller.is_operator)

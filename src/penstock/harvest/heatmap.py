@@ -15,6 +15,7 @@ Count = Callable[[Range], Awaitable[int]]
 Progress = Callable[[int], Awaitable[None]]
 
 _FARTHEST = 1 << 62  # no cut is made beyond: bounds are kept as 64 bits
+_ABSURD = 1 << 50  # more records than any source has, and fewer than a float can tell apart
 _OCTAVES = 2  # width of the first cells: prices spread over magnitudes
 _FIRST_CUTS = 6
 _LEAP = 4  # octaves a cut goes into what has no bound
@@ -75,7 +76,7 @@ class _Asking:
         async with self._slots:
             self.asked += 1
             found = await self._count(range_)
-        if found < 0:
+        if not 0 <= found < _ABSURD:
             raise Corrupt(
                 "HEATMAP_COUNT_INVALID",
                 f"the source counts {found} records in {range_}",

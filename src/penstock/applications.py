@@ -1,0 +1,104 @@
+"""The HTTP applications: which parts' routes each of them has."""
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import RedirectResponse
+from pydantic import BaseModel
+
+from penstock.harvest import api as harvest_api
+from penstock.harvest.service import Harvest
+from penstock.harvest.views import HarvestViews
+from penstock.ingest import api as ingest_api
+from penstock.ingest.views import IngestViews
+from penstock.kernel import actuator
+from penstock.kernel.actuator import Pulse
+from penstock.kernel.auth import Authenticator
+from penstock.kernel.http import Caller, create_app
+from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.telemetry import Telemetry
+from penstock.refdata import api as refdata_api
+from penstock.refdata.service import Refdata
+from penstock.settings import Settings
+from penstock.tracking import api as tracking_api
+from penstock.tracking.service import Tracking
+
+
+@dataclass(frozen=True)
+class Web:
+    """What every HTTP application of a process shares."""
+
+    settings: Settings
+    telemetry: Telemetry
+    metrics: HttpMetrics
+    authenticator: Authenticator
+
+
+class Whoami(BaseModel):
+    """How the server sees the caller."""
+
+    subject: str
+    tenant: str | None
+    is_operator: bool
+
+
+def make_api(
+    web: Web,
+    pulse: Pulse,
+    tracking: Tracking,
+    refdata: Refdata,
+    ingest: IngestViews,
+    harvest: Harvest,
+    feeds: HarvestViews,
+) -> FastAPI:
+    """The API of all parts."""
+    app = make_pipeline_api(web, pulse, tracking, title="Penstock")
+    app.state.refdata = refdata
+    app.state.ingest = ingest
+    app.state.harvest, app.state.harvest_views = harvest, feeds
+    app.include_router(refdata_api.routes)
+    app.include_router(ingest_api.routes)
+    app.include_router(harvest_api.routes)
+    app.include_router(_access)
+    return app
+
+
+def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str = "Penstock pipeline") -> FastAPI:
+    """The API of tracking."""
+    app = make_app(title, web, pulse)
+    app.state.tracking = tracking
+    app.include_router(tracking_api.routes)
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
+    return app
+
+
+def make_command_api(web: Web, pulse: Pulse, refdata: Refdata) -> FastAPI:
+    """The API that takes commands in."""
+    app = make_app("Penstock commands", web, pulse)
+    app.state.refdata = refdata
+    app.include_router(refdata_api.routes)
+    return app
+
+
+def make_app(title: str, web: Web, pulse: Pulse) -> FastAPI:
+    """One without routes of a part, but with health and metrics."""
+    server = web.settings.server
+    local_name = server.host if web.settings.auth.jwt is None else None
+    app = create_app(
+        title, web.telemetry, web.metrics, web.authenticator, body_limit=server.body_limit, local_name=local_name
+    )
+    app.include_router(actuator.router(pulse, web.telemetry))
+    return app
+
+
+_access = APIRouter(prefix="/api/v1", tags=["access"])
+
+
+@_access.get("/whoami")
+async def whoami(caller: Caller) -> Whoami:
+    """Who the server takes you for: the first thing to ask when a token does not work."""
+    return Whoami(subject=caller.subject, tenant=caller.tenant, is_operator=caller.is_operator)
