@@ -120,9 +120,9 @@ class Consolidator:
             now = self._db.clock.now()
             deleted = await self._delete(tx, run, feed, is_certain=is_certain) if is_whole else None
             # H5: what failed partitions hold was not fetched; the next run has to ask for it again.
-            reached = model.watermark(run.upper_bound, feed.section.overlap, known) if run.failed == 0 else known
+            reached = known if run.failed else model.watermark(run.upper_bound, feed.section.overlap, known)
             await store.complete_run(tx, run.run_id, self._worker, now, reached, deleted)
-            if reached is not None:
+            if reached is not None and not run.failed:
                 await store.save_watermark(tx, run.feed, run.run_id, reached, now)
                 # Last, and before the commit: without the copy nothing of this has happened.
                 await watermark.save(self._storage, run.feed, watermark.document(reached, run.run_id, now))

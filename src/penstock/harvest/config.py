@@ -96,7 +96,7 @@ class RestSource(SourceSection):
 class PartitionsSection(Section):
     """H3: how the source is cut."""
 
-    count: int = Field(30, ge=1, le=1_000)
+    count: int = Field(30, ge=1, le=1_000, description="Ranges at most; records without a value are one more.")
     lowest: int = Field(0, description="Below this lie few, in minor units.")
     highest: int = Field(10_000_000, description="From here on lie few: the overflow.")
     least: int = Field(1_000, ge=1, description="Fewer partitions, when they would hold less than this.")

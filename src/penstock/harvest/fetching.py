@@ -57,7 +57,7 @@ class Fetcher:
             raise  # the database's trouble, and nobody's failure
         except SourceFailed as failed:
             failure = failed
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - an edge: the partition must not hang for a mistake of ours
             self._log.exception("turn_crashed", run=str(task.run_id), partition=task.partition_id)
             failure = SourceFailed("INTERNAL", f"{type(error).__name__}: {error}")
         return Done() if failure is None else await self._put_back(task, failure, delivery.attempt)
@@ -126,6 +126,7 @@ class Fetcher:
         """Nothing came of the turn: try again later, or give the partition up."""
         self._metrics.failed(task.feed, failure.code)
         if isinstance(failure, SourcePaused):
+            await self._db.execute(store.SQL["wait_for_source"], task.run_id, task.partition_id, self._db.clock.now())
             return Retry(str(failure), after=failure.after, counts=False)
         if attempt < ATTEMPTS and not isinstance(failure, SourceRefused):
             return Retry(str(failure), after=failure.after)

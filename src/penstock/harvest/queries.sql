@@ -233,6 +233,10 @@ WHERE r.state IN {run.fetching} AND NOT p.completed AND p.updated_at < $1
 ORDER BY p.run_id, p.partition_id
 LIMIT 100;
 
+-- name: wait_for_source
+-- Its source asked for a pause: that is no standstill.
+UPDATE partition_progress SET updated_at = $3 WHERE run_id = $1 AND partition_id = $2 AND NOT completed;
+
 -- name: rescue_partition
 UPDATE partition_progress SET rescues = rescues + 1, updated_at = $3 WHERE run_id = $1 AND partition_id = $2;
 

@@ -17,6 +17,8 @@ from penstock.kernel.db import Connection
 from penstock.kernel.text import is_storable, storable
 
 SQL = sql.load("penstock.harvest", file="raw.sql")
+# An escape for NUL, half a surrogate, a number of a million digits; brackets by the thousand.
+_REFUSED = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 KEY_LIMIT = 500
 _SHOWN = 200
 
@@ -76,7 +78,7 @@ class Reader:
         try:
             text = raw.decode()
             document = self._decoder.decode(raw)
-        except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
             return Reject(None, f"it is no record: {error}", raw.decode(errors="replace"))
         key, *moments = (place(document) for place in self._places)
         if isinstance(key, int) and not isinstance(key, bool):
@@ -103,7 +105,7 @@ async def keep(tx: Connection, task: Task, records: Iterable[Record], now: datet
     try:
         async with tx.transaction():
             return await _keep(tx, task, given, now), []
-    except asyncpg.DataError:  # an escape for NUL, half a surrogate, a number of a million digits
+    except _REFUSED:
         good, rejects = await _part(tx, given)
         return await _keep(tx, task, good, now), rejects
 
@@ -141,7 +143,7 @@ async def _part(tx: Connection, given: Sequence[Record]) -> tuple[list[Record], 
             async with tx.transaction():
                 await tx.execute(SQL["is_storable"], record.text)
             good.append(record)
-        except asyncpg.DataError as error:
+        except _REFUSED as error:
             rejects.append(Reject(record.key, f"PostgreSQL cannot keep it: {error}", record.text))
     return good, rejects
 

@@ -10,7 +10,7 @@ import structlog
 
 from penstock.harvest import store
 from penstock.harvest.completing import Consolidator
-from penstock.harvest.contract import PLANS, Plan
+from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, Plan
 from penstock.harvest.ending import consolidation, work_item
 from penstock.harvest.fetching import Fetcher
 from penstock.harvest.planning import Planner
@@ -19,6 +19,7 @@ from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Database
 
 RESCUES = 3
+_PATIENCE = 6  # times as long, while the bus still has messages: what is slow is not lost
 _GIVEN_UP = f"STALLED: nothing came of it, although its message was sent {RESCUES + 1} times"
 
 
@@ -37,10 +38,13 @@ class Rescuer:
 
     async def look(self) -> None:
         """Send again what stands still for too long; give up what was sent often enough."""
-        before = self._db.clock.now() - self._after
-        await self._plans(before)
-        await self._partitions(before)
-        await self._consolidations(before)
+        await self._plans(await self._stalled_before(PLANS))
+        await self._partitions(await self._stalled_before(WORK_ITEMS))
+        await self._consolidations(await self._stalled_before(CONSOLIDATIONS))
+
+    async def _stalled_before(self, topic: str) -> datetime:
+        patience = _PATIENCE if await self._bus.backlog(topic) else 1
+        return self._db.clock.now() - self._after * patience
 
     async def _plans(self, before: datetime) -> None:
         for row in await self._db.fetch(SQL["stalled_plans"], before):

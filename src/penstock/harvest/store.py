@@ -160,14 +160,13 @@ async def create_run(
     """The run and its partitions, whose names are returned."""
     entry = journal.Entry(RUN.name, str(row.run_id), None, RunState.CREATED.value, row.requested_by, now)
     numbers = await journal.append(tx, [entry])
-    before = row.watermark if run_type is RunType.INCREMENTAL else None
     await tx.execute(
         SQL["create_run"],
         row.run_id,
         row.feed,
         run_type,
         len(heatmap.parts),
-        before,
+        row.watermark,
         now,
         upper_bound,
         row.trace_id,

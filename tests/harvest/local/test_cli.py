@@ -1,0 +1,51 @@
+"""H17: `penstock harvest source` as a user types it."""
+
+import json
+import signal
+import subprocess
+import sys
+from urllib.request import urlopen
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from penstock.cli import harvest_source
+from penstock.kernel.errors import Invalid
+
+PROGRAM = """
+import typer
+from penstock.cli import harvest_source
+app = typer.Typer()
+app.callback()(lambda: None)
+harvest_source.add_to(app)
+app()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
+    """H17: one line tells where it listens and what it serves; a signal ends it well."""
+    options = ["--records", "50", "--port", "0", "--rate-short", "1", "--churn", "5", "--order", "id", "--json"]
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, "source", *options], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            with urlopen(f"{told['api']}/records") as answer:
+                page = json.load(answer)
+        finally:
+            process.send_signal(number)
+        assert process.wait(20) == 0
+    assert (told["event"], told["records"], told["order"]) == ("ready", 50, "id")
+    assert (page["total"], page["hasMore"]) == (50, True)
+    assert 1 <= len(page["items"]) < 30
+
+
+def test_it_does_not_listen_for_others() -> None:
+    """H17: loopback only; rates that are none are refused before anything is made."""
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    harvest_source.add_to(app)
+    refused = CliRunner().invoke(app, ["source", "--host", "0.0.0.0", "--records", "1"])
+    assert isinstance(refused.exception, Invalid)
+    assert CliRunner().invoke(app, ["source", "--rate-500", "1.5"]).exit_code == 2

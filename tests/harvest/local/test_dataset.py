@@ -1,0 +1,172 @@
+"""H17: the data set of the local source against a plain-Python one."""
+
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.harvest.local.dataset import FIRST_MOMENT, Dataset, Filter, Order
+from penstock.harvest.local.records import Prices, micros
+from penstock.harvest.local.rest import read_moment
+from penstock.kernel.clock import ManualClock
+from tests.services.soak import examples
+
+Record = dict[str, Any]
+SIZES = st.sampled_from((0, 1, 40, 3_000))  # of the largest, one change is made in place, many by sorting anew
+STEPS = st.lists(st.tuples(*[st.sampled_from((0, 0, 1, 2, 50))] * 3), max_size=4)
+ORDERS = st.sampled_from(list(Order))
+SPREADS = st.sampled_from(list(Prices))
+
+
+def made(size: int, seed: int = 7, spread: Prices = Prices.HEAVY, order: Order = Order.PRICE) -> Dataset:
+    return Dataset(size, seed, spread, order, ManualClock())
+
+
+def records_of(dataset: Dataset) -> list[Record]:
+    return [orjson.loads(body) for body in dataset.truth()]
+
+
+def selected(dataset: Dataset, asked: Filter, limit: int) -> list[Record]:
+    """All pages, one after the other."""
+    rows, found = dataset.select(asked), list[Record]()
+    while keys := rows.some(len(found), limit):
+        found += map(orjson.loads, dataset.bodies(keys))
+    assert len(found) == rows.total
+    return found
+
+
+def plainly(records: list[Record], asked: Filter, order: Order) -> list[Record]:
+    """The same, without any index."""
+    found = [record for record in records if has_price(record["price"], asked) and is_in_window(record, asked)]
+    if order is Order.ID:
+        return sorted(found, key=lambda record: str(record["id"]))
+    return sorted(found, key=lambda record: (record["price"] is None, record["price"] or 0, record["id"]))
+
+
+def has_price(price: int | None, asked: Filter) -> bool:
+    if asked.is_null is not None and (price is None) != asked.is_null:
+        return False
+    if price is None:
+        return asked.is_null is True or (asked.lower is None and asked.upper is None)
+    return (asked.lower is None or price >= asked.lower) and (asked.upper is None or price < asked.upper)
+
+
+def is_in_window(record: Record, asked: Filter) -> bool:
+    moment = read_moment(record["updatedAt"])
+    return (asked.after is None or moment > asked.after) and (asked.upto is None or moment <= asked.upto)
+
+
+@st.composite
+def filters(draw: st.DrawFn, records: list[Record]) -> Filter:
+    """Bounds at, next to, and far from what there is."""
+    prices = [record["price"] for record in records if record["price"] is not None] or [5]
+    moments = [read_moment(record["updatedAt"]) for record in records] or [FIRST_MOMENT]
+    near = st.sampled_from((-1, 0, 1))
+    price = st.none() | st.builds(int.__add__, st.sampled_from(prices), near) | st.sampled_from((-9, 0, 1 << 60))
+    moment = st.none() | st.builds(int.__add__, st.sampled_from(moments), near) | st.just(0)
+    if draw(st.booleans()):
+        return Filter(draw(price), draw(price), draw(st.sampled_from((None, False))), draw(moment), draw(moment))
+    return Filter(is_null=draw(st.booleans()), after=draw(moment), upto=draw(moment))
+
+
+@settings(max_examples=examples(60, soak=2_000))
+@given(st.data(), SIZES, STEPS, SPREADS, ORDERS)
+def test_every_filter_selects_what_a_plain_search_finds(
+    data: st.DataObject, size: int, steps: list[tuple[int, int, int]], spread: Prices, order: Order
+) -> None:
+    """H17: after any changes, for any filter, all pages together are what there is, in order; the count is theirs."""
+    clock = ManualClock()
+    dataset = Dataset(size, 3, spread, order, clock)
+    for updates, inserts, deletes in steps:
+        clock.advance(timedelta(seconds=1))
+        dataset.select(Filter())  # what was selected before is not kept over a change
+        dataset.change(updates, inserts, deletes)
+    records = records_of(dataset)
+    assert len(records) == dataset.total
+    for _ in range(4):
+        asked = data.draw(filters(records))
+        assert selected(dataset, asked, data.draw(st.integers(1, 40))) == plainly(records, asked, order)
+
+
+@settings(max_examples=examples(30, soak=500))
+@given(st.lists(st.integers(-5, 12_000_000), max_size=12), ORDERS)
+def test_ranges_side_by_side_hold_everything_once(cuts: list[int], order: Order) -> None:
+    """H17: half-open ranges, and the records without a price, are the whole, and have nothing in common."""
+    dataset = made(1_500, order=order)
+    bounds = [None, *sorted(cuts), None]
+    parts = [Filter(lower, upper, is_null=False) for lower, upper in pairwise(bounds)]
+    ids = [record["id"] for part in (*parts, Filter(is_null=True)) for record in selected(dataset, part, 1_000)]
+    assert sorted(ids) == [record["id"] for record in records_of(dataset)]
+
+
+@settings(max_examples=examples(30, soak=500))
+@given(STEPS)
+def test_a_change_does_what_it_tells(steps: list[tuple[int, int, int]]) -> None:
+    """H17: what is told as updated, inserted and deleted is just that, at moments that strictly increase."""
+    dataset = made(60)
+    for step in steps:
+        before, last, generation = dict(by_id(dataset)), dataset._last_moment, dataset.generation
+        changed = dataset.change(*step)
+        after = by_id(dataset)
+        assert set(changed.deleted) == before.keys() - after.keys()
+        assert set(changed.inserted) == after.keys() - before.keys()
+        kept = before.keys() & after.keys()
+        assert set(changed.updated) == {name for name in kept if before[name] != after[name]}
+        moments = [read_moment(after[name]["updatedAt"]) for name in (*changed.updated, *changed.inserted)]
+        assert moments == sorted(set(moments))
+        assert all(moment > last for moment in moments)
+        assert dataset.generation == generation + any((changed.updated, changed.inserted, changed.deleted))
+
+
+def by_id(dataset: Dataset) -> dict[str, Record]:
+    return {record["id"]: record for record in records_of(dataset)}
+
+
+def test_changes_are_dated_by_the_clock() -> None:
+    """H17: a record that changes tells when; those that changed since can be named."""
+    clock = ManualClock()
+    dataset = Dataset(50, 7, Prices.HEAVY, Order.PRICE, clock)
+    clock.advance(timedelta(days=1))
+    moment = clock.now() - timedelta(microseconds=1)
+    changed = dataset.change(updates=3, inserts=2, deletes=1)
+    told = by_id(dataset)
+    dates = sorted(read_moment(told[name]["updatedAt"]) for name in (*changed.updated, *changed.inserted))
+    assert dates == [micros(clock.now()) + step for step in range(5)]
+    assert dataset.ids_after(moment) == {*changed.updated, *changed.inserted}
+
+
+def test_the_seed_decides_everything_but_the_hour() -> None:
+    """H17: the same seed makes the same records and the same changes; another makes others."""
+    one, same, other = made(500), made(500), made(500, seed=8)
+    assert one.truth() == same.truth() != other.truth()
+    assert one.change(5, 5, 5) == same.change(5, 5, 5)
+    assert one.truth() == same.truth()
+
+
+def test_updates_move_rows() -> None:
+    """H17: an update changes the price, so that a row moves to another page."""
+    dataset = made(1_000)
+    before = [record["id"] for record in selected(dataset, Filter(), 30)]
+    moved = dataset.change(updates=20).updated
+    after = [record["id"] for record in selected(dataset, Filter(), 30)]
+    assert sorted(before) == sorted(after)
+    assert sum(abs(before.index(name) - after.index(name)) > 30 for name in moved) > 10
+
+
+@pytest.mark.parametrize(("spread", "distinct"), [(Prices.EQUAL, 1), (Prices.HEAVY, 9_000), (Prices.UNIFORM, 9_000)])
+def test_prices_are_spread_as_asked_for(spread: Prices, distinct: int) -> None:
+    """H17: heavy-tailed prices have a median far below the mean; about 2 in 1,000 have none, some are 0."""
+    told = [record["price"] for record in records_of(made(10_000, spread=spread))]
+    prices = sorted(price for price in told if price)
+    assert 5 <= told.count(None) <= 50
+    assert told.count(0) >= 1
+    assert len(set(prices)) >= distinct
+    mean, median = sum(prices) / len(prices), prices[len(prices) // 2]
+    assert (mean > 1.5 * median) is (spread is Prices.HEAVY)
+    if spread is Prices.HEAVY:
+        assert prices[0] >= 20_000
+        assert prices[-1] > 5_000_000

@@ -1,0 +1,123 @@
+"""H17: how the local source speaks HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import orjson
+import pytest
+
+from penstock.harvest.local.churn import Rates
+from penstock.harvest.local.faults import Faults
+from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.errors import Conflict, Invalid
+from tests.harvest.local.asking import Client, Json, in_order
+
+
+class Line:
+    """A connection, byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def answer(self) -> tuple[int, Json]:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+        length = next(int(line.split()[1]) for line in head if line.startswith("Content-Length"))
+        return int(head[0].split()[1]), orjson.loads(await self.reader.readexactly(length))
+
+
+@pytest.fixture
+async def line(source: LocalSource) -> AsyncIterator[Line]:
+    reader, writer = await asyncio.open_connection(*source.url.removeprefix("http://").split(":"))
+    yield Line(reader, writer)
+    writer.close()
+    await writer.wait_closed()
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(latency_ms=1), Faults(rate_timeout=0.5, timeout_for=0.01)])
+async def test_pipelined_requests_are_answered_in_order(line: Line, source: LocalSource, faults: Faults) -> None:
+    """H17: many requests at once, cut anywhere, have their answers one after the other, however late some are."""
+    source.set_faults(faults)
+    body = b'{"updates":0}'
+    post = b"POST /admin/changes HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    sent = b"".join(get(f"/records?offset={offset}&limit=1") for offset in range(40)) + post + get("/records/count")
+    for start in range(0, len(sent), 701):
+        line.writer.write(sent[start : start + 701])
+        await line.writer.drain()
+    pages = [await line.answer() for _ in range(40)]
+    assert [page["items"][0] for _, page in pages] == in_order(source.truth())[:40]
+    assert (await line.answer())[1]["updated"] == []
+    assert await line.answer() == (200, {"total": 400})
+
+
+async def test_what_is_no_http_is_refused(line: Line) -> None:
+    """H17: 400, and the connection ends."""
+    line.writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+    assert (await line.answer())[0] == 400
+    assert await line.reader.read() == b""
+
+
+async def test_a_body_has_a_limit(line: Line) -> None:
+    """H17: nobody makes the source hold more than a megabyte."""
+    line.writer.write(b"POST /graphql HTTP/1.1\r\nContent-Length: 1000001\r\n\r\n" + b" " * 1_000_001)
+    assert (await line.answer())[0] == 400
+
+
+async def test_who_wants_the_connection_closed_gets_it_closed(line: Line) -> None:
+    """H17: also behind an answer that is sent piece by piece."""
+    line.writer.write(b"GET /admin/records HTTP/1.1\r\nConnection: close\r\n\r\n")
+    told = await line.reader.read()
+    assert told.count(b"\n{") == 400
+    assert b"Connection: close\r\n" in told
+
+
+async def test_a_long_answer_waits_for_its_reader(clock: ManualClock) -> None:
+    """H17: an answer larger than any buffer comes whole, and the next one behind it."""
+    async with local_source(LocalOptions(records=20_000), clock) as source:
+        reader, writer = await asyncio.open_connection(*source.url.removeprefix("http://").split(":"))
+        writer.write(get("/admin/records") + get("/records/count"))
+        await reader.readuntil(b"\r\n\r\n")
+        lines = [await reader.readline() for _ in range(20_000)]
+        assert [orjson.loads(one)["id"] for one in lines] == sorted(source.truth())
+        assert await Line(reader, writer).answer() == (200, {"total": 20_000})
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_paths_and_methods(client: Client) -> None:
+    """H17: what is not there is 404, what is done the wrong way 405; the root tells what there is."""
+    assert (await client.get("/diamonds", status=404))["error"]["code"] == "NO_SUCH_PATH"
+    assert (await client.get("/graphql", status=405))["error"]["code"] == "WRONG_METHOD"
+    assert (await client.post("/records", {}, status=405))["error"]["code"] == "WRONG_METHOD"
+    async with client.session.get("/") as answer:
+        assert "/records" in await answer.text()
+
+
+async def test_only_this_machine_is_served(source: LocalSource) -> None:
+    """H17: another address than a loopback one is refused, and one that is taken is told."""
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.com"):
+        with pytest.raises(Invalid):
+            await local_source(LocalOptions(records=1, host=host)).__aenter__()
+    with pytest.raises(Conflict):
+        await local_source(LocalOptions(records=1, port=int(source.url.rpartition(":")[2]))).__aenter__()
+    async with local_source(LocalOptions(records=3, host="localhost")) as other, Client.of(other.url) as client:
+        assert (await client.get("/records"))["total"] == 3
+
+
+async def test_the_end_of_the_block_ends_every_connection(clock: ManualClock) -> None:
+    """H17: a client that waits is not waited for, and nothing changes any more."""
+    options = LocalOptions(records=1, faults=Faults(rate_timeout=1), churn=Rates(inserts=1))
+    async with local_source(options, clock) as source:
+        reader, writer = await asyncio.open_connection(*source.url.removeprefix("http://").split(":"))
+        writer.write(get("/records") + get("/admin/stats"))
+        await writer.drain()
+    with suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    assert source._routes.churn._timer is None
+    assert reader.at_eof() or reader.exception() is not None
+    writer.close()

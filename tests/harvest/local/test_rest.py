@@ -1,0 +1,129 @@
+"""H17: the REST side of the local source."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from penstock.harvest.local.dataset import Order
+from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
+from penstock.kernel.clock import ManualClock
+from tests.harvest.local.asking import Client, Json, in_order
+
+
+async def walk(client: Client, paging: str, limit: int, **filters: Any) -> list[Json]:
+    """All pages, as a client of this kind of paging asks for them."""
+    found: list[Json] = []
+    place: Json = {} if paging == "cursor" else {paging: 0 if paging == "offset" else 1}
+    while True:
+        page = await client.get("/records", limit=limit, **place, **filters)
+        found += page["items"]
+        if not page["hasMore"]:
+            assert page["nextCursor"] is None
+            return found
+        if paging == "offset":
+            place = {"offset": len(found)}
+        elif paging == "page":
+            place = {"page": place["page"] + 1}
+        else:
+            place = {"cursor": page["nextCursor"]}
+
+
+@pytest.mark.parametrize("paging", ["offset", "page", "cursor"])
+async def test_all_pages_are_all_records(client: Client, source: LocalSource, paging: str) -> None:
+    """H17: by offset, page or cursor, pages side by side are the whole, by price and id, nulls last."""
+    assert await walk(client, paging, 37) == in_order(source.truth())
+
+
+async def test_a_page_has_thirty_records_and_tells_how_many_there_are(client: Client, source: LocalSource) -> None:
+    """H17: a page of 30 by default, the total, whether more follow, and the cursor behind it."""
+    page = await client.get("/records")
+    assert page["items"] == in_order(source.truth())[:30]
+    assert page.keys() == {"items", "total", "hasMore", "nextCursor"}
+    assert (page["total"], page["hasMore"]) == (400, True)
+    last = await client.get("/records", offset=399)
+    assert (len(last["items"]), last["hasMore"], last["nextCursor"]) == (1, False, None)
+    assert (await client.get("/records", offset=5_000))["items"] == []
+
+
+async def test_ranges_are_half_open(client: Client, source: LocalSource) -> None:
+    """H17: price_from belongs to a range, price_below does not, and a range holds no nulls."""
+    prices = sorted(one["price"] for one in source.truth().values() if one["price"] is not None)
+    lower, upper = prices[100], prices[200]
+    inside = await walk(client, "offset", 50, price_from=lower, price_below=upper)
+    assert [one["price"] for one in inside] == [price for price in prices if lower <= price < upper]
+    counts = [
+        await client.get("/records/count", **asked)
+        for asked in ({"price_below": lower}, {"price_from": lower}, {"price_null": "true"}, {})
+    ]
+    below, above, nulls, everything = (count["total"] for count in counts)
+    assert (below + above, nulls, everything) == (len(prices), 400 - len(prices), 400)
+
+
+async def test_windows_take_what_changed(client: Client, source: LocalSource, clock: ManualClock) -> None:
+    """H17: updated_after is exclusive, updated_upto inclusive."""
+    before = clock.now()
+    clock.advance(timedelta(seconds=1))
+    changed = source.change(updates=1)
+    moment = source.truth()[changed.updated[0]]["updatedAt"]
+    assert [one["id"] for one in await walk(client, "cursor", 5, updated_after=before.isoformat())] == changed.updated
+    assert (await client.get("/records/count", updated_after=moment))["total"] == 0
+    assert (await client.get("/records/count", updated_upto=moment))["total"] == 400
+    assert (await client.get("/records/count", updated_upto=before.isoformat()))["total"] == 399
+
+
+async def test_a_cursor_survives_deletes(client: Client, source: LocalSource) -> None:
+    """H17: what is still there behind a cursor comes once, whatever was deleted, be it the row it stands on."""
+    first = await client.get("/records", limit=100)
+    seen = {one["id"] for one in first["items"]}
+    source.change(deletes=300)
+    rest = await walk_on(client, first["nextCursor"])
+    assert first["items"][-1]["id"] not in source.truth()  # by this seed: the row that the cursor stands on is gone
+    assert rest == [one for one in in_order(source.truth()) if one["id"] not in seen]
+
+
+async def walk_on(client: Client, cursor: str | None) -> list[Json]:
+    found: list[Json] = []
+    while cursor is not None:
+        page = await client.get("/records", limit=20, cursor=cursor)
+        found += page["items"]
+        cursor = page["nextCursor"]
+    return found
+
+
+async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
+    """H17: by id, updates move nothing, also within a range."""
+    async with (
+        local_source(LocalOptions(records=200, order=Order.ID), clock) as source,
+        Client.of(source.url) as client,
+    ):
+        cheap = [name for name, one in source.truth().items() if one["price"] is not None and one["price"] < 200_000]
+        assert [one["id"] for one in await walk(client, "cursor", 7)] == sorted(source.truth())
+        assert [one["id"] for one in await walk(client, "offset", 7, price_below=200_000)] == sorted(cheap)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"limit": 0},
+        {"limit": 1_001},
+        {"limit": "1_0"},
+        {"offset": -1},
+        {"page": 0},
+        {"offset": 1, "page": 1},
+        {"cursor": "bm9uZQ"},
+        {"cursor": "ä"},
+        {"cursor": "aWQ6MQ"},  # of a source in another order
+        {"price_from": "cheap"},
+        {"price_from": 1.5},
+        {"price_null": "yes"},
+        {"price_null": "true", "price_from": 1},
+        {"updated_after": "2026-01-01T00:00:00"},
+        {"updated_upto": "yesterday"},
+        {"price": 1},
+    ],
+)
+async def test_a_bad_parameter_is_refused(client: Client, asked: Json) -> None:
+    """H17: what cannot be meant is 400, never a page of something else."""
+    told = await client.get("/records", status=400, **asked)
+    assert told["error"]["code"] == "BAD_PARAMETER"
