@@ -59,7 +59,7 @@ async def feed(feed: FeedName, views: Views) -> wire.Feed:
 
 @routes.post("/feeds/{feed}/runs", status_code=202)
 async def start(feed: FeedName, harvest: Service, caller: Operator, wanted: wire.Wanted | None = None) -> wire.Started:
-    """H2: start a run, incremental where there is a watermark unless a full one is wanted; 409 while one is under way."""
+    """H2: start a run, incremental where there is a watermark unless `full`; 409 while one is under way."""
     run_id = await harvest.start(feed, caller.subject, full=wanted is not None and wanted.full)
     return wire.Started(run_id=run_id, status_url=f"{PREFIX}/runs/{run_id}")
 

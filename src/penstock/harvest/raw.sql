@@ -3,11 +3,9 @@
 -- instead of blocking each other. What is older than what is known is only seen. Returns how many records this pass had
 -- not seen yet, and how many of them an earlier pass should have seen.
 WITH given AS MATERIALIZED (
-    SELECT key, payload::jsonb AS payload, updated_at
+    SELECT told.key, told.payload::jsonb AS payload, told.updated_at, r.seen_run, r.seen_in, r.seen_scan
     FROM unnest($3::text[], $4::text[], $5::timestamptz[]) AS told (key, payload, updated_at)
-), known AS MATERIALIZED (
-    SELECT r.key, r.version, r.seen_run, r.seen_in, r.seen_scan
-    FROM given JOIN raw_record r ON r.feed = $1 AND r.key = given.key
+    LEFT JOIN raw_record r ON r.feed = $1 AND r.key = told.key
 ), kept AS (
     INSERT INTO raw_record AS r (
         feed, key, payload, source_updated_at, version, seen_run, seen_in, seen_scan, changed_at)
@@ -28,19 +26,16 @@ WITH given AS MATERIALIZED (
         seen_in = excluded.seen_in,
         seen_scan = excluded.seen_scan,
         is_gone = false
-    RETURNING key, version
+    RETURNING key, version, changed_at
 ), waiting AS (
     INSERT INTO raw_pending AS p (feed, key, version)
-    SELECT $1, kept.key, kept.version
-    FROM kept LEFT JOIN known USING (key)
-    WHERE known.version IS DISTINCT FROM kept.version
-    ORDER BY kept.key
+    SELECT $1, key, version FROM kept WHERE changed_at = $9 ORDER BY key
     ON CONFLICT (feed, key) DO UPDATE SET version = greatest(p.version, excluded.version)
 )
 SELECT
-    count(*) FILTER (WHERE (known.seen_run, known.seen_in, known.seen_scan) IS DISTINCT FROM ($2, $6, $7)) AS seen,
-    count(*) FILTER (WHERE known.seen_run IS DISTINCT FROM $2 AND coalesce(given.updated_at < $8, $7 > 1)) AS missed
-FROM given LEFT JOIN known USING (key);
+    count(*) FILTER (WHERE (seen_run, seen_in, seen_scan) IS DISTINCT FROM ($2, $6, $7)) AS seen,
+    count(*) FILTER (WHERE seen_run IS DISTINCT FROM $2 AND coalesce(updated_at < $8, $7 > 1)) AS missed
+FROM given;
 
 -- name: is_storable
 SELECT $1::jsonb IS NOT NULL;

@@ -32,8 +32,6 @@ def reader(decoder: "msgspec.json.Decoder[T]") -> Callable[[bytes], T]:
             return decoder.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return decoder.decode(mended(answer))
-        except RecursionError as error:
-            raise garbage("an answer that is nested too deeply") from error
 
     return read
 
