@@ -45,7 +45,7 @@ async def harvesting(platform: HarvestPlatform) -> AsyncIterator[None]:
         fetcher = Fetcher(db, bus, feeds, metrics, name)
         consolidator = Consolidator(db, bus, platform.storage, feeds, metrics, name)
         rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
-        for chore in _chores(platform, rescuer, Teller(db, section.alerts)):
+        for chore in _chores(platform, rescuer, Teller(db, section.alerts), metrics):
             await stack.enter_async_context(repeating(*chore))
         at_once = max(len(section.feeds), 1)
         for role in (
@@ -85,13 +85,18 @@ def _note_done(metrics: HarvestMetrics) -> Handle:
     return note
 
 
-def _chores(platform: HarvestPlatform, rescuer: Rescuer, teller: Teller) -> list[tuple[str, Chore, timedelta]]:
+def _chores(
+    platform: HarvestPlatform, rescuer: Rescuer, teller: Teller, metrics: HarvestMetrics
+) -> list[tuple[str, Chore, timedelta]]:
     section, db = platform.settings.harvest, platform.db
 
     async def start_what_is_due() -> None:
         for name, feed in section.feeds.items():
             if feed.every is not None:
-                await platform.harvest.start_due(name, feed.every)
+                await platform.harvest.start_due(name, feed.every, feed.full_every)
+
+    async def tell_alerts() -> None:
+        metrics.untold(await teller.tell())
 
     async def forget_old_runs() -> None:
         while await db.fetchval(SQL["prune_runs"], db.clock.now() - section.retention):
@@ -100,6 +105,6 @@ def _chores(platform: HarvestPlatform, rescuer: Rescuer, teller: Teller) -> list
     return [
         ("harvest schedule", start_what_is_due, _LOOK),
         ("harvest rescue", rescuer.look, _LOOK),
-        ("harvest alerts", teller.tell, _TELL),
+        ("harvest alerts", tell_alerts, _TELL),
         ("harvest retention", forget_old_runs, _PRUNE),
     ]

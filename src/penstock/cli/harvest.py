@@ -56,7 +56,7 @@ def status(
     if feed is None:
         told = _ask(url, lambda client: client.feeds())
         rows = [_feed_row(one) for one in told["feeds"]]
-        head = ["feed", "watermark", "last run", "status", "records", "pending", "look at"]
+        head = ["feed", "watermark", "last run", "state", "records", "pending", "look at"]
         text = table([head, *rows]) if rows else "no feed is configured; name one under harvest.feeds"
         emit(told, as_json=json, text=text)
         return
@@ -90,9 +90,12 @@ def retry(
 
 @app.command()
 def force(run_id: RunArgument, reason: ReasonOption, url: UrlOption = URL, json: JsonOption = False) -> None:
-    """Consolidate a run in spite of its failures. The watermark stays: the next run takes the same data again."""
+    """Consolidate a run in spite of its failures.
+
+    Where partitions failed the watermark stays: the next run takes the same data again.
+    """
     told = _ask(url, lambda client: client.force(run_id, reason))
-    emit(told, as_json=json, text=f"run {run_id} is being consolidated with {told['failedWorkers']} failed partitions")
+    emit(told, as_json=json, text=f"run {run_id} is being consolidated without what failed")
 
 
 @app.command()
@@ -214,15 +217,20 @@ def _summary(told: dict[str, Any]) -> str:
     if told["expectedWorkers"]:
         failed = f", {told['failedWorkers']} failed" if told["failedWorkers"] else ""
         lines.append(
-            f"{told['records']:,} records in {told['expectedWorkers']} partitions{failed}, "
+            f"{told['records']:,} records in {_partitions(told['expectedWorkers'])}{failed}, "
             f"{told['consolidated']:,} consolidated, {told['rejected']:,} rejected, {told['deleted'] or 0:,} gone"
         )
     if told["watermarkAfter"]:
         lines.append(f"known up to {told['watermarkAfter']}")
     if told["error"]:
         lines.append(printable(told["error"]))
-        lines.append(f"hint: `penstock harvest partitions {told['runId']}` shows why, `retry` takes it up again")
+        again = f"`penstock harvest partitions {told['runId']}` shows where, `retry` takes it up again"
+        lines.append(f"hint: {again if told['expectedWorkers'] else 'mend it, and start another run'}")
     return "\n".join(lines)
+
+
+def _partitions(count: int) -> str:
+    return "1 partition" if count == 1 else f"{count} partitions"
 
 
 def _feed_row(one: dict[str, Any]) -> list[str]:
@@ -258,4 +266,5 @@ def _record_text(told: dict[str, Any]) -> str:
     gone = f"gone since {moment(made['deletedAt'])}" if made and made["deletedAt"] else ""
     seen = f"seen by run {told['seenRun']} in {told['seenIn']}, version {told['rawVersion']}"
     pending = "changed since, and not consolidated yet" if told["isPending"] else ""
-    return "\n".join(filter(None, [told["key"], printable(served), seen, pending, gone]))
+    lines = [told["key"], *served.splitlines(), seen, pending, gone]
+    return "\n".join(printable(line) for line in lines if line)

@@ -10,6 +10,9 @@ FROM harvest_alert WHERE NOT is_told AND due_at <= $1 ORDER BY due_at LIMIT $2 F
 -- What came of telling an alert.
 UPDATE harvest_alert SET told = $2, attempts = attempts + 1, due_at = $3, error = $4, is_told = $5 WHERE id = $1;
 
+-- name: untold
+SELECT count(*) FROM harvest_alert WHERE NOT is_told;
+
 -- name: latest
 SELECT id, feed, run_id, code, severity, message, raised_at, told, attempts, error, is_told
 FROM harvest_alert WHERE feed = $1 ORDER BY id DESC LIMIT $2;

@@ -216,6 +216,7 @@ class FeedSection(Section):
     consolidation: ConsolidationSection = ConsolidationSection()
     limits: LimitsSection = LimitsSection()
     every: Positive | None = Field(None, description="Run so often; only when asked, when not set.")
+    full_every: Positive = Field(timedelta(days=1), description="Of these, so often a full one: it finds what is gone.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "FeedSection":

@@ -33,7 +33,7 @@ RETURNING paused_until, paused_because, failures, breaks, probed_at;
 
 -- name: fail
 -- One failure more. The $3-th in a row, or that of the one that probed ($6), stops all requests: for $5, and twice as
--- long each time, up to sixteen times. Those still under way when that happens change nothing.
+-- long each time, up to four times. Those still under way when that happens change nothing.
 WITH feed AS (
     SELECT f.feed, f.breaks > 0 OR f.failures + 1 >= $3::integer AS opens FROM harvest_feed f
     WHERE f.feed = $1 AND (f.breaks = 0 OR f.probed_at = $6)
@@ -41,7 +41,7 @@ WITH feed AS (
 )
 UPDATE harvest_feed f
 SET failures = f.failures + 1, breaks = f.breaks + opens::integer, probed_at = nullif(f.probed_at, $6),
-    paused_until = CASE WHEN opens THEN greatest(f.paused_until, $2::timestamptz + $5::interval * 2 ^ least(f.breaks, 4))
+    paused_until = CASE WHEN opens THEN greatest(f.paused_until, $2::timestamptz + $5::interval * 2 ^ least(f.breaks, 2))
                         ELSE f.paused_until END,
     paused_because = CASE WHEN opens THEN $4 ELSE f.paused_because END
 FROM feed

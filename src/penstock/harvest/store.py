@@ -11,6 +11,7 @@ from penstock.harvest.contract import PartitionState, PlanState, RunState, RunTy
 from penstock.harvest.model import MACHINES, PARTITION, PLAN, RUN, Heatmap, Kind, Part, Position, Range
 from penstock.kernel import journal, sql
 from penstock.kernel.db import Connection
+from penstock.kernel.errors import Conflict
 
 SQL = sql.load("penstock.harvest", MACHINES)
 
@@ -123,6 +124,15 @@ async def latest_run(tx: Connection, feed: str) -> UUID | None:
 
 async def last_asked(tx: Connection, feed: str) -> datetime | None:
     return await tx.fetchval(SQL["last_asked"], feed)  # type: ignore[no-any-return]
+
+
+async def last_full(tx: Connection, feed: str) -> datetime | None:
+    return await tx.fetchval(SQL["last_full"], feed)  # type: ignore[no-any-return]
+
+
+async def close_breaker(tx: Connection, feed: str) -> None:
+    """H15: let requests go again that failures in a row had stopped."""
+    await tx.execute(SQL["close_breaker"], feed)
 
 
 async def ask(
@@ -264,8 +274,10 @@ async def move_run(
     tx: Connection, run_id: UUID, current: RunState, move: str, by: str, now: datetime, reason: str | None = None
 ) -> bool:
     """Make *move* if the run stands at *current*; False when it does not."""
-    target = RUN.move(move).target
-    RUN.check(current, target)
+    sources, target = RUN.move(move).sources, RUN.move(move).target
+    if current not in sources:  # another move may lead from here to there; this one does not
+        where = " or ".join(state.value for state in sources)
+        raise Conflict("BAD_MOVE", f"run {run_id} is {current.value}", hint=f"{move} is for a run that is {where}")
     error = reason if target in (RunState.FAILED, RunState.CONSOLIDATION_SKIPPED) else None
     if await tx.fetchval(SQL["move_run"], run_id, target, current, error, now) is None:
         return False

@@ -37,7 +37,7 @@ class Teller:
             self._channels[f"webhook {number + 1}"] = _webhook(webhook, number)
 
     async def tell(self) -> int:
-        """Tell what is due; how many alerts that were."""
+        """Tell what is due; how many alerts somebody has still to be told of."""
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
             rows = await tx.fetch(SQL["due"], now, _AT_ONCE)
@@ -46,7 +46,7 @@ class Teller:
                 is_told = not error or row["attempts"] + 1 >= ATTEMPTS
                 due = now + delay(row["attempts"] + 4)
                 await tx.execute(SQL["told"], row["id"], told, due, error and storable(error, 1_000), is_told)
-        return len(rows)
+            return int(await tx.fetchval(SQL["untold"]))
 
     async def _tell_one(self, row: asyncpg.Record) -> tuple[list[str], str | None]:
         told, error = list(row["told"]), None
@@ -76,7 +76,7 @@ def _document(row: asyncpg.Record) -> dict[str, Any]:
 
 async def _log(alert: Mapping[str, Any]) -> None:
     log = structlog.get_logger().bind(part="harvest")
-    tell = log.warning if alert["severity"] == Severity.WARNING else log.critical
+    tell = {Severity.WARNING: log.warning, Severity.ERROR: log.error}.get(alert["severity"], log.critical)
     tell("alert", **alert)
 
 

@@ -1,0 +1,90 @@
+"""The documents of harvest say what the code does."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from penstock.cli.harvest import app
+from penstock.cli.harvest_source import source
+from penstock.harvest import config
+from penstock.harvest.alerts import Code
+from penstock.harvest.api import routes
+from penstock.harvest.contract import PREFIX, RunState
+from penstock.harvest.model import PARTITION, PLAN, RUN
+from penstock.harvest.recipe import Recipe
+from penstock.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "harvest.md").read_text()
+EXAMPLE = ROOT / "examples" / "diamonds"
+SECTIONS = [
+    section
+    for section in vars(config).values()
+    if isinstance(section, type) and issubclass(section, BaseModel) and section.__module__ == config.__name__
+]
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_diagrams_are_the_machines() -> None:
+    """What docs/harvest.md draws is what the code declares."""
+    assert _blocks("mermaid") == [machine.mermaid() for machine in (PLAN, RUN, PARTITION)]
+
+
+def test_the_example_of_a_configuration_loads(tmp_path: Path) -> None:
+    """H14: it is valid as it stands, and so are its rules."""
+    (block,) = _blocks("yaml")
+    (tmp_path / "penstock.yaml").write_text(block)
+    harvest = load_settings(tmp_path / "penstock.yaml", {}).harvest
+    assert [rule.name for rule in Recipe.of(harvest.feeds["stones"]).rules] == ["round"]
+    assert harvest.alerts.email is not None
+
+
+def test_the_diamonds_load() -> None:
+    """H14: the feed of the example is valid, and so are its rules."""
+    feed = load_settings(EXAMPLE / "penstock.yaml", {}).harvest.feeds["diamonds"]
+    assert Recipe.of(feed).rules[-1].conditions == ()
+
+
+def test_the_commands_of_the_example_are_those_of_its_readme() -> None:
+    """H17: what is tried with the local source is written the same in both places."""
+    tried = re.findall(r"^#   (.+)$", (EXAMPLE / "penstock.yaml").read_text(), re.MULTILINE)
+    readme = re.findall(r"^\$ (.+?)(?:  +#.*)?$", (EXAMPLE / "README.md").read_text(), re.MULTILINE)
+    assert tried == readme[:3]
+
+
+def test_the_links_of_the_examples_readme_lead_somewhere() -> None:
+    """Every relative link is a file of the repository."""
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", (EXAMPLE / "README.md").read_text())
+    assert targets
+    assert [target for target in targets if not (EXAMPLE / target).exists()] == []
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_every_setting_is_documented(section: type[BaseModel]) -> None:
+    """docs/configuration.md names each key there is, on whatever level."""
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    keys = [field.alias or name for name, field in section.model_fields.items()]
+    assert [key for key in keys if f".{key}`" not in page and f".{key}." not in page] == []
+
+
+def test_every_command_is_documented() -> None:
+    """H13: docs/harvest.md has a row for each, and names no other."""
+    known = {(command.name or command.callback.__name__) for command in app.registered_commands if command.callback}
+    assert set(re.findall(r"^\| `harvest ([a-z]+)", PAGE, re.MULTILINE)) == known | {source.__name__}
+
+
+def test_every_route_is_documented() -> None:
+    """H13: docs/harvest.md names the last word of each path."""
+    paths = [getattr(route, "path", "").removeprefix(PREFIX) for route in routes.routes]
+    assert [path for path in paths if f"/{path.rsplit('/', 1)[-1]}" not in PAGE] == []
+
+
+@pytest.mark.parametrize("names", [RunState, Code])
+def test_every_state_and_alert_is_documented(names: type[RunState] | type[Code]) -> None:
+    """H1, H12: docs/harvest.md says of each what it means."""
+    assert [name.value for name in names if f"`{name.value}`" not in PAGE] == []
