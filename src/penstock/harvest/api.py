@@ -40,7 +40,7 @@ Service = Annotated[Harvest, Depends(_harvest)]
 Views = Annotated[HarvestViews, Depends(_views)]
 FeedName = Annotated[str, Path(pattern=NAME)]
 RunId = Annotated[UUID, Path(alias="runId")]
-PartitionId = Annotated[str, Path(alias="partitionId", max_length=100)]
+PartitionId = Annotated[wire.Text, Path(alias="partitionId", max_length=100)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
 
@@ -77,7 +77,9 @@ async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> wire.Alerts
 
 
 @routes.get("/feeds/{feed}/record")
-async def record(feed: FeedName, views: Views, key: Annotated[str, Query(min_length=1, max_length=500)]) -> wire.Record:
+async def record(
+    feed: FeedName, views: Views, key: Annotated[wire.Text, Query(min_length=1, max_length=500)]
+) -> wire.Record:
     """Where one record is: as the source told it, and as it is served."""
     return await views.record(feed, key)
 

@@ -21,6 +21,14 @@ SELECT run_id FROM run_metadata WHERE feed = $1 ORDER BY started_at DESC, run_id
 -- When a run of the feed was last asked for.
 SELECT max(requested_at) FROM harvest_plan WHERE feed = $1;
 
+-- name: last_full
+-- When a full run of the feed was last begun.
+SELECT max(started_at) FROM run_metadata WHERE feed = $1 AND run_type = 'full';
+
+-- name: close_breaker
+-- Somebody wants it tried now. A pause the source asked for stays.
+UPDATE harvest_feed SET breaks = 0, failures = 0, probed_at = NULL, paused_until = NULL WHERE feed = $1 AND breaks > 0;
+
 -- name: ask
 -- A run is wanted.
 INSERT INTO harvest_plan (run_id, feed, run_type, state, requested_by, requested_at, touched_at, trace_id, moves)
@@ -178,7 +186,8 @@ UPDATE run_metadata SET rejected = rejected + $2 WHERE run_id = $1;
 -- How many records of a run were set aside, each counted once, and how many it has seen.
 SELECT
     (SELECT count(DISTINCT coalesce(key, left(payload, 1000))) FROM harvest_reject WHERE run_id = $1) AS rejected,
-    (SELECT coalesce(sum(seen), 0) FROM partition_progress WHERE run_id = $1) AS seen;
+    (SELECT coalesce(sum(seen), 0) FROM partition_progress WHERE run_id = $1)
+        + (SELECT count(DISTINCT left(payload, 1000)) FROM harvest_reject WHERE run_id = $1 AND key IS NULL) AS seen;
 
 -- name: is_pending
 SELECT EXISTS (SELECT FROM raw_pending WHERE feed = $1);

@@ -157,6 +157,6 @@ def _moment(value: object) -> datetime | None:
         return None
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError:
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):  # a zone can lead beyond the first and the last year
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

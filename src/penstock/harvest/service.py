@@ -35,19 +35,25 @@ class Harvest:
         async with self.db.transaction() as tx:
             await store.lock_feed(tx, feed)
             await self._refuse_active(tx, feed)
+            await store.close_breaker(tx, feed)
             run_id = await self._ask(tx, feed, by, full=full)
         await self._bus.relay()
         return run_id
 
-    async def start_due(self, feed: str, every: timedelta) -> UUID | None:
-        """Have a run planned if none is under way and the last was asked for long enough ago."""
+    async def start_due(self, feed: str, every: timedelta, full_every: timedelta) -> UUID | None:
+        """Have a run planned, now and then a full one, if none is under way and the last was asked for long enough ago."""
         async with self.db.transaction() as tx:
             await store.lock_feed(tx, feed)
-            last = await store.last_asked(tx, feed)
-            is_due = last is None or last + every <= self.db.clock.now()
+            now, last, last_full = (
+                self.db.clock.now(),
+                await store.last_asked(tx, feed),
+                await store.last_full(tx, feed),
+            )
+            is_due = last is None or last + every <= now
             if not is_due or await store.active_run(tx, feed):
                 return None
-            run_id = await self._ask(tx, feed, SCHEDULE, full=False)
+            full = last_full is not None and last_full + full_every <= now
+            run_id = await self._ask(tx, feed, SCHEDULE, full=full)
         await self._bus.relay()
         return run_id
 
@@ -56,6 +62,7 @@ class Harvest:
         async with self.db.transaction() as tx:
             run = await self._held(tx, run_id)
             await self._refuse_superseded(tx, run)
+            await store.close_breaker(tx, run.feed)
             failed = await store.failed_partitions(tx, run_id, partition)
             if failed:
                 await self._revive(tx, run, failed, by)
@@ -114,7 +121,7 @@ class Harvest:
         """The run with its feed and partitions, held until the end of the transaction."""
         run = await store.run(tx, run_id)
         if run is None:
-            raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")
+            raise await self._no_run(tx, run_id)
         await store.lock_feed(tx, run.feed)
         await store.lock_partitions(tx, run_id)
         return await store.run(tx, run_id, lock=True) or run
@@ -141,6 +148,12 @@ class Harvest:
         if await store.latest_run(tx, run.feed) != run.run_id:
             hint = "the next run takes the same data again"
             raise Conflict("RUN_SUPERSEDED", f"a later run of {run.feed} exists", hint=hint)
+
+    async def _no_run(self, tx: Connection, run_id: UUID) -> Conflict | NotFound:
+        if (plan := await store.plan(tx, run_id)) is not None:
+            hint = "`penstock harvest run` starts another, once this one is at its end"
+            return Conflict("RUN_NOT_BEGUN", f"run {run_id} has not begun: it is {plan.state.value}", hint=hint)
+        return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")
 
     async def _nothing_failed(self, tx: Connection, run: RunRow, partition: str | None) -> Conflict | NotFound:
         if partition is not None and partition not in await store.lock_partitions(tx, run.run_id):

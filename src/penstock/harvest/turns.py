@@ -21,8 +21,12 @@ class Ending:
 
 @dataclass(slots=True)
 class Turn:
-    """What was fetched. *ending* is there when the end was reached, *failure* when the source gave out before."""
+    """What was fetched from *begin* on, up to *position*.
 
+    *ending* is there when the end was reached, *failure* when the source gave out before.
+    """
+
+    begin: Position
     position: Position
     raws: list[bytes] = field(default_factory=list)
     pages: int = 0
@@ -31,7 +35,8 @@ class Turn:
 
     @property
     def has_progress(self) -> bool:
-        return self.pages > 0 or self.ending is not None
+        # The empty page at the end is none: a source that gives it and does not count would be asked for it forever.
+        return self.position != self.begin or self.ending is not None
 
 
 def window(run_type: RunType, task: Task) -> Window:
@@ -41,7 +46,7 @@ def window(run_type: RunType, task: Task) -> Window:
 
 async def take_turn(feed: Feed, task: Task, stopping: asyncio.Event) -> Turn:
     """Fetch the next pages of a partition; whatever the source does, what it gave is kept."""
-    turn = Turn(task.position)
+    turn = Turn(task.position, task.position)
     try:
         fetch = _seek if feed.source.is_seekable else _follow
         if await fetch(feed, task, turn, stopping):

@@ -1,11 +1,13 @@
 """What can be seen of harvest: feeds, runs, partitions, watermarks, records."""
 
+import json
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import asyncpg
-import orjson
+from pydantic import ValidationError
 
 from penstock.harvest import watermark, wire
 from penstock.harvest.alerts import SQL as ALERTS
@@ -19,6 +21,7 @@ from penstock.kernel.storage import Storage
 
 SQL = sql.load("penstock.harvest", file="views.sql")
 Position = tuple[datetime, UUID]
+_DIGITS = 15  # as many as a reader that knows only floats keeps
 
 
 class HarvestViews:
@@ -89,6 +92,8 @@ class HarvestViews:
         )
 
     async def rejects(self, run_id: UUID, after: int, limit: int) -> wire.Rejects:
+        if not await self._rows(run_id=run_id, limit=1):
+            raise _no_run(run_id)
         rows = await self._db.fetch(SQL["rejects"], run_id, after, limit + 1)
         following = encode([rows[limit - 1]["id"]]) if len(rows) > limit else None
         return wire.Rejects(run_id=run_id, rejects=[wire.Rejected(**dict(row)) for row in rows[:limit]], next=following)
@@ -105,8 +110,10 @@ class HarvestViews:
         if row is None:
             hint = "it was in no page of the source yet"
             raise NotFound("RECORD_NOT_FOUND", f"{feed} has no record {key!r}", hint=hint)
-        made = wire.Canonical.model_validate(dict(row)) if row["fields"] is not None else None
-        return wire.Record(feed=feed, canonical=made, **dict(row))
+        told = {**row, "feed": feed, "payload": _exact(row["payload"])}
+        if row["fields"] is not None:
+            told["canonical"] = wire.Canonical.model_validate({**row, "fields": _exact(row["fields"])})
+        return wire.Record.model_validate(told)
 
     async def _rows(
         self, *, feed: str | None = None, run_id: UUID | None = None, after: Position | None = None, limit: int
@@ -124,14 +131,24 @@ class HarvestViews:
     async def _blob(self, feed: str) -> wire.Watermark | None:
         try:
             stored = await self._storage.get(watermark.path(feed))
-        except NotFound:
+            return wire.Watermark.model_validate_json(stored.data)
+        except (NotFound, ValidationError):  # somebody else may have written there
             return None
-        told: dict[str, Any] = orjson.loads(stored.data)
-        return wire.Watermark.model_validate(told)
 
 
 def _watermark(moment: datetime, run_id: UUID, completed_at: datetime) -> wire.Watermark:
     return wire.Watermark(last_updated_at=moment, last_run_id=run_id, last_run_completed_at=completed_at)
+
+
+def _exact(text: str) -> Any:
+    """A document whose numbers are told as text where a reader of JSON would lose digits."""
+    return json.loads(text, parse_int=_number, parse_float=_number)
+
+
+def _number(text: str) -> int | float | str:
+    if text.lstrip("-").isdigit():
+        return int(text) if len(text) <= _DIGITS else text
+    return float(text) if Decimal(text) == Decimal(repr(float(text))) else text
 
 
 def _no_run(run_id: UUID) -> NotFound:

@@ -18,7 +18,7 @@ SELECT
     (r.heatmap ->> 'total')::bigint AS counted,
     (SELECT coalesce(sum(seen), 0) FROM partition_progress WHERE run_id = p.run_id) AS records,
     coalesce(r.consolidated, 0) AS consolidated,
-    (SELECT count(*) FROM harvest_reject WHERE run_id = p.run_id) AS rejected,
+    (SELECT count(DISTINCT coalesce(key, left(payload, 1000))) FROM harvest_reject WHERE run_id = p.run_id) AS rejected,
     EXTRACT(EPOCH FROM coalesce(r.completed_at, $6) - r.started_at) / 60 AS duration_minutes,
     p.moves || coalesce(r.moves, '{}') AS moves
 FROM harvest_plan p
@@ -60,9 +60,9 @@ WHERE run_id = $1 AND id > $2 ORDER BY id LIMIT $3;
 
 -- name: record
 SELECT
-    raw.key, raw.payload, raw.source_updated_at, raw.version AS raw_version, raw.seen_run, raw.seen_in, raw.is_gone,
+    raw.key, raw.payload::text, raw.source_updated_at, raw.version AS raw_version, raw.seen_run, raw.seen_in, raw.is_gone,
     raw.changed_at AS raw_changed_at, pending.key IS NOT NULL AS is_pending,
-    made.fields, made.cost, made.price, made.rule, made.pricing_version, made.run_id, made.version, made.changed_at,
+    made.fields::text, made.cost, made.price, made.rule, made.pricing_version, made.run_id, made.version, made.changed_at,
     made.deleted_at
 FROM raw_record raw
 LEFT JOIN raw_pending pending USING (feed, key)

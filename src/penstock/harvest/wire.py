@@ -5,11 +5,20 @@ from decimal import Decimal
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
 
 from penstock.harvest.contract import RunType
+from penstock.kernel.text import is_storable
 
+
+def _storable(text: str) -> str:
+    if not is_storable(text):
+        raise ValueError("a NUL, or half a character: that cannot be kept")
+    return text
+
+
+Text = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"}), AfterValidator(_storable)]
 Number = Annotated[Decimal, PlainSerializer(str, return_type=str)]  # as text: JSON's numbers lose digits
 
 
@@ -26,7 +35,7 @@ class Wanted(_Camel):
 class Because(_Camel):
     """Why somebody does what is kept with the run."""
 
-    reason: str = Field(min_length=1, max_length=1_000)
+    reason: Text = Field(min_length=1, max_length=1_000)
 
 
 class Started(_Camel):
@@ -220,4 +229,4 @@ class Record(_Camel):
     seen_in: str
     is_gone: bool
     is_pending: bool
-    canonical: Canonical | None
+    canonical: Canonical | None = None
