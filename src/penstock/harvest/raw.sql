@@ -38,7 +38,8 @@ SELECT
 FROM given;
 
 -- name: is_storable
-SELECT $1::jsonb IS NOT NULL;
+-- By way of text: a parameter that is jsonb itself would be sent as a JSON text of the text.
+SELECT $1::text::jsonb IS NOT NULL;
 
 -- name: reject
 INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)

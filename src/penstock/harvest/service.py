@@ -41,7 +41,7 @@ class Harvest:
         return run_id
 
     async def start_due(self, feed: str, every: timedelta, full_every: timedelta) -> UUID | None:
-        """Have a run planned, now and then a full one, if none is under way and the last was asked for long enough ago."""
+        """Have a run planned, now and then a full one, unless one is under way or was asked for not long ago."""
         async with self.db.transaction() as tx:
             await store.lock_feed(tx, feed)
             now, last, last_full = (

@@ -21,6 +21,8 @@ from penstock.kernel.text import storable
 ATTEMPTS = 10
 _AT_ONCE = 20
 _TIMEOUT = 15.0
+# ValueError: a secret that no header, or no login, can hold.
+_FAILURES = (OSError, TimeoutError, ValueError, aiohttp.ClientError, smtplib.SMTPException)
 
 Channel = Callable[[Mapping[str, Any]], Awaitable[None]]
 
@@ -56,7 +58,7 @@ class Teller:
             try:
                 await channel(_document(row))
                 told.append(name)
-            except (OSError, TimeoutError, aiohttp.ClientError, smtplib.SMTPException) as failure:
+            except _FAILURES as failure:
                 error = f"{name}: {type(failure).__name__}: {failure}"
                 structlog.get_logger().warning("alert_not_told", channel=name, error=error)
         return told, error
@@ -113,6 +115,8 @@ def _webhook(section: WebhookSection, number: int) -> Channel:
             aiohttp.ClientSession(headers={**headers, "Content-Type": "application/json"}, timeout=timeout) as session,
             session.post(section.url, data=orjson.dumps(alert), allow_redirects=False) as answer,
         ):
-            answer.raise_for_status()
+            if answer.status >= 300:  # a redirect is not followed: the secrets are for this address
+                reason = answer.reason or ""
+                raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status, message=reason)
 
     return tell

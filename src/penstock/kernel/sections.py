@@ -10,7 +10,9 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from penstock.kernel.config import SecretRef, Section
 
 EMBEDDED = "embedded"
-_SECRET_OPTION = re.compile(r"password|secret|token|(access|account|encryption)_key$|\.pem$", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"password|secret|token|(access|account|encryption)_key$|\.pem$|authorization|cookie|api-?key$", re.IGNORECASE
+)
 _PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&][^=&]*(password|secret|token)[^=&]*=", re.IGNORECASE)
 
 
