@@ -7,7 +7,7 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import freshness, harness, ingest, kernel, refdata_read, refdata_write, tracking
+from benchmarks import freshness, harness, harvest, ingest, kernel, refdata_read, refdata_write, tracking
 from penstock.kernel.telemetry import configure_logging
 
 GROUPS = {
@@ -19,12 +19,16 @@ GROUPS = {
     "freshness": freshness.benches,
     "ingest": ingest.benches,
     "ingest-large": ingest.large_benches,
+    "harvest": harvest.benches,
+    "harvest-large": harvest.large_benches,
 }
 CONCLUSIONS: dict[str, harness.Conclude] = {
     "refdata-read": refdata_read.conclusions,
     "freshness": freshness.conclusions,
     "ingest": ingest.conclusions,
     "ingest-large": ingest.conclusions,
+    "harvest": harvest.conclusions,
+    "harvest-large": harvest.conclusions,
 }
 
 

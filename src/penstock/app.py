@@ -148,14 +148,14 @@ async def open_refdata(
 async def _open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
     own = settings.refdata.postgres
     if own is None:
-        async with open_database(settings, session=_unfrozen(settings)) as db:
+        async with open_database(settings, session=_unfrozen(settings.refdata.apply.lease)) as db:
             yield db
         return
     password = f"env:{own.password_from_env}" if own.password_from_env else None
     section = DatabaseSection(url=own.url, password=password, pool_size=own.pool.max_size)
     url = _with_password(section, "refdata.postgres.passwordFromEnv")
     async with Database.open(
-        url, size=section.pool_size, settings={**_search_path(settings), **_unfrozen(settings)}
+        url, size=section.pool_size, settings={**_search_path(settings), **_unfrozen(settings.refdata.apply.lease)}
     ) as db:
         if await db.fetchval("SELECT to_regnamespace(quote_ident($1))", own.db_schema) is None:
             hint = "create it, or mend refdata.postgres.schema"
@@ -175,14 +175,14 @@ def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextMana
         settings={
             **_search_path(settings),
             "standard_conforming_strings": "on",  # as templates are read
-            **_unfrozen(settings),
+            **_unfrozen(settings.refdata.apply.lease),
         },
     )
 
 
-def _unfrozen(settings: Settings) -> dict[str, str]:
-    """R11: a process that freezes or vanishes in a transaction loses it, and with it its locks, after its lease."""
-    lease = settings.refdata.apply.lease.total_seconds()
+def _unfrozen(lease_for: timedelta) -> dict[str, str]:
+    """R11, H4: a process that freezes or vanishes in a transaction loses it, and with it its locks, after its lease."""
+    lease = lease_for.total_seconds()
     return {
         "idle_in_transaction_session_timeout": str(int(lease * 1000)),
         "tcp_keepalives_idle": str(max(1, int(lease / 2))),
@@ -211,7 +211,8 @@ class HarvestPlatform:
 @asynccontextmanager
 async def open_harvest(settings: Settings, platform: Platform) -> AsyncIterator[HarvestPlatform]:
     """Harvest on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
-    async with _open(platform.db.dsn, settings.database, looks_up=True) as db:
+    session = _unfrozen(settings.harvest.lease)
+    async with _open(platform.db.dsn, settings.database, looks_up=True, session=session) as db:
         harvest = Harvest(db, platform.bus, settings.harvest)
         yield HarvestPlatform(settings, platform.telemetry, db, platform.bus, platform.storage, harvest)
 

@@ -1,7 +1,7 @@
 """The role of harvest: it plans runs, fetches partitions, consolidates, and looks after what stands still."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 
 import msgspec
@@ -19,6 +19,7 @@ from penstock.harvest.rescuing import Rescuer
 from penstock.harvest.store import SQL
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery, Subscription
+from penstock.kernel.errors import PenstockError
 from penstock.kernel.ids import worker_name
 from penstock.kernel.outcome import Done, Failed, Outcome
 from penstock.kernel.periodic import Chore, repeating
@@ -30,6 +31,8 @@ _TELL = timedelta(seconds=1)
 _PRUNE = timedelta(minutes=10)
 _AT_ONCE = 4  # partitions of one worker: a batch is settled when its slowest is
 _MANY = 100
+_MOST_DECISIONS = 8
+_UNPARK = timedelta(seconds=1)
 
 Handle = Callable[[Delivery], Awaitable[Outcome]]
 
@@ -45,14 +48,17 @@ async def harvesting(platform: HarvestPlatform) -> AsyncIterator[None]:
         fetcher = Fetcher(db, bus, feeds, metrics, name)
         consolidator = Consolidator(db, bus, platform.storage, feeds, metrics, name)
         rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
-        for chore in _chores(platform, rescuer, Teller(db, section.alerts), metrics):
+        for chore in _chores(platform, fetcher, rescuer, Teller(db, section.alerts), metrics):
             await stack.enter_async_context(repeating(*chore))
-        at_once = max(len(section.feeds), 1)
+        # One feed's plan must not wait for another's; and each consolidation holds a connection while it needs more.
+        decisions = max(1, min(len(section.feeds), platform.settings.database.pool_size // 2, _MOST_DECISIONS))
+        later = Delivering(max_attempts=ATTEMPTS, lease_for=section.lease, first_delay=section.retry_after)
+        soon = Delivering(max_attempts=ATTEMPTS, lease_for=section.lease)
         for role in (
-            _working(platform, contract.PLANS, name, planner.handle, batch=at_once),
-            _working(platform, contract.WORK_ITEMS, name, fetcher.handle, batch=_AT_ONCE, count=section.workers),
-            _working(platform, contract.WORK_DONE, name, _note_done(metrics), batch=_MANY),
-            _working(platform, contract.CONSOLIDATIONS, name, consolidator.handle, batch=at_once),
+            _working(platform, contract.PLANS, name, planner.handle, later, count=decisions),
+            _working(platform, contract.WORK_ITEMS, name, fetcher.handle, soon, batch=_AT_ONCE, count=section.workers),
+            _working(platform, contract.WORK_DONE, name, _note_done(metrics), soon, batch=_MANY),
+            _working(platform, contract.CONSOLIDATIONS, name, consolidator.handle, later, count=decisions),
         ):
             await stack.enter_async_context(role)
         stack.callback(fetcher.stop)
@@ -61,10 +67,15 @@ async def harvesting(platform: HarvestPlatform) -> AsyncIterator[None]:
 
 
 def _working(
-    platform: HarvestPlatform, topic: str, name: str, handle: Handle, *, batch: int, count: int = 1
+    platform: HarvestPlatform,
+    topic: str,
+    name: str,
+    handle: Handle,
+    delivering: Delivering,
+    *,
+    batch: int = 1,
+    count: int = 1,
 ) -> AbstractAsyncContextManager[None]:
-    delivering = Delivering(max_attempts=ATTEMPTS, lease_for=platform.settings.harvest.lease)
-
     def handler_of(queue: Subscription) -> Handler[Delivery]:
         return each(handle, queue, concurrency=batch)
 
@@ -85,15 +96,25 @@ def _note_done(metrics: HarvestMetrics) -> Handle:
     return note
 
 
+@contextmanager
+def _alone(feed: str) -> Iterator[None]:
+    """What is wrong with one feed does not hold up the others."""
+    try:
+        yield
+    except PenstockError as error:
+        structlog.get_logger().warning("harvest_not_started", feed=feed, code=error.code, error=error.message)
+
+
 def _chores(
-    platform: HarvestPlatform, rescuer: Rescuer, teller: Teller, metrics: HarvestMetrics
+    platform: HarvestPlatform, fetcher: Fetcher, rescuer: Rescuer, teller: Teller, metrics: HarvestMetrics
 ) -> list[tuple[str, Chore, timedelta]]:
     section, db = platform.settings.harvest, platform.db
 
     async def start_what_is_due() -> None:
         for name, feed in section.feeds.items():
             if feed.every is not None:
-                await platform.harvest.start_due(name, feed.every, feed.full_every)
+                with _alone(name):
+                    await platform.harvest.start_due(name, feed.every, feed.full_every)
 
     async def tell_alerts() -> None:
         metrics.untold(await teller.tell())
@@ -105,6 +126,7 @@ def _chores(
     return [
         ("harvest schedule", start_what_is_due, _LOOK),
         ("harvest rescue", rescuer.look, _LOOK),
+        ("harvest parked", fetcher.unpark, _UNPARK),
         ("harvest alerts", tell_alerts, _TELL),
         ("harvest retention", forget_old_runs, _PRUNE),
     ]

@@ -27,6 +27,7 @@ class Code(StrEnum):
     WATERMARK_NOT_SAVED = "WATERMARK_NOT_SAVED"
     DELETION_SKIPPED = "DELETION_SKIPPED"
     RUN_FORCED = "RUN_FORCED"
+    NO_PROGRESS = "NO_PROGRESS"
 
 
 async def raise_alert(

@@ -2,9 +2,9 @@
 INSERT INTO harvest_alert (feed, run_id, code, severity, message, raised_at, due_at) VALUES ($1, $2, $3, $4, $5, $6, $6);
 
 -- name: due
--- The alerts to be told now, held until the end of the transaction.
+-- The next alert to be told, held until the end of the transaction.
 SELECT id, feed, run_id, code, severity, message, raised_at, told, attempts
-FROM harvest_alert WHERE NOT is_told AND due_at <= $1 ORDER BY due_at LIMIT $2 FOR UPDATE SKIP LOCKED;
+FROM harvest_alert WHERE NOT is_told AND due_at <= $1 ORDER BY due_at LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: told
 -- What came of telling an alert.

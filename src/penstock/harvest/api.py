@@ -70,6 +70,12 @@ async def watermarks(feed: FeedName, views: Views, limit: Limit = 20) -> wire.Wa
     return await views.watermarks(feed, limit)
 
 
+@routes.get("/feeds/{feed}/pricing")
+async def pricing(feed: FeedName, views: Views, limit: Limit = 20) -> wire.Pricing:
+    """H7: the pricing rules runs used, by version, the latest first."""
+    return await views.pricing(feed, limit)
+
+
 @routes.get("/feeds/{feed}/alerts")
 async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> wire.Alerts:
     """H12: what somebody was told of, the latest first."""

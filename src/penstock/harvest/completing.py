@@ -1,6 +1,7 @@
 """H7, H8, H10: the consolidator. It drains what is pending, and completes the run with its watermark, or fails it."""
 
 import asyncio
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -10,13 +11,14 @@ from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.consolidating import Consolidated, use_recipe
 from penstock.harvest.contract import Consolidate, RunState, RunType
 from penstock.harvest.feeds import Feed, Feeds
+from penstock.harvest.fetching import LONGEST_WAIT
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL, RunRow
-from penstock.harvest.sweeping import sweep
+from penstock.harvest.sweeping import Stopped, sweep
 from penstock.harvest.watermark import WatermarkNotSaved
 from penstock.kernel.bus import Bus, Delivery
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db import Connection, Database, plan_freely
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.storage import Storage
@@ -59,7 +61,9 @@ class Consolidator:
         try:
             return await self._consolidate(run, self._feeds.get(run.feed))
         except SourcePaused as paused:
-            return Retry(str(paused), after=paused.after, counts=False)
+            return Retry(str(paused), after=paused.after and min(paused.after, LONGEST_WAIT), counts=False)
+        except Stopped:
+            return Retry("the consolidator was stopped", counts=False)
         except Transient:
             raise  # the database's trouble, and nobody's failure
         except Exception as error:  # noqa: BLE001 - an edge: whatever it is, the run must not hang for it
@@ -67,7 +71,7 @@ class Consolidator:
 
     async def _consolidate(self, run: RunRow, feed: Feed) -> Outcome:
         is_whole = run.run_type is RunType.FULL and run.failed == 0
-        is_certain = is_whole and await sweep(self._db, feed, run)
+        is_certain = is_whole and await sweep(self._db, feed, run, self._stopping)
         version = await self._price(run, feed)
 
         async def note(tx: Connection, done: Consolidated) -> None:
@@ -88,7 +92,7 @@ class Consolidator:
         if not done.is_complete:
             return Retry("the consolidator was stopped", counts=False)
         await self._judge_rejects(run, feed)
-        if await self._complete(run, feed, is_whole=is_whole, is_certain=is_certain):
+        if await self._complete(run, feed, is_certain=is_certain):
             return Done()
         return Retry("something became pending while it was completed", counts=False)
 
@@ -96,6 +100,7 @@ class Consolidator:
         """H7: the run keeps the version of the rules it used."""
         async with self._db.transaction() as tx:
             await store.lock_feed(tx, run.feed)
+            await tx.execute(SQL["plan_at_ease"])
             version = await use_recipe(tx, run.feed, feed.recipe, self._db.clock.now())
             await tx.execute(SQL["use_pricing"], run.run_id, version)
             return version
@@ -108,7 +113,7 @@ class Consolidator:
         if row["rejected"] > max(limits.rejects_allowed, limits.max_reject_ratio * row["seen"]):
             raise TooManyRejects(f"{row['rejected']} of {row['seen']} records could not be kept or mapped")
 
-    async def _complete(self, run: RunRow, feed: Feed, *, is_whole: bool, is_certain: bool) -> bool:
+    async def _complete(self, run: RunRow, feed: Feed, *, is_certain: bool) -> bool:
         """H8: the end of the run, its watermark and the copy of it are one; False when something is pending again."""
         async with self._db.transaction() as tx:
             known = await store.lock_feed(tx, run.feed)
@@ -117,12 +122,12 @@ class Consolidator:
                 return True  # another replica was quicker
             if await tx.fetchval(SQL["is_pending"], run.feed):
                 return False
-            now = self._db.clock.now()
-            deleted = await self._delete(tx, run, feed, is_certain=is_certain) if is_whole else None
+            now, is_whole = self._db.clock.now(), held.failed == 0
+            deleted = await self._delete(tx, held, feed, is_certain=is_certain) if is_whole else None
             # H5: what failed partitions hold was not fetched; the next run has to ask for it again.
-            reached = known if run.failed else model.watermark(run.upper_bound, feed.section.overlap, known)
+            reached = model.watermark(held.upper_bound, feed.section.overlap, known) if is_whole else known
             await store.complete_run(tx, run.run_id, self._worker, now, reached, deleted)
-            if reached is not None and not run.failed:
+            if reached is not None and is_whole:
                 await store.save_watermark(tx, run.feed, run.run_id, reached, now)
                 # Last, and before the commit: without the copy nothing of this has happened.
                 await watermark.save(self._storage, run.feed, watermark.document(reached, run.run_id, now))
@@ -130,16 +135,30 @@ class Consolidator:
         structlog.get_logger().info("run_completed", feed=run.feed, run=str(run.run_id), deleted=deleted)
         return True
 
-    async def _delete(self, tx: Connection, run: RunRow, feed: Feed, *, is_certain: bool) -> int:
+    async def _delete(self, tx: Connection, run: RunRow, feed: Feed, *, is_certain: bool) -> int | None:
         """H10: what a whole full run did not see is gone, unless that is too much to be believed."""
-        row = await tx.fetchrow(SQL["standing"], run.feed, run.run_id)
-        live, unseen = (row["live"], row["unseen"]) if row else (0, 0)
+        if run.run_type is not RunType.FULL:
+            return None
+        runs = [run.run_id]
+        if not feed.source.has_windows:
+            # Nothing tells what moved while it was read: gone is what two runs in a row did not see.
+            runs = [row["run_id"] for row in await tx.fetch(SQL["runs_since_last_full"], run.feed, run.run_id)]
+            is_certain = True
+        await plan_freely(tx)
+        await tx.execute(SQL["plan_at_ease"])
+        row = await tx.fetchrow(SQL["standing"], run.feed, runs)
+        live, unseen = (row["live"], row["unseen"]) if row and runs else (0, 0)
         if not unseen:
             return 0
         now, limit = self._db.clock.now(), feed.section.limits.max_delete_ratio
-        if is_certain and unseen <= limit * live:
-            return int(await tx.fetchval(SQL["soft_delete"], run.feed, run.run_id, now))
-        why = f"that is more than {limit:.0%}" if is_certain else "the source did not hold still long enough to be sure"
+        if await tx.fetchval(SQL["has_strangers"], run.run_id):
+            why = "records without a key were set aside: some of them may be those"
+        elif not is_certain:
+            why = "the source did not hold still long enough to be sure"
+        elif unseen > limit * live:
+            why = f"that is more than {limit:.0%}"
+        else:
+            return int(await tx.fetchval(SQL["soft_delete"], run.feed, runs, now, run.run_id))
         message = f"Run {run.run_id} of {run.feed} did not see {unseen:,} of {live:,} records; {why}. None was deleted."
         await raise_alert(tx, run.feed, run.run_id, Code.DELETION_SKIPPED, Severity.WARNING, message, now)
         return 0
@@ -160,7 +179,17 @@ class Consolidator:
         severity = Severity.CRITICAL if is_critical else Severity.ERROR
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            if await store.move_run(tx, run.run_id, RunState.CONSOLIDATING, "fail", self._worker, now, reason):
-                message = f"Run {run.run_id} of {run.feed} failed: {reason}. Watermark NOT advanced."
-                await raise_alert(tx, run.feed, run.run_id, code, severity, message, now)
+            await store.lock_feed(tx, run.feed)
+            if not await store.move_run(tx, run.run_id, RunState.CONSOLIDATING, "fail", self._worker, now, reason):
+                return
+            await tx.execute(SQL["make_rejects_pending"], run.feed, run.run_id)
+            message = f"Run {run.run_id} of {run.feed} failed: {reason}. Watermark NOT advanced."
+            await raise_alert(tx, run.feed, run.run_id, code, severity, message, now)
+            with suppress(PenstockError, TimeoutError):  # it was down a moment ago; the database is the truth
+                await self._restore_copy(tx, run.feed)
         self._metrics.failed(run.feed, code)
+
+    async def _restore_copy(self, tx: Connection, feed: str) -> None:
+        row = await tx.fetchrow(SQL["watermark"], feed)
+        known = row if row and row["watermark"] else None
+        await watermark.restore(self._storage, feed, watermark.document(*known) if known else None)

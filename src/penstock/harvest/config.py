@@ -1,11 +1,12 @@
 """The `harvest` section of penstock.yaml: feeds, and who is told when one is in trouble."""
 
+import re
 from datetime import timedelta
 from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from penstock.harvest.contract import NAME
 from penstock.kernel.config import SecretRef, Section
@@ -33,10 +34,27 @@ class CallSection(Section):
     page_bytes: int = Field(20_000_000, ge=1_000, description="The most an answer may have.")
 
 
+def _is_http(url: str) -> str:
+    if not re.match(r"https?://[^/\s]", url):
+        raise ValueError("an address begins with http:// or https://")
+    return url
+
+
+HttpUrl = Annotated[Url, AfterValidator(_is_http)]
+
+
+def _apart(*paths: str | None) -> None:
+    """No path may lead into what another one names."""
+    given = [path for path in paths if path]
+    for path in given:
+        if inner := [other for other in given if other.startswith(f"{path}.")]:
+            raise ValueError(f"{inner[0]} lies within {path}")
+
+
 class SourceSection(Section):
     """What every source has."""
 
-    url: Url
+    url: HttpUrl
     call: CallSection = CallSection()
 
 
@@ -90,6 +108,7 @@ class RestSource(SourceSection):
             raise ValueError("without count_path, `total` says where an answer tells how many records there are")
         if (self.after_param is None) != (self.upto_param is None):
             raise ValueError("after_param and upto_param go together")
+        _apart(self.records, self.total, self.next_cursor, self.has_more)
         return self
 
 
@@ -183,7 +202,7 @@ class ConsolidationSection(Section):
     """H7: how raw records become canonical ones."""
 
     mode: ConsolidationMode = ConsolidationMode.SETS
-    set_size: int = Field(20_000, ge=1, le=1_000_000, description="Records of one statement.")
+    set_size: int = Field(5_000, ge=1, le=1_000_000, description="Records of one statement.")
     sets_at_once: int = Field(2, ge=1, le=50)
     batch_size: int = Field(2_000, ge=1, le=100_000, description="Records of one batch.")
     upsert_size: int = Field(100, ge=1, le=10_000)
@@ -208,7 +227,7 @@ class FeedSection(Section):
     updated_at: FieldPath | None = Field(None, description="Where it tells when it changed: ISO 8601 with a zone.")
     partitions: PartitionsSection = PartitionsSection()
     page_size: int = Field(30, ge=1, le=10_000)
-    pages_per_turn: int = Field(10, ge=1, le=1_000, description="Pages fetched and kept by one work item.")
+    pages_per_turn: int = Field(30, ge=1, le=1_000, description="Pages fetched and kept by one work item.")
     overlap: Duration = Field(timedelta(minutes=1), description="H9: by how much runs ask again for what is older.")
     fields: dict[FieldName, FieldSection] = Field(default_factory=dict, max_length=200)
     cost: CostSection | None = None
@@ -220,6 +239,7 @@ class FeedSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "FeedSection":
+        _apart(self.key, self.updated_at)
         if isinstance(self.source, NivodaSource) and self.page_size > 50:
             raise ValueError("Nivoda gives at most 50 records a page")
         if self.pricing.rules and self.cost is None:
@@ -245,7 +265,7 @@ class SmtpSection(Section):
 class WebhookSection(Section):
     """H12: alerts by POST."""
 
-    url: Url
+    url: HttpUrl
     secret_headers: Secrets = Field(default_factory=dict)
 
 
@@ -263,5 +283,6 @@ class HarvestSection(Section):
     alerts: AlertsSection = AlertsSection()
     workers: int = Field(4, ge=1, le=100, description="Batches of work items under way at once in one process.")
     lease: Positive = Field(timedelta(seconds=60), description="How long a dead worker's items are left alone.")
+    retry_after: Positive = Field(timedelta(seconds=10), description="Before a plan or a consolidation is tried again.")
     stalled_after: Positive = Field(timedelta(minutes=5), description="A partition without a page is looked after.")
     retention: Positive = Field(timedelta(days=90), description="How long runs, rejects and alerts are kept.")

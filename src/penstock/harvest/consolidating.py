@@ -16,7 +16,7 @@ from penstock.harvest.config import ConsolidationMode, ConsolidationSection
 from penstock.harvest.recipe import Mapped, Problem, Recipe
 from penstock.kernel import canonical
 from penstock.kernel.db import Connection, Database, plan_freely
-from penstock.kernel.errors import Corrupt
+from penstock.kernel.errors import Corrupt, Transient
 from penstock.kernel.sql import load
 
 _SQL = load("penstock.harvest", file="consolidating.sql")
@@ -62,6 +62,13 @@ class _Job:
     @property
     def is_stopping(self) -> bool:
         return self.stopping is not None and self.stopping.is_set()
+
+    async def begin(self, tx: Connection) -> None:
+        """What every transaction that consolidates begins with. Who works by an old recipe has to stop."""
+        await tx.execute(_SQL["look_up"])
+        if await tx.fetchval(_SQL["hold_recipe"], self.feed, self.recipe.digest) is None:
+            hint = "processes with different configurations work on this feed"
+            raise Transient("RECIPE_CHANGED", f"{self.feed} is made by another recipe meanwhile", hint=hint)
 
     async def tell(self, tx: Connection, done: Consolidated) -> None:
         if self.progress is not None and (done.consolidated or done.rejected):
@@ -165,7 +172,7 @@ class _Sets:
         job = self._job
         call = (job.feed, after, self.limit, job.run_id, job.pricing_version, job.db.clock.now())
         async with job.db.transaction() as tx:
-            await tx.execute(_SQL["look_up"])
+            await job.begin(tx)
             [row] = await tx.fetch(self._statement.text, *call, *self._statement.arguments)
             done = Consolidated(row["consolidated"], row["rejected"])
             await job.tell(tx, done)
@@ -195,7 +202,7 @@ class _Batches:
     async def step(self, after: str) -> _Step:
         job = self._job
         async with job.db.transaction() as tx:
-            await tx.execute(_SQL["look_up"])
+            await job.begin(tx)
             rows = await tx.fetch(self._fetch.text, job.feed, after, self.limit, *self._fetch.arguments)
             current = [row for row in rows if row["texts"] is not None]
             made, problems = self._map(current)

@@ -104,6 +104,10 @@ DELETE FROM raw_pending WHERE ctid = ANY ($1::tid[]);
 -- Wait for whoever holds the first pending row, holding none meanwhile; no row back: nothing is pending.
 SELECT key FROM raw_pending WHERE feed = $1 ORDER BY key LIMIT 1 FOR UPDATE;
 
+-- name: hold_recipe
+-- The feed is still made by this recipe, and stays so until the end of the transaction; no row back: it is not.
+SELECT recipe FROM harvest_feed WHERE feed = $1 AND recipe = $2 FOR SHARE;
+
 -- name: look_up
 -- Find rows by their keys, whatever the planner thinks of tables that grew a moment ago; it is right for every size.
 SELECT set_config(setting, 'off', true)
@@ -128,4 +132,4 @@ UPDATE harvest_feed SET recipe = $2 WHERE feed = $1;
 -- Rows that are pending already are written too: whoever holds one may be making the record the old way.
 INSERT INTO raw_pending AS pending (feed, key, version)
 SELECT feed, key, version FROM raw_record WHERE feed = $1 ORDER BY key
-ON CONFLICT (feed, key) DO UPDATE SET version = excluded.version;
+ON CONFLICT (feed, key) DO UPDATE SET version = greatest(pending.version, excluded.version);

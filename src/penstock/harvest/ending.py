@@ -1,12 +1,13 @@
 """H5: a partition ends once; the transaction that ends the last one decides what becomes of the run."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from uuid import UUID
 
 import msgspec
 
-from penstock.harvest import store
+from penstock.harvest import partitions, store
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.contract import (
     CONSOLIDATIONS,
@@ -18,18 +19,18 @@ from penstock.harvest.contract import (
     WorkDone,
     WorkItem,
 )
-from penstock.harvest.store import Counters, Ended
+from penstock.harvest.partitions import Counters, Ended
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Connection
-from penstock.kernel.errors import Corrupt
+from penstock.kernel.errors import Corrupt, Transient
 
 
 async def end_partitions(
     tx: Connection, bus: Bus, feed: str, run_id: UUID, trace_id: str, ended: Sequence[Ended], by: str, now: datetime
 ) -> None:
     """Count partitions, already marked as ended, and tell of them; the last of a run triggers consolidation."""
-    await store.note_partitions(tx, run_id, ended, PartitionState.RUNNING, by, now)
-    counters = await store.count_ended(tx, run_id, ended, now)
+    await partitions.note_partitions(tx, run_id, ended, PartitionState.RUNNING, by, now)
+    counters = await partitions.count_ended(tx, run_id, ended, now)
     if counters is None:
         raise Corrupt("RUN_NOT_FETCHING", f"a partition of run {run_id} ended after the run did")
     await bus.publish([_done(one, feed, run_id, trace_id, now) for one in ended], tx=tx)
@@ -48,6 +49,12 @@ async def _end_fetching(
     await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "skip", by, now, reason)
     message = f"Run {run_id} of {feed}: {reason}. Consolidation skipped, watermark NOT advanced."
     await raise_alert(tx, feed, run_id, Code.CONSOLIDATION_SKIPPED, Severity.ERROR, message, now)
+
+
+async def hurry(bus: Bus) -> None:
+    """Send what was just committed; what cannot be sent now is sent by the relay, and is no failure of the caller's."""
+    with suppress(Transient):
+        await bus.relay()
 
 
 def work_item(run_id: UUID, partition_id: str, offset: int, scan: int, trace_id: str) -> Message:

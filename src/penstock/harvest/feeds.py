@@ -3,14 +3,17 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 from penstock.harvest.config import FeedSection, HarvestSection
 from penstock.harvest.recipe import Recipe
 from penstock.harvest.records import Reader
-from penstock.harvest.source import Source, SourceRefused
+from penstock.harvest.source import Source, SourcePaused
 from penstock.harvest.sources import open_source
 from penstock.kernel.db import Database
 from penstock.kernel.errors import NotFound
+
+_ANOTHER = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,9 @@ class Feeds:
             yield cls(feeds)
 
     def get(self, name: str) -> Feed:
-        """The feed of that name; for work on one that is not configured any more there is nobody to ask."""
+        """The feed of that name. Where configuration is being rolled out another process may know it already."""
         if name not in self._feeds:
-            raise SourceRefused(
-                "FEED_NOT_CONFIGURED", f"there is no feed {name!r} in the configuration of this process"
-            )
+            raise SourcePaused("FEED_NOT_CONFIGURED", f"this process has no feed {name!r} configured", after=_ANOTHER)
         return self._feeds[name]
 
 

@@ -1,20 +1,22 @@
 """H4: the worker. A message is a turn at a partition; what it fetched and the next message are one transaction."""
 
 import asyncio
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import msgspec
 import structlog
 
-from penstock.harvest import records, store
+from penstock.harvest import partitions, records, store
 from penstock.harvest.contract import PartitionState, RunState, WorkItem
-from penstock.harvest.ending import end_partitions, work_item
+from penstock.harvest.ending import end_partitions, hurry, work_item
 from penstock.harvest.feeds import Feeds
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN, Position
-from penstock.harvest.records import Kept, Record, Reject
+from penstock.harvest.partitions import Ended, Step, Task
+from penstock.harvest.passes import Pass, Verdict, judge
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
-from penstock.harvest.store import Ended, Step, Task
+from penstock.harvest.store import SQL
 from penstock.harvest.turns import Turn, take_turn
 from penstock.kernel.bus import Bus, Delivery
 from penstock.kernel.db import Connection, Database
@@ -23,6 +25,9 @@ from penstock.kernel.ids import new_id
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 
 ATTEMPTS = 4  # H6: redelivered at most 3 times
+LONGEST_WAIT = timedelta(minutes=1)  # of a message that is put back: those behind it wait as long
+_SHORTEST_PARK = timedelta(seconds=1)
+_STATES = {Verdict.COMPLETE: PartitionState.COMPLETED, Verdict.FAILED: PartitionState.FAILED}
 
 
 class Fetcher:
@@ -48,7 +53,7 @@ class Fetcher:
         except msgspec.DecodeError as error:
             return Failed(f"BAD_MESSAGE: no work item: {error}")
         async with self._db.connection() as connection:
-            task = await store.task(connection, item.run_id, item.partition_id)
+            task = await partitions.task(connection, item.run_id, item.partition_id)
         if task is None or not _is_due(task, item):
             return Done()
         try:
@@ -64,60 +69,40 @@ class Fetcher:
 
     async def _turn(self, task: Task) -> SourceFailed | None:
         """One turn, kept; why nothing came of it, when it did."""
-        feed = self._feeds.get(task.feed)
+        began, feed = self._db.clock.now(), self._feeds.get(task.feed)
         turn = await take_turn(feed, task, self._stopping)
         if not turn.has_progress:
             return turn.failure or SourcePaused("STOPPED", "the worker was stopped")
         found, rejects = feed.reader.read(turn.raws)
-        await self._keep(task, turn, found, rejects)
-        return None
-
-    async def _keep(self, task: Task, turn: Turn, found: list[Record], rejects: list[Reject]) -> None:
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            held = await store.hold(tx, task.run_id, task.partition_id)
+            held = await partitions.hold(tx, task.run_id, task.partition_id)
             if held is None or not _is_same(held, task):
-                return  # somebody else made this turn while we did
+                return None  # somebody else made this turn while we did
             kept, refused = await records.keep(tx, task, found, now)
-            await records.reject(tx, task.feed, task.run_id, [*rejects, *refused], now)
-            step, error = self._step(task, turn, kept)
-            if not await store.advance(tx, task, step, now):
-                return
-            await self._note(tx, task, step, error)
-        self._metrics.fetched(task.feed, turn.pages, len(turn.raws), len(rejects) + len(refused))
-        await self._bus.relay()
+            aside = [*rejects, *refused]
+            await records.reject(tx, task, aside, now)
+            await self._advance(tx, task, turn, Pass.after(task, len(turn.raws), len(aside), kept), began)
+        self._metrics.fetched(task.feed, len(turn.pages), len(turn.raws), len(aside))
+        await hurry(self._bus)
+        return None
 
-    def _step(self, task: Task, turn: Turn, kept: Kept) -> tuple[Step, str | None]:
-        """Where the turn leaves the partition; and why that is a failure, when it is one."""
-        seen, missed = task.seen + kept.seen, task.missed + kept.missed
-        ending = turn.ending
-        if ending is None:
-            return Step(turn.position, task.scan, seen, missed, task.counted), None
-        held_still = task.counted == seen == ending.count and not ending.changed
-        if held_still or (task.scan > 1 and not missed):
-            return Step(turn.position, task.scan, seen, missed, task.counted, is_complete=True), None
-        passes = self._feeds.get(task.feed).section.limits.passes
-        again = Step(Position(), task.scan + 1, 0, 0, ending.count)
-        if task.scan < passes:
-            return again, None
-        return again, (
-            f"SOURCE_MOVING: after {passes} passes records still move: {task.counted} counted before, {seen} seen, "
-            f"{ending.count} counted after, {ending.changed} changed, {missed} missed by the pass before"
-        )
-
-    async def _note(self, tx: Connection, task: Task, step: Step, error: str | None) -> None:
-        now = self._db.clock.now()
+    async def _advance(self, tx: Connection, task: Task, turn: Turn, done: Pass, began: datetime) -> None:
+        """Move the partition on as its pass is judged, with the message for whoever goes on."""
+        now, passes = self._db.clock.now(), self._feeds.get(task.feed).section.limits.passes
+        verdict, error = judge(task, done, turn.ending, passes)
+        step = Step(turn.position, task.scan, task.counted, done.told, done.seen, done.missed)
+        if turn.ending is not None and verdict is not Verdict.COMPLETE:
+            step = Step(Position(), task.scan + 1, turn.ending.count)
+        await partitions.advance(tx, task, step, now, is_complete=verdict is Verdict.COMPLETE)
         if task.run_state is RunState.CREATED:
             await store.move_run(tx, task.run_id, RunState.CREATED, "begin", self._worker, now)
-        status = PartitionState.RUNNING
-        if step.is_complete or error:
-            status = PartitionState.COMPLETED if step.is_complete else PartitionState.FAILED
-        same_pass = step.scan == task.scan
-        one = Ended(task.partition_id, status, step.seen if same_pass else task.seen, error)
+        one = Ended(task.partition_id, _STATES.get(verdict, PartitionState.RUNNING), done.seen, error)
         message = work_item(task.run_id, task.partition_id, step.position.offset, step.scan, task.trace_id)
         payload = msgspec.json.decode(message.value)
-        await store.note_work(tx, task.run_id, one, new_id(self._db.clock), self._worker, now, payload)
-        if status is PartitionState.RUNNING:
+        row_id = new_id(self._db.clock)
+        await partitions.note_work(tx, task.run_id, one, row_id, self._worker, now, payload=payload, began=began)
+        if one.status is PartitionState.RUNNING:
             await self._bus.publish([message], tx=tx)
         else:
             await end_partitions(tx, self._bus, task.feed, task.run_id, task.trace_id, [one], self._worker, now)
@@ -126,27 +111,62 @@ class Fetcher:
         """Nothing came of the turn: try again later, or give the partition up."""
         self._metrics.failed(task.feed, failure.code)
         if isinstance(failure, SourcePaused):
-            await self._db.execute(store.SQL["wait_for_source"], task.run_id, task.partition_id, self._db.clock.now())
-            return Retry(str(failure), after=failure.after, counts=False)
+            return await self._park(task, failure.after or _SHORTEST_PARK)
+        if isinstance(failure, SourceRefused) and task.position.cursor is not None:
+            return await self._begin_again(task, failure)
         if attempt < ATTEMPTS and not isinstance(failure, SourceRefused):
-            return Retry(str(failure), after=failure.after)
+            return Retry(str(failure), after=failure.after and min(failure.after, LONGEST_WAIT))
         await self.fail(task.run_id, task.partition_id, str(failure), expected=task)
         return Failed(str(failure))
 
-    async def fail(self, run_id: UUID, partition_id: str, error: str, *, expected: Task | None = None) -> None:
+    async def _park(self, task: Task, pause: timedelta) -> Outcome:
+        """H15: the partition waits in its row: a message that waits would hold up those of other feeds."""
+        until = self._db.clock.now() + max(pause, _SHORTEST_PARK)
+        await self._db.execute(SQL["park"], task.run_id, task.partition_id, task.position.offset, until)
+        return Done()
+
+    async def unpark(self) -> int:
+        """Send the messages of partitions whose pause is over; how many."""
+        async with self._db.transaction() as tx:
+            rows = await tx.fetch(SQL["unpark"], self._db.clock.now())
+            await self._bus.publish([work_item(*row) for row in rows], tx=tx)
+        if rows:
+            await hurry(self._bus)
+        return len(rows)
+
+    async def _begin_again(self, task: Task, refused: SourceRefused) -> Outcome:
+        """A cursor may have run out: then a new pass is needed, as long as there may be one."""
+        if task.scan >= self._feeds.get(task.feed).section.limits.passes:
+            await self.fail(task.run_id, task.partition_id, str(refused), expected=task)
+            return Failed(str(refused))
+        async with self._db.transaction() as tx:
+            held = await partitions.hold(tx, task.run_id, task.partition_id)
+            if held is not None and _is_same(held, task):
+                step = Step(Position(), task.scan + 1, task.counted)
+                await partitions.advance(tx, task, step, self._db.clock.now())
+                message = work_item(task.run_id, task.partition_id, 0, step.scan, task.trace_id)
+                await self._bus.publish([message], tx=tx)
+        await hurry(self._bus)
+        return Done()
+
+    async def fail(
+        self, run_id: UUID, partition_id: str, error: str, *, expected: Task | None = None, rescues: int = 0
+    ) -> None:
         """Give a partition up, unless it moved on meanwhile."""
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            task = await store.hold(tx, run_id, partition_id)
-            if task is None or not _is_open(task) or (expected is not None and not _is_same(task, expected)):
+            task = await partitions.hold(tx, run_id, partition_id)
+            if task is None or not _is_open(task) or task.rescues < rescues:
+                return
+            if expected is not None and not _is_same(task, expected):
                 return
             if task.run_state is RunState.CREATED:
                 await store.move_run(tx, run_id, RunState.CREATED, "begin", self._worker, now)
             one = Ended(partition_id, PartitionState.FAILED, task.seen, error)
-            await store.note_work(tx, run_id, one, new_id(self._db.clock), self._worker, now)
+            await partitions.note_work(tx, run_id, one, new_id(self._db.clock), self._worker, now)
             await end_partitions(tx, self._bus, task.feed, run_id, task.trace_id, [one], self._worker, now)
         self._log.error("partition_failed", run=str(run_id), partition=partition_id, error=error)
-        await self._bus.relay()
+        await hurry(self._bus)
 
 
 def _is_open(task: Task) -> bool:

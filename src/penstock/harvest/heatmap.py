@@ -19,6 +19,7 @@ _ABSURD = 1 << 50  # more records than any source has, and fewer than a float ca
 _OCTAVES = 2  # width of the first cells: prices spread over magnitudes
 _FIRST_CUTS = 6
 _LEAP = 4  # octaves a cut goes into what has no bound
+UNSTABLE = "HEATMAP_UNSTABLE"
 _SPLITS = 81  # 16 leaps, 3 guesses and 62 halvings find any value in a source that holds still
 _GUESSES = 3  # rounds of guessing where a cut belongs; then cells are halved
 _FEW = 3  # cuts of a cell that did not come apart the first time
@@ -59,7 +60,9 @@ async def scan(
         if not any(cuts):
             break
         cells = await _split(asking, cells, cuts)
-    return await _proven(asking, [*_merged(cells, _ranges(cells, total, parts)), WITHOUT_VALUE], section)
+    merged = _merged(cells, _ranges(cells, total, parts))
+    # One range without bounds would be asked for without a filter, and so hold those without a value too.
+    return await _proven(asking, [*merged, WITHOUT_VALUE] if len(merged) > 1 else [EVERYTHING], section)
 
 
 class _Asking:
@@ -211,7 +214,7 @@ async def _proven(asking: _Asking, ranges: Sequence[Range], section: PartitionsS
 
 def _unstable(found: int, before: int, after: int) -> Transient:
     return Transient(
-        "HEATMAP_UNSTABLE",
+        UNSTABLE,
         f"the parts have {found} records together, the source {before} before and {after} after they were counted",
         hint="if it changes all the time, allow for it: partitions.tolerance; if it holds still, it leaves out records"
         " without a value or does not heed the bounds: see how the source is asked for them",

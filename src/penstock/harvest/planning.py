@@ -10,10 +10,10 @@ import structlog
 from penstock.harvest import store
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.contract import Plan, PlanState, RunType
-from penstock.harvest.ending import work_item
+from penstock.harvest.ending import hurry, work_item
 from penstock.harvest.feeds import Feed, Feeds
-from penstock.harvest.fetching import ATTEMPTS
-from penstock.harvest.heatmap import scan
+from penstock.harvest.fetching import ATTEMPTS, LONGEST_WAIT
+from penstock.harvest.heatmap import UNSTABLE, scan
 from penstock.harvest.model import ALWAYS, Heatmap, Range, Window
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL, PlanRow
@@ -23,7 +23,6 @@ from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 
 _TELL = 0.5  # seconds between notes of how far the counting is
-_UNSTABLE = "HEATMAP_UNSTABLE"
 
 
 class Planner:
@@ -47,15 +46,8 @@ class Planner:
             return Done()
         try:
             await self._plan(row)
-        except SourcePaused as paused:
-            return Retry(str(paused), after=paused.after, counts=False)
-        except SourceFailed as failed:
-            is_final = isinstance(failed, SourceRefused) or delivery.attempt >= ATTEMPTS
-            return await self._failed(row, str(failed), is_final=is_final)
-        except PenstockError as error:
-            if isinstance(error, Transient) and error.code != _UNSTABLE:
-                raise
-            return await self._failed(row, f"{error.code}: {error.message}", is_final=delivery.attempt >= ATTEMPTS)
+        except Exception as error:  # noqa: BLE001 - an edge: the plan must not hang for a mistake of ours
+            return await self._failed(row, error, delivery.attempt)
         return Done()
 
     async def _plan(self, row: PlanRow) -> None:
@@ -79,7 +71,7 @@ class Planner:
             total=heatmap.total,
             parts=len(names),
         )
-        await self._bus.relay()
+        await hurry(self._bus)
 
     async def _count(self, feed: Feed, row: PlanRow, window: Window) -> Heatmap:
         last = monotonic()
@@ -95,11 +87,23 @@ class Planner:
 
         return await scan(count, feed.section.partitions, progress=tell)
 
-    async def _failed(self, row: PlanRow, error: str, *, is_final: bool) -> Outcome:
-        if not is_final:
-            return Retry(error)
-        await self.fail(row.run_id, error)
-        return Failed(error)
+    async def _failed(self, row: PlanRow, error: Exception, attempt: int) -> Outcome:
+        if isinstance(error, SourcePaused):
+            return Retry(str(error), after=error.after and min(error.after, LONGEST_WAIT), counts=False)
+        if isinstance(error, Transient) and error.code != UNSTABLE:
+            raise error  # the database's trouble, and nobody's failure
+        reason, after = f"{error}", None
+        if isinstance(error, SourceFailed):
+            after = error.after and min(error.after, LONGEST_WAIT)
+        elif isinstance(error, PenstockError):
+            reason = f"{error.code}: {error.message}"
+        else:
+            structlog.get_logger().error("planning_crashed", run=str(row.run_id), exc_info=error)
+            reason = f"INTERNAL: {type(error).__name__}: {error}"
+        if attempt < ATTEMPTS and not isinstance(error, SourceRefused):
+            return Retry(reason, after=after)
+        await self.fail(row.run_id, reason)
+        return Failed(reason)
 
     async def fail(self, run_id: UUID, error: str) -> None:
         """No run comes of it, and somebody is told."""

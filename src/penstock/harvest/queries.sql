@@ -22,11 +22,11 @@ SELECT run_id FROM run_metadata WHERE feed = $1 ORDER BY started_at DESC, run_id
 SELECT max(requested_at) FROM harvest_plan WHERE feed = $1;
 
 -- name: last_full
--- When a full run of the feed was last begun.
-SELECT max(started_at) FROM run_metadata WHERE feed = $1 AND run_type = 'full';
+-- When the last full run that completed was begun.
+SELECT max(started_at) FROM run_metadata WHERE feed = $1 AND run_type = 'full' AND state = {run.COMPLETED};
 
 -- name: close_breaker
--- Somebody wants it tried now. A pause the source asked for stays.
+-- Somebody wants it tried now. While no failures in a row stopped it, a pause is the source's own, and stays.
 UPDATE harvest_feed SET breaks = 0, failures = 0, probed_at = NULL, paused_until = NULL WHERE feed = $1 AND breaks > 0;
 
 -- name: ask
@@ -88,6 +88,7 @@ UPDATE partition_progress
 SET next_offset = $4,
     next_cursor = $5,
     scan = $6,
+    told = $12,
     seen = $7,
     missed = $8,
     counted = $9,
@@ -95,6 +96,7 @@ SET next_offset = $4,
     scan_started_at = CASE WHEN scan = $6 THEN scan_started_at ELSE $11::timestamptz END,
     completed = $10,
     rescues = 0,
+    waits_until = NULL,
     updated_at = $11::timestamptz
 WHERE run_id = $1
   AND partition_id = $2
@@ -107,7 +109,7 @@ INSERT INTO worker_runs (
     id, run_id, partition_id, worker_id, status, records_processed, error_message, work_item_payload, started_at,
     completed_at)
 VALUES (
-    $1, $2, $3, $4, $5::text, $6, $7, $8, $9::timestamptz,
+    $1, $2, $3, $4, $5::text, $6, $7, $8, $10::timestamptz,
     CASE WHEN $5::text = {partition.RUNNING} THEN NULL ELSE $9::timestamptz END)
 ON CONFLICT (run_id, partition_id) DO UPDATE
 SET worker_id = excluded.worker_id,
@@ -150,7 +152,9 @@ WITH revived AS (
     WHERE run_id = $1 AND partition_id = ANY ($2::text[]) AND status IN {partition.retry}
     RETURNING partition_id
 ), counted AS (
-    UPDATE run_metadata SET failed_workers = failed_workers - (SELECT count(*) FROM revived), touched_at = $3
+    UPDATE run_metadata
+    SET failed_workers = failed_workers - (SELECT count(*) FROM revived), touched_at = $3, forced_by = NULL,
+        forced_because = NULL
     WHERE run_id = $1
 )
 UPDATE partition_progress p SET updated_at = $3, rescues = 0
@@ -167,8 +171,9 @@ LEFT JOIN worker_runs w USING (run_id, partition_id)
 WHERE p.run_id = $1 AND NOT p.completed AND (w.status IS NULL OR w.status = {partition.RUNNING})
 ORDER BY p.partition_id;
 
--- name: touch_run
-UPDATE run_metadata SET touched_at = $2 WHERE run_id = $1 AND state IN {run.active};
+-- name: touch_consolidating
+-- Something is done for it; no row back: it is not to be consolidated any more. Who may be late writes under this lock.
+UPDATE run_metadata SET touched_at = $2 WHERE run_id = $1 AND state = {run.CONSOLIDATING} RETURNING run_id;
 
 -- name: use_pricing
 UPDATE run_metadata SET pricing_version = $2 WHERE run_id = $1;
@@ -179,15 +184,11 @@ UPDATE run_metadata SET consolidated = consolidated + $2, rejected = rejected + 
 -- name: note_moves
 UPDATE run_metadata SET moves = moves || $2::bigint[] WHERE run_id = $1;
 
--- name: note_rejected
-UPDATE run_metadata SET rejected = rejected + $2 WHERE run_id = $1;
-
 -- name: rejected
 -- How many records of a run were set aside, each counted once, and how many it has seen.
 SELECT
     (SELECT count(DISTINCT coalesce(key, left(payload, 1000))) FROM harvest_reject WHERE run_id = $1) AS rejected,
-    (SELECT coalesce(sum(seen), 0) FROM partition_progress WHERE run_id = $1)
-        + (SELECT count(DISTINCT left(payload, 1000)) FROM harvest_reject WHERE run_id = $1 AND key IS NULL) AS seen;
+    (SELECT coalesce(sum(seen), 0) FROM partition_progress WHERE run_id = $1) AS seen;
 
 -- name: is_pending
 SELECT EXISTS (SELECT FROM raw_pending WHERE feed = $1);
@@ -209,17 +210,32 @@ RETURNING watermark;
 -- name: note_watermark
 INSERT INTO harvest_watermark (feed, run_id, last_updated_at, run_completed_at) VALUES ($1, $2, $3, $4);
 
+-- name: has_strangers
+-- Whether the run set records aside that do not tell what they are called.
+SELECT EXISTS (SELECT FROM harvest_reject WHERE run_id = $1 AND key IS NULL);
+
+-- name: runs_since_last_full
+-- The run, and all since the last full one before it that completed; none where there is no such run.
+SELECT r.run_id FROM run_metadata r
+WHERE r.feed = $1 AND r.started_at >= (
+    SELECT max(started_at) FROM run_metadata
+    WHERE feed = $1 AND run_id <> $2 AND run_type = 'full' AND state = {run.COMPLETED} AND failed_workers = 0);
+
+-- name: plan_at_ease
+-- What reads a whole feed: as the planner likes, for as long as it takes.
+SELECT set_config('statement_timeout', '0', true);
+
 -- name: standing
--- H10: how many records are live, and how many of those the run did not see.
-SELECT count(*) AS live, count(*) FILTER (WHERE seen_run <> $2) AS unseen
+-- H10: how many records are live, and how many of those none of the runs saw.
+SELECT count(*) AS live, count(*) FILTER (WHERE seen_run <> ALL ($2::uuid[])) AS unseen
 FROM raw_record WHERE feed = $1 AND NOT is_gone;
 
 -- name: soft_delete
--- H10: what the run did not see is gone.
+-- H10: what none of the runs saw is gone.
 WITH gone AS (
-    UPDATE raw_record SET is_gone = true WHERE feed = $1 AND seen_run <> $2 AND NOT is_gone RETURNING key
+    UPDATE raw_record SET is_gone = true WHERE feed = $1 AND seen_run <> ALL ($2::uuid[]) AND NOT is_gone RETURNING key
 ), marked AS (
-    UPDATE canonical_record c SET deleted_at = $3, run_id = $2, changed_at = $3
+    UPDATE canonical_record c SET deleted_at = $3, run_id = $4, changed_at = $3
     FROM gone WHERE c.feed = $1 AND c.key = gone.key AND c.deleted_at IS NULL
     RETURNING 1
 )
@@ -229,7 +245,9 @@ SELECT count(*) FROM marked;
 SELECT run_id, feed, trace_id, rescues FROM harvest_plan WHERE state = {plan.PLANNING} AND touched_at < $1;
 
 -- name: rescue_plan
-UPDATE harvest_plan SET rescues = rescues + 1, touched_at = $2 WHERE run_id = $1 AND state = {plan.PLANNING};
+-- One of many processes that saw it standing still.
+UPDATE harvest_plan SET rescues = rescues + 1, touched_at = $2
+WHERE run_id = $1 AND rescues = $3 AND state = {plan.PLANNING} RETURNING run_id;
 
 -- name: stalled_partitions
 -- Partitions of runs under way for which nothing was done for a long time.
@@ -237,24 +255,57 @@ SELECT p.run_id, p.partition_id, p.next_offset, p.scan, p.rescues, r.trace_id
 FROM run_metadata r
 JOIN partition_progress p USING (run_id)
 LEFT JOIN worker_runs w USING (run_id, partition_id)
-WHERE r.state IN {run.fetching} AND NOT p.completed AND p.updated_at < $1
+WHERE r.state IN {run.fetching} AND NOT p.completed AND p.updated_at < $1 AND p.waits_until IS NULL
   AND (w.status IS NULL OR w.status = {partition.RUNNING})
 ORDER BY p.run_id, p.partition_id
 LIMIT 100;
 
--- name: wait_for_source
--- Its source asked for a pause: that is no standstill.
-UPDATE partition_progress SET updated_at = $3 WHERE run_id = $1 AND partition_id = $2 AND NOT completed;
+-- name: park
+-- H15: the partition waits for its source without a message, which would hold up those of other feeds.
+UPDATE partition_progress SET waits_until = $4
+WHERE run_id = $1 AND partition_id = $2 AND next_offset = $3 AND NOT completed;
+
+-- name: unpark
+-- Those whose pause is over, some at a time.
+UPDATE partition_progress p SET waits_until = NULL
+FROM (
+    SELECT run_id, partition_id FROM partition_progress WHERE waits_until <= $1
+    ORDER BY waits_until LIMIT 100 FOR UPDATE SKIP LOCKED
+) AS due, run_metadata r
+WHERE p.run_id = due.run_id AND p.partition_id = due.partition_id AND r.run_id = p.run_id
+RETURNING p.run_id, p.partition_id, p.next_offset, p.scan, r.trace_id;
+
+-- name: becalmed
+-- Runs of which no page was kept for a long time, and nobody was told of it.
+SELECT r.run_id, r.feed FROM run_metadata r
+WHERE r.state IN {run.fetching}
+  AND (SELECT max(updated_at) FROM partition_progress p WHERE p.run_id = r.run_id) < $1
+  AND NOT EXISTS (SELECT FROM harvest_alert a WHERE a.run_id = r.run_id AND a.code = $2);
 
 -- name: rescue_partition
-UPDATE partition_progress SET rescues = rescues + 1, updated_at = $3 WHERE run_id = $1 AND partition_id = $2;
+-- One of many processes that saw it standing still.
+UPDATE partition_progress SET rescues = rescues + 1, updated_at = $3
+WHERE run_id = $1 AND partition_id = $2 AND rescues = $4 AND NOT completed RETURNING run_id;
 
 -- name: stalled_consolidations
 SELECT run_id, trace_id, rescues, forced_by IS NOT NULL AS is_forced
 FROM run_metadata WHERE state = {run.CONSOLIDATING} AND touched_at < $1;
 
 -- name: rescue_run
-UPDATE run_metadata SET rescues = rescues + 1, touched_at = $2 WHERE run_id = $1;
+-- One of many processes that saw it standing still.
+UPDATE run_metadata SET rescues = rescues + 1, touched_at = $2
+WHERE run_id = $1 AND rescues = $3 AND state = {run.CONSOLIDATING} RETURNING run_id;
+
+-- name: make_rejects_pending
+-- H11: what a failed run could not map is tried again by the next.
+INSERT INTO raw_pending AS p (feed, key, version)
+SELECT r.feed, r.key, r.version FROM raw_record r
+WHERE r.feed = $1 AND r.key IN (SELECT key FROM harvest_reject WHERE run_id = $2 AND key IS NOT NULL)
+ORDER BY r.key
+ON CONFLICT (feed, key) DO UPDATE SET version = greatest(p.version, excluded.version);
+
+-- name: watermark
+SELECT watermark, watermark_run, watermark_at FROM harvest_feed WHERE feed = $1;
 
 -- name: prune_runs
 -- Forget old runs, but never the last of a feed.

@@ -5,7 +5,10 @@
 WITH given AS MATERIALIZED (
     SELECT told.key, told.payload::jsonb AS payload, told.updated_at, r.seen_run, r.seen_in, r.seen_scan
     FROM unnest($3::text[], $4::text[], $5::timestamptz[]) AS told (key, payload, updated_at)
-    LEFT JOIN raw_record r ON r.feed = $1 AND r.key = told.key
+    -- One look into the index for each, whatever a kept plan thought of the table when it was empty.
+    LEFT JOIN LATERAL (
+        SELECT * FROM raw_record known WHERE known.feed = $1 AND known.key = told.key OFFSET 0
+    ) AS r ON true
 ), kept AS (
     INSERT INTO raw_record AS r (
         feed, key, payload, source_updated_at, version, seen_run, seen_in, seen_scan, changed_at)
@@ -37,11 +40,20 @@ SELECT
     count(*) FILTER (WHERE seen_run IS DISTINCT FROM $2 AND coalesce(updated_at < $8, $7 > 1)) AS missed
 FROM given;
 
+-- name: see
+-- H10: records that could not be kept are there all the same.
+UPDATE raw_record SET seen_run = $2, seen_in = $3, seen_scan = $4
+WHERE feed = $1 AND key = ANY ($5::text[]) AND NOT is_gone;
+
 -- name: is_storable
 -- By way of text: a parameter that is jsonb itself would be sent as a JSON text of the text.
 SELECT $1::text::jsonb IS NOT NULL;
 
 -- name: reject
-INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)
-SELECT $1, $2, key, reason, left(payload, 10000), $6
-FROM unnest($3::text[], $4::text[], $5::text[]) AS given (key, reason, payload);
+-- Set records aside, and count them with their run.
+WITH aside AS (
+    INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)
+    SELECT $1, $2, key, reason, left(payload, 10000), $6
+    FROM unnest($3::text[], $4::text[], $5::text[]) AS given (key, reason, payload)
+)
+UPDATE run_metadata SET rejected = rejected + cardinality($3::text[]) WHERE run_id = $1;

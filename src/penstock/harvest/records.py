@@ -4,14 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import asyncpg
 import msgspec
 
 from penstock.harvest.config import FeedSection
+from penstock.harvest.partitions import Task
 from penstock.harvest.sources.answers import envelope
-from penstock.harvest.store import Task
 from penstock.kernel import sql
 from penstock.kernel.db import Connection
 from penstock.kernel.text import is_storable, storable
@@ -72,9 +71,6 @@ class Reader:
         return records, rejects
 
     def _one(self, raw: bytes) -> Record | Reject:
-        if len(raw) > self._limit:
-            reason = f"it has {len(raw):,} bytes, more than limits.record_bytes ({self._limit:,})"
-            return Reject(None, reason, raw[:_SHOWN].decode(errors="replace"))
         try:
             text = raw.decode()
             document = self._decoder.decode(raw)
@@ -86,6 +82,9 @@ class Reader:
         if not isinstance(key, str) or not 0 < len(key) <= KEY_LIMIT or not is_storable(key):
             shown = storable(repr(key), 100)
             return Reject(None, f"its key ({self._key}) is no text of 1 to {KEY_LIMIT}: {shown}", text)
+        if len(raw) > self._limit:
+            reason = f"it has {len(raw):,} bytes, more than limits.record_bytes ({self._limit:,})"
+            return Reject(key, reason, text[:_SHOWN])
         return Record(key, text, _moment(moments[0]) if moments else None)
 
 
@@ -110,12 +109,15 @@ async def keep(tx: Connection, task: Task, records: Iterable[Record], now: datet
         return await _keep(tx, task, good, now), rejects
 
 
-async def reject(tx: Connection, feed: str, run_id: UUID, rejects: Sequence[Reject], now: datetime) -> None:
-    """Set records aside, with the reason."""
-    if rejects:
-        keys, reasons = [one.key for one in rejects], [storable(one.reason, 1_000) for one in rejects]
-        texts = [storable(one.text, 10_000) for one in rejects]
-        await tx.execute(SQL["reject"], run_id, feed, keys, reasons, texts, now)
+async def reject(tx: Connection, task: Task, rejects: Sequence[Reject], now: datetime) -> None:
+    """Set records aside, with the reason. Those whose keys are known are seen: they are not gone."""
+    if not rejects:
+        return
+    keys, reasons = [one.key for one in rejects], [storable(one.reason, 1_000) for one in rejects]
+    texts = [storable(one.text, 10_000) for one in rejects]
+    await tx.execute(SQL["reject"], task.run_id, task.feed, keys, reasons, texts, now)
+    known = [key for key in keys if key is not None]
+    await tx.execute(SQL["see"], task.feed, task.run_id, task.partition_id, task.scan, known)
 
 
 async def _keep(tx: Connection, task: Task, given: Sequence[Record], now: datetime) -> Kept:

@@ -9,9 +9,10 @@ import msgspec
 import structlog
 
 from penstock.harvest import store
+from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.completing import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, Plan
-from penstock.harvest.ending import consolidation, work_item
+from penstock.harvest.ending import consolidation, hurry, work_item
 from penstock.harvest.fetching import Fetcher
 from penstock.harvest.planning import Planner
 from penstock.harvest.store import SQL
@@ -19,6 +20,7 @@ from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Database
 
 RESCUES = 3
+_BECALMED = timedelta(hours=1)
 _PATIENCE = 6  # times as long, while the bus still has messages: what is slow is not lost
 _GIVEN_UP = f"STALLED: nothing came of it, although its message was sent {RESCUES + 1} times"
 
@@ -41,6 +43,7 @@ class Rescuer:
         await self._plans(await self._stalled_before(PLANS))
         await self._partitions(await self._stalled_before(WORK_ITEMS))
         await self._consolidations(await self._stalled_before(CONSOLIDATIONS))
+        await self._tell_becalmed()
 
     async def _stalled_before(self, topic: str) -> datetime:
         patience = _PATIENCE if await self._bus.backlog(topic) else 1
@@ -52,16 +55,17 @@ class Rescuer:
                 await self._planner.fail(row["run_id"], _GIVEN_UP)
                 continue
             plan = msgspec.json.encode(Plan(row["run_id"], row["feed"], row["trace_id"]))
-            await self._again("rescue_plan", [row["run_id"]], Message(PLANS, row["feed"], plan))
+            message = Message(PLANS, row["feed"], plan)
+            await self._again(message, "rescue_plan", row["run_id"], self._db.clock.now(), row["rescues"])
 
     async def _partitions(self, before: datetime) -> None:
         for row in await self._db.fetch(SQL["stalled_partitions"], before):
             run_id, name = row["run_id"], row["partition_id"]
             if row["rescues"] >= RESCUES:
-                await self._fetcher.fail(run_id, name, _GIVEN_UP)
+                await self._fetcher.fail(run_id, name, _GIVEN_UP, rescues=RESCUES)
                 continue
             item = work_item(run_id, name, row["next_offset"], row["scan"], row["trace_id"])
-            await self._again("rescue_partition", [run_id, name], item)
+            await self._again(item, "rescue_partition", run_id, name, self._db.clock.now(), row["rescues"])
 
     async def _consolidations(self, before: datetime) -> None:
         for row in await self._db.fetch(SQL["stalled_consolidations"], before):
@@ -71,11 +75,21 @@ class Rescuer:
                 await self._consolidator.fail(run, _GIVEN_UP)
                 continue
             message = consolidation(row["run_id"], row["trace_id"], force=row["is_forced"])
-            await self._again("rescue_run", [row["run_id"]], message)
+            await self._again(message, "rescue_run", row["run_id"], self._db.clock.now(), row["rescues"])
 
-    async def _again(self, statement: str, key: list[object], message: Message) -> None:
-        structlog.get_logger().warning("work_rescued", topic=message.topic, key=message.key)
+    async def _again(self, message: Message, statement: str, *key: object) -> None:
         async with self._db.transaction() as tx:
-            await tx.execute(SQL[statement], *key, self._db.clock.now())
+            if await tx.fetchval(SQL[statement], *key) is None:
+                return  # another process was quicker, or it moved on
             await self._bus.publish([message], tx=tx)
-        await self._bus.relay()
+        structlog.get_logger().warning("work_rescued", topic=message.topic, key=message.key)
+        await hurry(self._bus)
+
+    async def _tell_becalmed(self) -> None:
+        """H15: a source may ask for one pause after another: that is no failure, but somebody should know."""
+        before = self._db.clock.now() - _BECALMED
+        for row in await self._db.fetch(SQL["becalmed"], before, Code.NO_PROGRESS):
+            async with self._db.transaction() as tx:
+                message = f"Run {row['run_id']} of {row['feed']} has kept no page for {_BECALMED}; it goes on waiting."
+                now = self._db.clock.now()
+                await raise_alert(tx, row["feed"], row["run_id"], Code.NO_PROGRESS, Severity.WARNING, message, now)

@@ -5,14 +5,15 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.harvest import store
+from penstock.harvest import partitions, store
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.contract import PLANS, PartitionState, Plan, PlanState, RunState, RunType
-from penstock.harvest.ending import consolidation, end_partitions, work_item
+from penstock.harvest.ending import consolidation, end_partitions, hurry, work_item
 from penstock.harvest.feeds import known_feed
 from penstock.harvest.model import RUN
-from penstock.harvest.store import Ended, RunRow
+from penstock.harvest.partitions import Ended
+from penstock.harvest.store import RunRow
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Conflict, Invalid, NotFound
@@ -37,7 +38,7 @@ class Harvest:
             await self._refuse_active(tx, feed)
             await store.close_breaker(tx, feed)
             run_id = await self._ask(tx, feed, by, full=full)
-        await self._bus.relay()
+        await hurry(self._bus)
         return run_id
 
     async def start_due(self, feed: str, every: timedelta, full_every: timedelta) -> UUID | None:
@@ -52,9 +53,9 @@ class Harvest:
             is_due = last is None or last + every <= now
             if not is_due or await store.active_run(tx, feed):
                 return None
-            full = last_full is not None and last_full + full_every <= now
+            full = last_full is None or last_full + full_every <= now
             run_id = await self._ask(tx, feed, SCHEDULE, full=full)
-        await self._bus.relay()
+        await hurry(self._bus)
         return run_id
 
     async def retry(self, run_id: UUID, by: str, partition: str | None = None) -> list[str]:
@@ -63,7 +64,7 @@ class Harvest:
             run = await self._held(tx, run_id)
             await self._refuse_superseded(tx, run)
             await store.close_breaker(tx, run.feed)
-            failed = await store.failed_partitions(tx, run_id, partition)
+            failed = await partitions.failed_partitions(tx, run_id, partition)
             if failed:
                 await self._revive(tx, run, failed, by)
             elif partition is None and run.state is RunState.FAILED and run.completed == run.expected:
@@ -71,7 +72,7 @@ class Harvest:
                 await self._bus.publish([consolidation(run_id, run.trace_id)], tx=tx)
             else:
                 raise await self._nothing_failed(tx, run, partition)
-        await self._bus.relay()
+        await hurry(self._bus)
         return [name for name, _, _ in failed]
 
     async def force(self, run_id: UUID, by: str, reason: str) -> None:
@@ -87,7 +88,7 @@ class Harvest:
             await self._bus.publish([consolidation(run_id, run.trace_id, force=True)], tx=tx)
             message = f"{by} forced the consolidation of run {run_id} of {run.feed}: {reason}"
             await raise_alert(tx, run.feed, run_id, Code.RUN_FORCED, Severity.WARNING, message, now)
-        await self._bus.relay()
+        await hurry(self._bus)
 
     async def cancel(self, run_id: UUID, by: str, reason: str = "cancelled") -> None:
         """Stop a run whose partitions are being fetched: those not at their end count as failed."""
@@ -102,12 +103,12 @@ class Harvest:
                 await store.move_run(tx, run_id, run.state, "begin", by, now)
             ended = [
                 Ended(name, PartitionState.FAILED, seen, error)
-                for name, seen in await store.unfinished_partitions(tx, run_id)
+                for name, seen in await partitions.unfinished_partitions(tx, run_id)
             ]
             for one in ended:
-                await store.note_work(tx, run_id, one, new_id(self.db.clock), by, now)
+                await partitions.note_work(tx, run_id, one, new_id(self.db.clock), by, now)
             await end_partitions(tx, self._bus, run.feed, run_id, run.trace_id, ended, by, now)
-        await self._bus.relay()
+        await hurry(self._bus)
 
     async def _ask(self, tx: Connection, feed: str, by: str, *, full: bool) -> UUID:
         run_id, trace_id = new_id(self.db.clock), new_id(self.db.clock).hex
@@ -123,16 +124,16 @@ class Harvest:
         if run is None:
             raise await self._no_run(tx, run_id)
         await store.lock_feed(tx, run.feed)
-        await store.lock_partitions(tx, run_id)
+        await partitions.lock_partitions(tx, run_id)
         return await store.run(tx, run_id, lock=True) or run
 
     async def _revive(self, tx: Connection, run: RunRow, failed: list[tuple[str, int, int]], by: str) -> None:
         now, names = self.db.clock.now(), [name for name, _, _ in failed]
         if run.state not in RUN.groups["fetching"]:
             await store.move_run(tx, run.run_id, run.state, "retry", by, now)
-        await store.revive(tx, run.run_id, names, now)
+        await partitions.revive(tx, run.run_id, names, now)
         ended = [Ended(name, PartitionState.RUNNING, 0) for name in names]
-        await store.note_partitions(tx, run.run_id, ended, PartitionState.FAILED, by, now)
+        await partitions.note_partitions(tx, run.run_id, ended, PartitionState.FAILED, by, now)
         items = [work_item(run.run_id, name, offset, scan, run.trace_id) for name, offset, scan in failed]
         await self._bus.publish(items, tx=tx)
 
@@ -156,7 +157,7 @@ class Harvest:
         return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")
 
     async def _nothing_failed(self, tx: Connection, run: RunRow, partition: str | None) -> Conflict | NotFound:
-        if partition is not None and partition not in await store.lock_partitions(tx, run.run_id):
+        if partition is not None and partition not in await partitions.lock_partitions(tx, run.run_id):
             hint = f"`penstock harvest partitions {run.run_id}` lists them"
             return NotFound("PARTITION_NOT_FOUND", f"run {run.run_id} has no {partition}", hint=hint)
         what = partition or f"run {run.run_id}"

@@ -4,44 +4,61 @@ A record that moves from a partition not read yet to one read already is in neit
 the source can be asked for it; all others were where the run looked for them.
 """
 
+import asyncio
 from datetime import datetime
 
 from penstock.harvest import records
 from penstock.harvest.contract import PartitionState, RunState, RunType
 from penstock.harvest.feeds import Feed
-from penstock.harvest.model import ALWAYS, EVERYTHING, Position, Window
-from penstock.harvest.store import RunRow, Task
+from penstock.harvest.model import EVERYTHING, Position, Window
+from penstock.harvest.partitions import Task
+from penstock.harvest.source import SourceFailed
+from penstock.harvest.store import SQL, RunRow
 from penstock.kernel.db import Database
 
 NAME = "sweep"
+_SLACK = 1_000
 
 
-async def sweep(db: Database, feed: Feed, run: RunRow) -> bool:
-    """Whether all records that the source has are seen by *run* now, as far as can be known."""
+class Stopped(Exception):
+    """The sweep is not to go on: the process stops, or another has taken the run over."""
+
+
+async def sweep(db: Database, feed: Feed, run: RunRow, stopping: asyncio.Event) -> bool:
+    """Whether *run* has now seen all that changed while it was under way, as far as the source tells."""
     if not feed.source.has_windows:
-        return await feed.source.count(EVERYTHING, ALWAYS) == await _seen(db, run)
+        return False
     changed = Window(after=run.upper_bound - feed.section.overlap)
     for scan in range(1, feed.section.limits.passes + 1):
         before = await feed.source.count(EVERYTHING, changed)
-        seen = await _pass(db, feed, run, changed, scan) if before else 0
-        if before == seen == await feed.source.count(EVERYTHING, changed):
+        told = await _pass(db, feed, run, changed, scan, before, stopping) if before else 0
+        if before == told == await feed.source.count(EVERYTHING, changed):
             return True
     return False
 
 
-async def _pass(db: Database, feed: Feed, run: RunRow, window: Window, scan: int) -> int:
-    position, seen = Position(), 0
-    while True:
+async def _pass(
+    db: Database, feed: Feed, run: RunRow, window: Window, scan: int, counted: int, stopping: asyncio.Event
+) -> int:
+    position, told = Position(), 0
+    while told <= 2 * counted + _SLACK:
+        if stopping.is_set():
+            raise Stopped
         page = await feed.source.fetch(EVERYTHING, window, position, feed.section.page_size)
         found, rejects = feed.reader.read(page.records)
         async with db.transaction() as tx:
             now = db.clock.now()
-            kept, refused = await records.keep(tx, _task(run, scan, now), found, now)
-            await records.reject(tx, run.feed, run.run_id, [*rejects, *refused], now)
-        seen += kept.seen
+            # Under this lock no later run can begin: what it has seen must not be called seen by this one.
+            if await tx.fetchval(SQL["touch_consolidating"], run.run_id, now) is None:
+                raise Stopped
+            task = _task(run, scan, now)
+            _, refused = await records.keep(tx, task, found, now)
+            await records.reject(tx, task, [*rejects, *refused], now)
+        told += len(page.records)
         if page.next is None:
-            return seen
+            return told
         position = page.next
+    raise SourceFailed("SOURCE_ENDLESS", f"{counted} records counted, {told} given, and no end")
 
 
 def _task(run: RunRow, scan: int, now: datetime) -> Task:
@@ -57,16 +74,13 @@ def _task(run: RunRow, scan: int, now: datetime) -> Task:
         scan_started_at=now,
         last_scan_at=None,
         counted=0,
+        told=0,
         seen=0,
         missed=0,
         completed=False,
+        rescues=0,
         status=PartitionState.RUNNING,
         watermark_before=None,
         upper_bound=run.upper_bound,
         trace_id=run.trace_id,
     )
-
-
-async def _seen(db: Database, run: RunRow) -> int:
-    query = "SELECT count(*) FROM raw_record WHERE feed = $1 AND seen_run = $2"
-    return int(await db.fetchval(query, run.feed, run.run_id))

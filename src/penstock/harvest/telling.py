@@ -3,6 +3,7 @@
 import asyncio
 import smtplib
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 from email.message import EmailMessage
 from typing import Any
 
@@ -18,7 +19,8 @@ from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 from penstock.kernel.text import storable
 
-ATTEMPTS = 10
+ATTEMPTS = 30  # over more than a day
+_FIRST_DELAY, _MOST_DELAY = timedelta(seconds=5), timedelta(hours=1)
 _AT_ONCE = 20
 _TIMEOUT = 15.0
 # ValueError: a secret that no header, or no login, can hold.
@@ -40,15 +42,23 @@ class Teller:
 
     async def tell(self) -> int:
         """Tell what is due; how many alerts somebody has still to be told of."""
+        for _ in range(_AT_ONCE):
+            if not await self._tell_next():
+                break
+        return int(await self._db.fetchval(SQL["untold"]))
+
+    async def _tell_next(self) -> bool:
+        """One alert, in a transaction of its own: what was told stays told, whatever becomes of the next."""
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            rows = await tx.fetch(SQL["due"], now, _AT_ONCE)
-            for row in rows:
-                told, error = await self._tell_one(row)
-                is_told = not error or row["attempts"] + 1 >= ATTEMPTS
-                due = now + delay(row["attempts"] + 4)
-                await tx.execute(SQL["told"], row["id"], told, due, error and storable(error, 1_000), is_told)
-            return int(await tx.fetchval(SQL["untold"]))
+            row = await tx.fetchrow(SQL["due"], now)
+            if row is None:
+                return False
+            told, error = await self._tell_one(row)
+            is_told = not error or row["attempts"] + 1 >= ATTEMPTS
+            due = now + delay(row["attempts"] + 1, first=_FIRST_DELAY, most=_MOST_DELAY)
+            await tx.execute(SQL["told"], row["id"], told, due, error and storable(error, 1_000), is_told)
+            return True
 
     async def _tell_one(self, row: asyncpg.Record) -> tuple[list[str], str | None]:
         told, error = list(row["told"]), None

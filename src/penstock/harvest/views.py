@@ -54,21 +54,21 @@ class HarvestViews:
 
     async def runs(self, feed: str | None, after: Position | None, limit: int) -> Page[wire.Run]:
         """Runs, the latest first."""
-        rows = await self._rows(feed=feed, after=after, limit=limit + 1)
+        asked = (*(after or (None, None)), limit + 1)
+        rows = await (
+            self._db.fetch(SQL["runs"], *asked) if feed is None else self._db.fetch(SQL["runs_of_feed"], *asked, feed)
+        )
         found = page(rows, limit, lambda row: (row["requested_at"], str(row["run_id"])))
         return Page([wire.Run.model_validate(dict(row)) for row in found.items], found.next)
 
     async def run(self, run_id: UUID) -> wire.OneRun:
         """A run with its proof and its history."""
-        rows = await self._rows(run_id=run_id, limit=1)
-        if not rows:
-            raise _no_run(run_id)
+        row = await self._run(run_id)
         heatmap = await self._db.fetchval(SQL["heatmap"], run_id)
-        return wire.OneRun(**dict(rows[0]), heatmap=heatmap, history=await self._history(run_id, rows[0]["moves"]))
+        return wire.OneRun(**dict(row), heatmap=heatmap, history=await self._history(run_id, row["moves"]))
 
     async def partitions(self, run_id: UUID) -> wire.Partitions:
-        if not await self._rows(run_id=run_id, limit=1):
-            raise _no_run(run_id)
+        await self._run(run_id)
         rows = await self._db.fetch(SQL["partitions"], run_id)
         return wire.Partitions(run_id=run_id, partitions=[wire.Partition(**dict(row)) for row in rows])
 
@@ -92,8 +92,7 @@ class HarvestViews:
         )
 
     async def rejects(self, run_id: UUID, after: int, limit: int) -> wire.Rejects:
-        if not await self._rows(run_id=run_id, limit=1):
-            raise _no_run(run_id)
+        await self._run(run_id)
         rows = await self._db.fetch(SQL["rejects"], run_id, after, limit + 1)
         following = encode([rows[limit - 1]["id"]]) if len(rows) > limit else None
         return wire.Rejects(run_id=run_id, rejects=[wire.Rejected(**dict(row)) for row in rows[:limit]], next=following)
@@ -115,11 +114,18 @@ class HarvestViews:
             told["canonical"] = wire.Canonical.model_validate({**row, "fields": _exact(row["fields"])})
         return wire.Record.model_validate(told)
 
-    async def _rows(
-        self, *, feed: str | None = None, run_id: UUID | None = None, after: Position | None = None, limit: int
-    ) -> list[asyncpg.Record]:
-        moment, last = after or (None, None)
-        return await self._db.fetch(SQL["runs"], feed, run_id, moment, last, limit, self._db.clock.now())
+    async def pricing(self, feed: str, limit: int) -> wire.Pricing:
+        """H7: the rules there were, the latest first."""
+        known_feed(self._section, feed)
+        rows = await self._db.fetch(SQL["pricing"], feed, limit)
+        return wire.Pricing(feed=feed, versions=[wire.Rules.model_validate(dict(row)) for row in rows])
+
+    async def _run(self, run_id: UUID) -> asyncpg.Record:
+        row = await self._db.fetchrow(SQL["run"], run_id)
+        if row is None:
+            hint = "`penstock harvest status` lists them"
+            raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint=hint)
+        return row
 
     async def _history(self, run_id: UUID, numbers: list[int]) -> list[wire.Noted]:
         async with self._db.connection() as connection:
@@ -149,7 +155,3 @@ def _number(text: str) -> int | float | str:
     if text.lstrip("-").isdigit():
         return int(text) if len(text) <= _DIGITS else text
     return float(text) if Decimal(text) == Decimal(repr(float(text))) else text
-
-
-def _no_run(run_id: UUID) -> NotFound:
-    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")

@@ -1,33 +1,22 @@
 -- name: runs
--- The latest first; a run that is being planned, or could not be, is among them.
-SELECT
-    coalesce(r.run_id, p.run_id) AS run_id,
-    p.feed,
-    coalesce(r.run_type, p.run_type) AS run_type,
-    coalesce(r.state, p.state) AS state,
-    CASE
-        WHEN r.run_id IS NULL THEN p.state
-        WHEN r.completed_at IS NOT NULL THEN 'completed'
-        WHEN r.failed_workers > 0 THEN 'failed'
-        WHEN r.completed_workers < r.expected_workers THEN 'in_progress'
-        ELSE 'consolidating'
-    END AS status,
-    r.expected_workers, r.completed_workers, r.failed_workers, r.watermark_before, r.watermark_after, r.upper_bound,
-    p.requested_by, p.requested_at, r.started_at, r.completed_at, p.trace_id, p.counts, r.pricing_version,
-    r.forced_by, r.forced_because, coalesce(r.error, p.error) AS error, r.deleted,
-    (r.heatmap ->> 'total')::bigint AS counted,
-    (SELECT coalesce(sum(seen), 0) FROM partition_progress WHERE run_id = p.run_id) AS records,
-    coalesce(r.consolidated, 0) AS consolidated,
-    (SELECT count(DISTINCT coalesce(key, left(payload, 1000))) FROM harvest_reject WHERE run_id = p.run_id) AS rejected,
-    EXTRACT(EPOCH FROM coalesce(r.completed_at, $6) - r.started_at) / 60 AS duration_minutes,
-    p.moves || coalesce(r.moves, '{}') AS moves
-FROM harvest_plan p
-LEFT JOIN run_metadata r USING (run_id)
-WHERE ($1::text IS NULL OR p.feed = $1)
-  AND ($2::uuid IS NULL OR p.run_id = $2)
-  AND ($3::timestamptz IS NULL OR (p.requested_at, p.run_id) < ($3, $4::uuid))
-ORDER BY p.requested_at DESC, p.run_id DESC
-LIMIT $5;
+-- The latest first.
+SELECT * FROM harvest_run
+WHERE ($1::timestamptz IS NULL OR (requested_at, run_id) < ($1, $2::uuid))
+ORDER BY requested_at DESC, run_id DESC
+LIMIT $3;
+
+-- name: runs_of_feed
+-- A statement of its own: one for both would have one plan for both.
+SELECT * FROM harvest_run
+WHERE feed = $4 AND ($1::timestamptz IS NULL OR (requested_at, run_id) < ($1, $2::uuid))
+ORDER BY requested_at DESC, run_id DESC
+LIMIT $3;
+
+-- name: run
+SELECT * FROM harvest_run WHERE run_id = $1;
+
+-- name: pricing
+SELECT version, rules, created_at FROM harvest_pricing WHERE feed = $1 ORDER BY version DESC LIMIT $2;
 
 -- name: heatmap
 SELECT heatmap FROM run_metadata WHERE run_id = $1;

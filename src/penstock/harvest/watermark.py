@@ -1,14 +1,16 @@
 """H8: the watermark's copy on object storage, for whoever reads it there."""
 
+import asyncio
 from datetime import UTC, datetime
 from uuid import UUID
 
 import orjson
 
 from penstock.kernel.errors import Conflict, NotFound, PenstockError
-from penstock.kernel.storage import Storage
+from penstock.kernel.storage import Storage, Stored
 
 _TRIES = 5
+_PATIENCE = 20.0  # seconds: whoever waits holds the feed meanwhile
 
 
 class WatermarkNotSaved(Exception):
@@ -30,17 +32,29 @@ def document(last_updated_at: datetime, run_id: UUID, completed_at: datetime) ->
 
 
 async def save(storage: Storage, feed: str, data: bytes) -> None:
-    """Write the copy, over nothing but the one that was read: who comes late must not overwrite a newer one."""
+    """Write the copy, over nothing but what was read and is older: who comes late must not undo a newer one."""
     try:
-        for _ in range(_TRIES):
-            if await _written(storage, path(feed), data):
-                return
+        async with asyncio.timeout(_PATIENCE):
+            for _ in range(_TRIES):
+                if await _written(storage, path(feed), data, over_newer=False):
+                    return
+    except TimeoutError as error:
+        raise WatermarkNotSaved(f"object storage did not answer within {_PATIENCE:g} s") from error
     except PenstockError as error:
         raise WatermarkNotSaved(f"{error.code}: {error.message}") from error
     raise WatermarkNotSaved("others write it all the time")
 
 
-async def _written(storage: Storage, place: str, data: bytes) -> bool:
+async def restore(storage: Storage, feed: str, data: bytes | None) -> None:
+    """Make the copy what the database says, also when it is ahead: a save whose transaction was lost."""
+    async with asyncio.timeout(_PATIENCE):
+        if data is None:
+            await storage.delete(path(feed))
+        else:
+            await _written(storage, path(feed), data, over_newer=True)
+
+
+async def _written(storage: Storage, place: str, data: bytes, *, over_newer: bool) -> bool:
     try:
         known = await storage.get(place)
     except NotFound:
@@ -48,11 +62,24 @@ async def _written(storage: Storage, place: str, data: bytes) -> bool:
     try:
         if known is None:
             await storage.create(place, data)
-        elif known.data != data:
+        elif known.data != data and (over_newer or not _is_newer(known, data)):
             await storage.replace(place, data, etag=known.info.etag)
     except Conflict:
         return False
     return True
+
+
+def _is_newer(known: Stored, data: bytes) -> bool:
+    return _age(known.data) > _age(data)
+
+
+def _age(data: bytes) -> tuple[str, str]:
+    """All moments are written alike, so their texts compare as they do; what is not ours is older than anything."""
+    try:
+        told = orjson.loads(data)
+        return str(told["lastUpdatedAt"]), str(told["lastRunCompletedAt"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return "", ""
 
 
 def _moment(moment: datetime) -> str:

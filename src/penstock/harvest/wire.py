@@ -167,6 +167,19 @@ class Feeds(_Camel):
     feeds: list[Feed]
 
 
+class Rules(_Camel):
+    """A version of a feed's pricing rules."""
+
+    version: int
+    rules: Any
+    created_at: datetime
+
+
+class Pricing(_Camel):
+    feed: str
+    versions: list[Rules]
+
+
 class Alert(_Camel):
     """Something somebody had to be told of."""
 

@@ -35,7 +35,8 @@ _SOCKET_PATH_LIMIT = 100  # the kernel's limit is 108 bytes, with the socket's o
 _SETTINGS = {
     "listen_addresses": "",  # a socket in a private folder: nobody else on the machine can connect
     "max_connections": "200",
-    "shared_buffers": "128MB",
+    "shared_buffers": "512MB",  # taken as it is used
+    "max_wal_size": "4GB",  # a checkpoint in the middle of a large run costs more than the room
     "log_min_messages": "warning",
 }
 

@@ -11,7 +11,7 @@ from penstock.kernel.config import SecretRef, Section
 
 EMBEDDED = "embedded"
 _SECRET_OPTION = re.compile(
-    r"password|secret|token|(access|account|encryption)_key$|\.pem$|authorization|cookie|api-?key$", re.IGNORECASE
+    r"password|secret|token|(access|account|encryption)_key$|\.pem$|authorization|cookie|api[-_]?key$", re.IGNORECASE
 )
 _PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&][^=&]*(password|secret|token)[^=&]*=", re.IGNORECASE)
 

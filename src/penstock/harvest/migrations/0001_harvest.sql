@@ -66,11 +66,14 @@ CREATE TABLE partition_progress (
     scan integer NOT NULL DEFAULT 1,           -- H16: the pass under way
     scan_started_at timestamptz NOT NULL,
     last_scan_at timestamptz,                  -- when the pass before it began
-    seen integer NOT NULL DEFAULT 0,           -- records of this pass, each counted once
+    told integer NOT NULL DEFAULT 0,           -- records the source gave in this pass, each time it did
+    seen integer NOT NULL DEFAULT 0,           -- records of this pass, each counted once; also those set aside
     missed integer NOT NULL DEFAULT 0,         -- of these, records an earlier pass should have seen
     rescues integer NOT NULL DEFAULT 0,        -- how often its message had to be sent again
+    waits_until timestamptz,                   -- its source asked for a pause: no message is on the way until then
     PRIMARY KEY (run_id, partition_id)
 ) WITH (fillfactor = 70);
+CREATE INDEX partition_progress_waits ON partition_progress (waits_until) WHERE waits_until IS NOT NULL;
 
 -- A run before it is one: asked for, and its source being counted.
 CREATE TABLE harvest_plan (
@@ -88,7 +91,34 @@ CREATE TABLE harvest_plan (
     moves bigint[] NOT NULL DEFAULT '{}'
 );
 CREATE UNIQUE INDEX harvest_plan_active ON harvest_plan (feed) WHERE state = 'planning';
-CREATE INDEX harvest_plan_latest ON harvest_plan (feed, requested_at DESC);
+CREATE INDEX harvest_plan_latest ON harvest_plan (requested_at DESC, run_id DESC);
+CREATE INDEX harvest_plan_of_feed ON harvest_plan (feed, requested_at DESC, run_id DESC);
+
+-- Every run, also one that is being planned or could not be; `status` is as the founding document computes it.
+CREATE VIEW harvest_run AS
+SELECT
+    p.run_id,
+    p.feed,
+    coalesce(r.run_type, p.run_type) AS run_type,
+    coalesce(r.state, p.state) AS state,
+    CASE
+        WHEN r.run_id IS NULL THEN p.state
+        WHEN r.completed_at IS NOT NULL THEN 'completed'
+        WHEN r.failed_workers > 0 THEN 'failed'
+        WHEN r.completed_workers < r.expected_workers THEN 'in_progress'
+        ELSE 'consolidating'
+    END AS status,
+    r.expected_workers, r.completed_workers, r.failed_workers, r.watermark_before, r.watermark_after, r.upper_bound,
+    p.requested_by, p.requested_at, r.started_at, r.completed_at, p.trace_id, p.counts, r.pricing_version,
+    r.forced_by, r.forced_because, coalesce(r.error, p.error) AS error, r.deleted,
+    (r.heatmap ->> 'total')::bigint AS counted,
+    (SELECT coalesce(sum(seen), 0) FROM partition_progress s WHERE s.run_id = p.run_id) AS records,
+    coalesce(r.consolidated, 0) AS consolidated,
+    coalesce(r.rejected, 0) AS rejected,
+    extract(epoch FROM coalesce(r.completed_at, now()) - r.started_at) / 60 AS duration_minutes,
+    p.moves || coalesce(r.moves, '{}') AS moves
+FROM harvest_plan p
+LEFT JOIN run_metadata r USING (run_id);
 
 -- H15: what all processes that call a source have to agree on, and H8: up to when it is known.
 CREATE TABLE harvest_feed (

@@ -1,0 +1,20 @@
+"""The environment of what our harvest is measured beside: dlt, with all that its PostgreSQL destination can use."""
+
+from pathlib import Path
+
+from benchmarks import peers
+from benchmarks.peers import ingest_env
+
+FOLDER = peers.ENVIRONMENTS.with_name("peers-harvest")
+_DLT = next(one for one in ingest_env.REQUIREMENTS if one.startswith("dlt=="))
+REQUIREMENTS = (
+    _DLT,
+    "psycopg2-binary==2.9.13",
+    "orjson==3.13.0",  # dlt takes it for JSON where it is there
+)
+DLT = peers.HERE / "harvest_dlt.py"
+
+
+def python() -> Path:
+    """The python of that environment, which is made unless it already has exactly these versions."""
+    return peers.environment(str(FOLDER), *REQUIREMENTS)  # an absolute folder stays where it is

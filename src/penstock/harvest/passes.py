@@ -1,0 +1,66 @@
+"""H16: what a pass over a partition proves, judged without I/O."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.harvest.partitions import Task
+from penstock.harvest.records import Kept
+
+_SLACK = 1_000  # records a source may give beyond twice what it counted
+
+
+class Verdict(StrEnum):
+    """What becomes of the partition."""
+
+    GO_ON = "go on"
+    COMPLETE = "complete"
+    AGAIN = "again"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the source says when a pass is at its end: how many records there are, and how many changed meanwhile."""
+
+    count: int
+    changed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """How far a pass is: records *told* by the source, *seen* by us, *missed* by the pass before; some set aside."""
+
+    told: int
+    seen: int
+    missed: int
+    is_repeated: bool  # whether some came twice: then something moved, or two have one key
+
+    @classmethod
+    def after(cls, task: Task, told: int, aside: int, kept: Kept) -> "Pass":
+        """The pass of *task* with one turn more."""
+        seen = task.seen + kept.seen + aside
+        return cls(task.told + told, seen, task.missed + kept.missed, seen < task.told + told)
+
+
+def judge(task: Task, now: Pass, ending: Ending | None, passes: int) -> tuple[Verdict, str | None]:
+    """The verdict, and in words why it is a failure.
+
+    Nothing was missed if the source counted the same before and after, gave just as many, none twice, and says that
+    none changed. Where it does not hold still, a second pass that finds nothing the first should have found is enough,
+    as long as the source gave all it says it has.
+    """
+    if ending is None:
+        if now.told > 2 * task.counted + _SLACK:
+            why = f"{task.counted} records counted, {now.told} given, and no end: does it heed the offset?"
+            return Verdict.FAILED, f"SOURCE_ENDLESS: {why}"
+        return Verdict.GO_ON, None
+    is_short = now.told < ending.count - ending.changed
+    held_still = task.counted == now.told == ending.count and not ending.changed and not now.is_repeated
+    if held_still or (task.scan > 1 and not now.missed and not is_short):
+        return Verdict.COMPLETE, None
+    if task.scan < passes:
+        return Verdict.AGAIN, None
+    counts = f"{task.counted} counted before, {now.told} given, {ending.count} counted after, {ending.changed} changed"
+    if is_short:
+        return Verdict.FAILED, f"SOURCE_SHORT: it does not give what it counts, in {passes} passes: {counts}"
+    return Verdict.FAILED, f"SOURCE_MOVING: records still move after {passes} passes: {counts}, {now.missed} missed"

@@ -1,0 +1,132 @@
+"""The role of harvest in a process of its own, which dies at a step of its work, or when a test kills it.
+
+A step is a statement, a request to the source or a call of the storage, made for one kind of work; a worker dies just
+before it. The product knows nothing of steps: they are put around what it calls from here.
+"""
+
+import asyncio
+import functools
+import multiprocessing
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import asyncpg
+
+from penstock.app import open_harvest, open_platform
+from penstock.harvest.completing import Consolidator
+from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
+from penstock.harvest.fetching import Fetcher
+from penstock.harvest.planning import Planner
+from penstock.harvesting import harvesting
+from penstock.kernel.bus.kafka.subscription import KafkaSubscription
+from penstock.kernel.bus.postgres import PostgresSubscription
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.telemetry import Telemetry
+from penstock.settings import Settings
+
+ROLES = {PLANS: Planner, WORK_ITEMS: Fetcher, CONSOLIDATIONS: Consolidator}
+NEVER = 0
+_END = 30.0
+_working_on: ContextVar[str] = ContextVar("working on", default="")
+Act = Callable[..., Awaitable[Any]]
+
+# Forked from a process that has loaded everything and used nothing: as good as a new one, and quick.
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload([__name__])
+
+
+class Worker:
+    """A process that works on all feeds until it dies; at the *nth* step of work on *topic*, if it gets that far."""
+
+    def __init__(self, settings: Settings, log: Path, topic: str = "", nth: int = NEVER) -> None:
+        self._process: ForkServerProcess = _SERVER.Process(target=_run, args=(settings, log, topic, nth), daemon=True)
+        self._process.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.ended()
+
+    def ended(self) -> None:
+        """It has died, and of nothing else than a kill."""
+        self._process.join(_END)
+        assert self._process.exitcode == -signal.SIGKILL, self._process.exitcode
+
+
+def _run(settings: Settings, log: Path, topic: str, nth: int) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    if nth:
+        _put_steps(topic, nth)
+    asyncio.run(_work(settings))
+
+
+async def _work(settings: Settings) -> None:
+    async with (
+        open_platform(settings, Telemetry()) as platform,
+        open_harvest(settings, platform) as harvest,
+        harvesting(harvest),
+    ):
+        await asyncio.Event().wait()
+
+
+def _put_steps(topic: str, nth: int) -> None:
+    left = nth
+
+    def step() -> None:
+        nonlocal left
+        if _working_on.get() != topic:
+            return
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for name, role in ROLES.items():
+        _during(role, "handle", functools.partial(_always, name))
+    for subscription in (PostgresSubscription, KafkaSubscription):
+        _during(subscription, "settle", lambda queue: str(queue.name))
+    for name in ("execute", "fetch", "fetchrow", "fetchval"):
+        _before(asyncpg.Connection, name, step)
+    for name in ("get", "create", "replace"):
+        _before(FolderStorage, name, step)
+    _before(aiohttp.ClientSession, "_request", step)
+
+
+def _always(topic: str, _role: Any) -> str:
+    return topic
+
+
+def _during(owner: Any, name: str, topic_of: Callable[[Any], str]) -> None:
+    """All that *owner* does in this method, and what it starts, is work on a topic."""
+    act: Act = getattr(owner, name)
+
+    @functools.wraps(act)
+    async def acting(self: Any, *args: Any) -> Any:
+        before = _working_on.set(topic_of(self))
+        try:
+            return await act(self, *args)
+        finally:
+            _working_on.reset(before)
+
+    setattr(owner, name, acting)
+
+
+def _before(owner: Any, name: str, step: Callable[[], None]) -> None:
+    act: Act = getattr(owner, name)
+
+    @functools.wraps(act)
+    async def acting(*args: Any, **told: Any) -> Any:
+        step()
+        return await act(*args, **told)
+
+    setattr(owner, name, acting)

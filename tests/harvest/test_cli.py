@@ -1,0 +1,323 @@
+"""`penstock harvest` as a user types it, against a running `penstock up`: output, exit codes, and what to do next."""
+
+import asyncio
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+
+from penstock.cli import harvest, main
+from tests.harvest.crank import FEED, feed
+from tests.services.postgres import fresh_database
+from tests.services.program import Result, Up
+from tests.services.until import until
+
+COMMAND = [sys.executable, "-m", "penstock.cli.main"]
+UNKNOWN = str(UUID(int=7))
+RECORDS = 400
+NOWHERE = "http://127.0.0.1:9"
+
+
+class Source:
+    """`penstock harvest source` in a process of its own."""
+
+    def __init__(self, records: int = RECORDS, *options: str) -> None:
+        given = ["harvest", "source", "--records", str(records), "--port", "0", "--json", *options]
+        self._process = subprocess.Popen([*COMMAND, *given], stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self.url = json.loads(self._process.stdout.readline())["api"]
+
+    def fail(self, **faults: Any) -> None:
+        """As *faults* say, from now on."""
+        httpx.post(f"{self.url}/admin/faults", json=faults).raise_for_status()
+
+    def change(self, **changes: Any) -> None:
+        httpx.post(f"{self.url}/admin/changes", json=changes).raise_for_status()
+
+    def pages(self) -> int:
+        """How many were asked for."""
+        found = httpx.get(f"{self.url}/admin/stats").json()["requests"]
+        return sum(number for kind, number in found.items() if kind in ("page", "diamonds"))
+
+    def keys(self) -> set[str]:
+        lines = httpx.get(f"{self.url}/admin/records").text.splitlines()
+        return {json.loads(line)["id"] for line in lines}
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
+class Cli:
+    """Commands asked of one server."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def run(self, *args: str) -> Result:
+        """In this process: a command is as quick as what it asks for."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(sys, "argv", ["penstock", "harvest", *args, "--url", self.url])
+            with pytest.raises(SystemExit) as ended:
+                main.run()
+        done = Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+        assert "Traceback" not in done.err
+        assert "mistake in Penstock" not in done.err
+        return done
+
+    def json(self, *args: str, code: int = 0) -> Any:
+        done = self.run(*args, "--json")
+        assert done.code == code, done
+        return json.loads(done.out)
+
+    def refused(self, code: int, *args: str) -> str:
+        """What is said to what is refused with this exit code: a sentence, and nothing on standard output."""
+        done = self.run(*args)
+        assert (done.code, done.out) == (code, ""), done
+        assert done.err.startswith("error: ")
+        return done.err
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Source]:
+    one = Source()
+    yield one
+    one.stop()
+
+
+@pytest.fixture(scope="module")
+def server(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("server")
+    with asyncio.Runner() as runner:
+        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
+        url = runner.run(opened.__aenter__())
+        feeds = {FEED: feed(source.url), "untouched": feed(source.url)}
+        config = {"database": {"url": url}, "harvest": {"feeds": feeds}}
+        (folder / "penstock.yaml").write_text(json.dumps(config))
+        with Up(folder) as up:
+            yield up
+        runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def cli(server: Up, source: Source) -> Iterator[Cli]:
+    source.fail()
+    yield Cli(server.api)
+    source.fail()
+
+
+def test_a_run_is_waited_for(cli: Cli) -> None:
+    """H13: 0 when it completed, with what came of it and nothing about progress where there is no terminal."""
+    done = cli.run("run", FEED, "--full", "--wait")
+    assert (done.code, done.err) == (0, "")
+    first, second, third = done.out.splitlines()
+    run_id = first.split()[1]
+    assert first == f"completed  {run_id}  full"
+    assert re.fullmatch(rf"{RECORDS} records in \d+ partitions, \d+ consolidated, 0 rejected, 0 gone", second)
+    assert third.startswith("known up to ")
+    told = cli.json("run", FEED, "--wait")
+    assert (told["state"], told["runType"], told["records"]) == ("completed", "incremental", 0)
+    assert told["watermarkBefore"] is not None
+    partitions = cli.run("partitions", run_id)
+    assert partitions.code == 0
+    head, *rows = partitions.out.splitlines()
+    assert head.split() == ["partition", "holds", "status", "seen", "counted", "offset", "pass", "worker", "error"]
+    assert all(row.split()[0].startswith("partition-") and " completed " in row for row in rows)
+    assert len(cli.json("partitions", run_id)["partitions"]) == len(rows)
+    assert cli.run("rejects", run_id).out == "none\n"
+    assert cli.json("rejects", run_id)["rejects"] == []
+
+
+def test_where_feeds_stand(cli: Cli) -> None:
+    """H13: all feeds, or the last runs of one; a feed that was never run says how to."""
+    run_id = cli.json("run", FEED, "--wait")["runId"]
+    every = cli.run("status")
+    (row,) = [line for line in every.out.splitlines() if line.startswith(FEED)]
+    assert run_id in row
+    assert "completed" in row
+    (never,) = [line for line in every.out.splitlines() if line.startswith("untouched")]
+    assert "never" in never
+    assert [one["feed"] for one in cli.json("status")["feeds"]] == [FEED, "untouched"]
+    one = cli.json("status", FEED, "--limit", "1")
+    assert (one["runs"][0]["runId"], one["feed"]) == (run_id, FEED)
+    assert run_id in cli.run("status", FEED).out
+    assert cli.run("status", "untouched").out == "untouched was never run; `penstock harvest run untouched` starts it\n"
+    assert cli.run("watermark", "untouched").out == "untouched has no watermark yet\n"
+    assert cli.run("alerts", "untouched").out == "none\n"
+
+
+def test_the_watermark_and_a_record(cli: Cli, source: Source) -> None:
+    """H13: up to when a feed is known, and where a record is."""
+    run_id = cli.json("run", FEED, "--full", "--wait")["runId"]
+    shown = cli.run("watermark", FEED, "--limit", "1")
+    assert (shown.code, len(shown.out.splitlines()), run_id in shown.out) == (0, 2, True)
+    told = cli.json("watermark", FEED)
+    assert told["current"] == told["blob"] == told["history"][0]
+    key = next(iter(source.keys()))
+    record = cli.run("record", FEED, key)
+    assert record.out.splitlines()[0] == key
+    assert f"seen by run {run_id}" in record.out
+    assert cli.json("record", FEED, key)["canonical"]["rule"] in ("all", None)
+
+
+def test_a_run_that_fails_is_taken_up_again(cli: Cli, source: Source) -> None:
+    """H13, H11: 1 with why and the next step; `retry` takes it up, and then there is nothing to retry."""
+    source.fail(rate_500=1.0)
+    failed = cli.run("run", FEED, "--full", "--wait")
+    assert failed.code == 1
+    assert failed.out.startswith("failed  ")
+    assert "SOURCE_ERROR" in failed.out
+    assert "hint: " in failed.out
+    alerts = cli.run("alerts", FEED)
+    assert "PLAN_FAILED" in alerts.out.splitlines()[1]
+    source.fail(latency_ms=700)  # long enough to be caught in the middle
+    run_id = cli.json("run", FEED, "--full")["runId"]
+    until(lambda: cli.json("status", FEED)["runs"][0]["state"] in ("created", "workers_running"), "it is planned")
+    cancelled = cli.run("cancel", run_id, "--reason", "too slow")
+    assert (cancelled.code, cancelled.out) == (0, f"run {run_id} is consolidation_skipped\n")
+    assert "too slow" in cli.run("partitions", run_id).out
+    assert "(" in cli.run("status", FEED).out
+    assert "there is nothing to cancel" in cli.refused(6, "cancel", run_id)
+    source.fail()
+    retried = cli.run("retry", run_id, "partition-0")
+    assert (retried.code, retried.out) == (0, "worked on again: partition-0\n")
+    assert "partition-1" in cli.run("retry", run_id).out
+    until(lambda: cli.json("status", FEED)["runs"][0]["state"] == "completed", "it completes")
+    assert "nothing of run" in cli.refused(6, "retry", run_id)
+    assert cli.json("alerts", FEED)["alerts"][0]["code"] == "CONSOLIDATION_SKIPPED"
+
+
+def test_force_says_why(cli: Cli, source: Source) -> None:
+    """H5, H13: without a reason it is a mistake of usage; with one the run is consolidated, and that is an alert."""
+    source.fail(latency_ms=700)
+    run_id = cli.json("run", FEED, "--full")["runId"]
+    until(lambda: cli.json("status", FEED)["runs"][0]["state"] in ("created", "workers_running"), "it is planned")
+    assert cli.json("cancel", run_id)["state"] == "consolidation_skipped"
+    assert cli.run("force", run_id).code == 2
+    assert "it is kept with the run" in cli.refused(2, "force", run_id, "--reason", "  ")
+    forced = cli.run("force", run_id, "--reason", "half will do")
+    assert forced.code == 0
+    assert run_id in forced.out
+    until(lambda: cli.json("status", FEED)["runs"][0]["state"] == "completed", "it completes")
+    assert "half will do" in cli.run("alerts", FEED).out
+
+
+def test_a_second_run_is_refused(cli: Cli, source: Source) -> None:
+    """H2: 6 while one is under way, naming it, as text and as JSON; a run that takes too long is 124, and goes on."""
+    source.fail(latency_ms=700)
+    late = cli.run("run", FEED, "--full", "--wait", "--timeout", "1")
+    assert (late.code, late.out) == (124, "")
+    assert "takes longer than 1 s" in late.err
+    assert f"`penstock harvest status {FEED}` shows it" in late.err
+    active = cli.json("status", FEED)["runs"][0]["runId"]
+    said = cli.refused(6, "run", FEED)
+    assert f"run {active} of {FEED} is under way" in said
+    assert "hint: " in said
+    error = json.loads(cli.run("run", FEED, "--json").err)["error"]
+    assert (error["code"], error["runId"]) == ("RUN_ACTIVE", active)
+    source.fail()
+    until(lambda: cli.json("status", FEED)["runs"][0]["state"] == "completed", "it went on")
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["run", "nobody"], 5, "there is no feed 'nobody'"),
+        (["status", "nobody"], 5, f"configured under harvest.feeds: {FEED}, untouched"),
+        (["watermark", "nobody"], 5, "there is no feed"),
+        (["alerts", "nobody"], 5, "there is no feed"),
+        (["record", FEED, "nobody"], 5, "has no record 'nobody'"),
+        (["partitions", UNKNOWN], 5, "`penstock harvest status` lists them"),
+        (["rejects", UNKNOWN], 5, "there is no run"),
+        (["retry", UNKNOWN], 5, "there is no run"),
+        (["force", UNKNOWN, "--reason", "x"], 5, "there is no run"),
+        (["cancel", UNKNOWN], 5, "there is no run"),
+        (["partitions", "nonsense"], 2, "runId"),
+        (["run", "no name"], 2, "feed"),
+        (["run", "../x"], 5, "nothing is at"),
+    ],
+)
+def test_mistakes_are_told_with_the_next_step(cli: Cli, args: list[str], code: int, said: str) -> None:
+    """Exit codes as documented; a sentence, never a traceback."""
+    assert said in cli.refused(code, *args)
+
+
+@pytest.mark.parametrize("args", [["run", FEED, "--wait"], ["status"], ["retry", UNKNOWN]])
+def test_a_server_that_is_away(args: list[str]) -> None:
+    """7, and how to start one."""
+    said = Cli(NOWHERE).refused(7, *args)
+    assert "does not answer" in said
+    assert "hint: is it running? `penstock up` starts it" in said
+
+
+def test_progress_on_a_terminal(cli: Cli, source: Source) -> None:
+    """H13: counting, fetching and consolidating are shown on one line, which is gone at the end; the result is not."""
+    source.change(updates=RECORDS)
+    source.fail(latency_ms=120)
+    master, terminal = pty.openpty()
+    command = [*COMMAND, "harvest", "run", FEED, "--full", "--wait", "--url", cli.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True) as process:
+        os.close(terminal)
+        shown = _read_all(master)
+        assert process.stdout is not None
+        out = process.stdout.read()
+    assert process.returncode == 0
+    assert out.startswith("completed  ")
+    assert "\x1b" not in out
+    assert f"{FEED}: counting the source, " in shown
+    assert f"{FEED}: fetching, " in shown
+    assert "partitions" in shown
+    assert "█" in shown
+    assert shown.endswith("\r\x1b[K")
+    assert "\n" not in shown
+
+
+def _read_all(terminal: int) -> str:
+    """What is written to a terminal until nobody has it open any more."""
+    found = b""
+    try:
+        while read := os.read(terminal, 65536):
+            found += read
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    finally:
+        os.close(terminal)
+    return found.decode()
+
+
+def test_every_stage_has_its_words() -> None:
+    """H13: how far each stage is, as a part of what it has to do."""
+    said: list[Any] = []
+
+    class Shown:
+        def says(self, *told: Any) -> None:
+            said.append(told)
+
+    fetching = {"records": 50, "counted": 200, "completedWorkers": 1, "failedWorkers": 1, "expectedWorkers": 4}
+    for told in (
+        {"state": "planning", "counts": 7},
+        {"state": "workers_running", **fetching},
+        {"state": "consolidating", "consolidated": 30, "records": 120},
+        {"state": "consolidating", "consolidated": 0, "records": 0},
+        {"state": "unknown"},
+    ):
+        harvest._show(Shown(), told)
+    assert said == [
+        ("counting the source, 7 requests",),
+        ("fetching, 2/4 partitions", 50, 0.25),
+        ("consolidating", 30, 0.25),
+        ("consolidating", 0, None),
+    ]

@@ -1,0 +1,206 @@
+"""The `harvest` section: every mistake is told with its place, the example is right, and no secret is shown."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.harvest.config import HarvestSection, NivodaSource
+from penstock.settings import Settings
+from tests.services.program import penstock
+from tests.test_config import Config
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "diamonds" / "penstock.yaml"
+SOURCE = "source: {kind: rest, url: 'http://source.test'}"
+NIVODA = "kind: nivoda, url: 'http://source.test', username: ann, password: env:PASSWORD"
+FEED = "harvest.feeds.stones"
+
+
+def feed(text: str, source: str = SOURCE) -> str:
+    """A feed of which *text* is a line more: the fifth of the file."""
+    fields = "fields: {shape: {path: a.shape}}"
+    return f"harvest:\n  feeds:\n    stones: {{{source}, key: id,\n      {fields},\n      {text}}}\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(tmp_path / "penstock.yaml")
+
+
+def test_the_example_is_understood(config: Config) -> None:
+    """H13: the diamonds of the founding document, as they are shipped."""
+    found = config.load(EXAMPLE.read_text()).harvest.feeds["diamonds"]
+    assert isinstance(found.source, NivodaSource)
+    assert (found.page_size, found.partitions.count, found.overlap) == (30, 30, timedelta(minutes=1))
+    assert [rule.name for rule in found.pricing.rules][-1] == "all others"
+
+
+def test_what_is_not_set_is_as_the_founding_document_says(config: Config) -> None:
+    """H4, H7: pages of 30, batches of 2000, upserts of 100, 5 at once."""
+    found = config.load(feed("page_size: 30")).harvest.feeds["stones"]
+    made = found.consolidation
+    assert (found.page_size, made.batch_size, made.upsert_size, made.upserts_at_once) == (30, 2_000, 100, 5)
+    assert HarvestSection() == Settings().harvest
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("page_size: 0", f"FILE:5:7: {FEED}.page_size: Input should be greater than or equal to 1"),
+        ("pagesize: 5", f"FILE:5:7: {FEED}.pagesize: unknown key; did you mean 'page_size'?"),
+        ("key: id2", "FILE:5:7: not valid YAML: found duplicate key"),
+        ("updated_at: a..b", f"FILE:5:7: {FEED}.updated_at: String should match pattern"),
+        ("updated_at: ''", f"FILE:5:7: {FEED}.updated_at: String should match pattern"),
+        ("updated_at: 'a b'", f"FILE:5:7: {FEED}.updated_at: String should match pattern"),
+        ("updated_at: a.b.c.d.e.f.g.h.i.j.k", f"FILE:5:7: {FEED}.updated_at: String should match pattern"),
+        ("overlap: -1", f"FILE:5:7: {FEED}.overlap: "),
+        ("overlap: soon", f"FILE:5:7: {FEED}.overlap: "),
+        ("every: 0", f"FILE:5:7: {FEED}.every: Input should be greater than"),
+        ("every: -PT1H", f"FILE:5:7: {FEED}.every: Input should be greater than"),
+        ("pages_per_turn: 0", f"FILE:5:7: {FEED}.pages_per_turn: Input should be greater"),
+        ("limits: {max_delete_ratio: 2}", f"FILE:5:16: {FEED}.limits.max_delete_ratio: Input should be less than"),
+        ("limits: {max_reject_ratio: -1}", f"FILE:5:16: {FEED}.limits.max_reject_ratio: Input should be greater"),
+        ("limits: {rejects_allowed: -1}", f"FILE:5:16: {FEED}.limits.rejects_allowed: Input should be greater"),
+        ("partitions: {lowest: 5, highest: 5}", f"FILE:5:7: {FEED}.partitions: lowest is below highest"),
+        ("partitions: {count: 0}", f"FILE:5:20: {FEED}.partitions.count: Input should be greater"),
+        ("consolidation: {mode: fast}", f"FILE:5:23: {FEED}.consolidation.mode: Input should be 'sets' or 'batches'"),
+        ("cost: {path: price, decimals: 7}", f"FILE:5:27: {FEED}.cost.decimals: Input should be less than"),
+        ("cost: {}", f"FILE:5:7: {FEED}.cost.path: Field required"),
+        ("pricing: {rules: [{name: x}]}", f"FILE:3:5: {FEED}: prices are made of a cost: say where it is"),
+        (
+            "cost: {path: p}, pricing: {rules: [{name: x, when: {color: {any_of: [D]}}}]}",
+            f"FILE:3:5: {FEED}: rule 'x' asks for color, which is none of the fields",
+        ),
+        (
+            "cost: {path: p}, pricing: {rules: [{name: x}, {name: x}]}",
+            f"FILE:5:34: {FEED}.pricing.rules: two rules have one name",
+        ),
+        (
+            "cost: {path: p}, pricing: {rules: [{name: x, when: {shape: {}}}]}",
+            f"FILE:5:59: {FEED}.pricing.rules.0.when.shape: give any_of, or from and below",
+        ),
+        (
+            "cost: {path: p}, pricing: {rules: [{name: x, when: {shape: {any_of: [A], from: 1}}}]}",
+            f"FILE:5:59: {FEED}.pricing.rules.0.when.shape: give any_of, or from and below",
+        ),
+        (
+            "cost: {path: p}, pricing: {rules: [{name: x, markup_percent: -101}]}",
+            f"FILE:5:52: {FEED}.pricing.rules.0.markup_percent: Input should be greater than or equal to -100",
+        ),
+        (
+            "cost: {path: p}, pricing: {rules: [{name: x, markup: 1}]}",
+            f"FILE:5:52: {FEED}.pricing.rules.0.markup: unknown key; did you mean 'markup_percent'?",
+        ),
+    ],
+)
+def test_mistakes_in_a_feed_are_told_with_their_place(config: Config, text: str, told: str) -> None:
+    """Line and column, the way to it, and what is wrong."""
+    assert config.refused(feed(text)).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("kind: soap, url: 'http://x.test'", "source: Input tag 'soap' found using 'kind' does not match any of"),
+        ("url: 'http://x.test'", "source: Unable to extract tag using discriminator 'kind'"),
+        ("kind: rest", "source.rest.url: Field required"),
+        ("kind: rest, url: 'http://ann:hunter2@x.test'", "source.rest.url: "),
+        ("kind: nivoda, url: 'http://x.test', username: ann", "source.nivoda.password: Field required"),
+        (
+            "kind: nivoda, url: 'http://x.test', username: ann, password: hunter2",
+            "source.nivoda.password: a secret is given by reference",
+        ),
+        ("kind: rest, url: 'http://x.test', headers: {Authorization: hunter2}", "source.rest.headers: "),
+        ("kind: rest, url: 'http://x.test', headers: {X-API-Key: hunter2}", "source.rest.headers: "),
+        ("kind: rest, url: 'http://x.test', params: {token: hunter2}", "source.rest.params: "),
+        (
+            "kind: rest, url: 'http://x.test', secret_headers: {Authorization: hunter2}",
+            "source.rest.secret_headers.Authorization: a secret is given by reference",
+        ),
+        (
+            "kind: rest, url: 'http://x.test', total: null",
+            "source.rest: without count_path, `total` says where an answer tells how many records there are",
+        ),
+        (
+            "kind: rest, url: 'http://x.test', after_param: null",
+            "source.rest: after_param and upto_param go together",
+        ),
+        ("kind: rest, url: 'http://x.test', records: 'a..b'", "source.rest.records: String should match pattern"),
+        ("kind: rest, url: 'http://x.test', paging: scroll", "source.rest.paging: Input should be 'offset', 'page'"),
+        ("kind: rest, url: 'http://x.test', call: {timeout: 0}", "source.rest.call.timeout: Input should be greater"),
+        ("kind: rest, url: 'http://x.test', call: {rate: 0}", "source.rest.call.rate: Input should be greater"),
+    ],
+)
+def test_mistakes_in_a_source_are_told(config: Config, source: str, told: str) -> None:
+    """H14: what a source needs; and that no secret stands in the file, nor in what is said of it."""
+    message = config.refused(feed("page_size: 30", source=f"source: {{{source}}}"))
+    assert message.startswith("FILE:3:"), message
+    assert f"{FEED}.{told}" in message
+    assert "hunter2" not in message
+
+
+def test_nivoda_gives_pages_of_50_at_most(config: Config) -> None:
+    """H14: more is refused before it is asked for."""
+    assert config.load(feed("page_size: 50", source=f"source: {{{NIVODA}}}")).harvest.feeds["stones"].page_size == 50
+    told = config.refused(feed("page_size: 51", source=f"source: {{{NIVODA}}}"))
+    assert told == f"FILE:3:5: {FEED}: Nivoda gives at most 50 records a page"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("harvest: {workers: 0}", "FILE:1:11: harvest.workers: Input should be greater"),
+        ("harvest: {lease: 0}", "FILE:1:11: harvest.lease: Input should be greater"),
+        ("harvest: {stalled_after: -1}", "FILE:1:11: harvest.stalled_after: Input should be greater"),
+        ("harvest: {retention: -P1D}", "FILE:1:11: harvest.retention: Input should be greater"),
+        ("harvest: {feeds: {'no name': {}}}", "FILE:1:19: harvest.feeds.no name"),
+        (
+            "harvest: {alerts: {email: {host: h, sender: nobody, to: [a@b.test]}}}",
+            "FILE:1:37: harvest.alerts.email.sender: String should match pattern",
+        ),
+        (
+            "harvest: {alerts: {email: {host: h, sender: a@b.test, to: []}}}",
+            "FILE:1:55: harvest.alerts.email.to: List should have at least 1 item",
+        ),
+        (
+            "harvest: {alerts: {email: {host: h, sender: a@b.test, to: [a@b.test], password: hunter2}}}",
+            "FILE:1:71: harvest.alerts.email.password: a secret is given by reference",
+        ),
+        (
+            "harvest: {alerts: {webhooks: [{url: 'http://x.test', secret_headers: {X: hunter2}}]}}",
+            "FILE:1:71: harvest.alerts.webhooks.0.secret_headers.X: a secret is given by reference",
+        ),
+        ("harvest: {alerts: {webhooks: [{}]}}", "FILE:1:31: harvest.alerts.webhooks.0.url: Field required"),
+    ],
+)
+def test_mistakes_beside_feeds_are_told(config: Config, content: str, told: str) -> None:
+    """H12: whom to tell, how long to wait, how long to keep."""
+    message = config.refused(content)
+    assert message.startswith(told)
+    assert "hunter2" not in message
+
+
+def test_what_is_shown_has_no_secrets(tmp_path: Path) -> None:
+    """H12: `penstock config show` tells where secrets come from, never what they are."""
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2")
+    mail = {"host": "h", "sender": "a@b.test", "to": ["a@b.test"], "username": "u", "password": f"file:{secret}"}
+    hook = {"url": "http://x.test", "secret_headers": {"Authorization": "env:HOOK_TOKEN"}}
+    source = {"kind": "nivoda", "url": "http://x.test", "username": "u", "password": "env:HOOK_TOKEN"}
+    section = {"feeds": {"stones": {"source": source, "key": "id"}}, "alerts": {"email": mail, "webhooks": [hook]}}
+    (tmp_path / "penstock.yaml").write_text(json.dumps({"harvest": section}))
+    for options in ((), ("--json",)):
+        done = penstock("config", "show", *options, cwd=tmp_path, env={"HOOK_TOKEN": "hunter2"})
+        assert done.code == 0, done.err
+        assert "hunter2" not in done.out + done.err
+        assert "env:HOOK_TOKEN" in done.out
+        assert f"file:{secret}" in done.out
+
+
+def test_the_program_says_it_too(tmp_path: Path) -> None:
+    """Exit code 3, the place, no traceback; a secret that is not there is said before anything begins."""
+    (tmp_path / "penstock.yaml").write_text(feed("pricing: {rules: [{name: x}]}"))
+    done = penstock("config", "validate", cwd=tmp_path)
+    assert (done.code, "Traceback" in done.err) == (3, False)
+    assert "prices are made of a cost" in done.err

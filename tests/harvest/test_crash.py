@@ -1,0 +1,164 @@
+"""kill -9 at every step of every kind of work, and at any moment: nothing is lost, nothing counts twice."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, RunState
+from penstock.harvest.local.churn import Rates
+from penstock.harvest.local.faults import Faults
+from penstock.harvest.local.server import LocalOptions
+from tests.harvest.crashing import Worker
+from tests.harvest.rig import Asked, Rig, rigged, tapped
+from tests.services.kafka import Kafka, kafka
+from tests.services.soak import examples
+from tests.services.until import becomes
+
+# Where a spread of steps of each kind of work is killed when there is no time for all.
+SPREAD = {PLANS: (1, 4, 22, 28), WORK_ITEMS: (1, 3, 8, 13, 17, 40), CONSOLIDATIONS: (1, 4, 9, 17, 19, 22, 24)}
+PAGE, PAGES = 30, 2
+FAULTS = Faults(
+    rate_429=0.01, retry_after=0, rate_500=0.05, rate_timeout=0.01, rate_short=0.1, rate_garbage=0.02, rate_cut=0.02
+)
+CHURN = Rates(updates=10, inserts=3, deletes=3)
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Kafka]:
+    with kafka() as found:
+        yield found
+
+
+@pytest.fixture(params=["postgres", "kafka"])
+def bus(request: pytest.FixtureRequest) -> Kafka | None:
+    """PostgreSQL's, or a broker."""
+    if request.param == "postgres":
+        return None
+    broker: Kafka = request.getfixturevalue("broker")
+    broker.needs_real("makes no topics when it is asked to")
+    return broker
+
+
+@pytest.fixture
+async def rig(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rigged(database_url, tmp_path, kafka=bus, harvest={"workers": 2}) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def crowd(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    """A larger feed, whose source never holds still."""
+    async with rigged(
+        database_url,
+        tmp_path,
+        LocalOptions(records=3_000),
+        kafka=bus,
+        harvest={"workers": 2},
+        partitions={"count": 10, "least": 100, "tolerance": 0.1},
+        limits={"passes": 8, "max_delete_ratio": 0.9},
+    ) as rig:
+        yield rig
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("topic", [PLANS, WORK_ITEMS, CONSOLIDATIONS])
+async def test_a_worker_may_die_at_any_step(rig: Rig, bus: Kafka | None, topic: str, tmp_path: Path) -> None:
+    """H4, H5, H8: killed before the n-th statement, request or blob; the next worker goes on, each message is one."""
+    for nth in range(1, 10_000) if examples(0, soak=1) else SPREAD[topic][:: 1 if bus is None else 3]:
+        rig.source.change(updates=10, inserts=3, deletes=2)
+        run_id = await rig.start(full=True)
+        if not await died_at(rig, run_id, Worker(rig.settings, tmp_path / "log", topic, nth)):
+            break
+        try:
+            await went_on(rig, run_id)
+        except AssertionError as error:
+            error.add_note(f"died at step {nth} of {topic}")
+            raise
+    assert nth > 3
+
+
+async def died_at(rig: Rig, run_id: UUID, worker: Worker) -> bool:
+    """Whether it died, before the run was completed and all was settled."""
+
+    async def is_over() -> bool:
+        return not worker.is_alive or (await rig.state(run_id) == RunState.COMPLETED and not await rig.backlog())
+
+    await becomes(is_over, "the worker dies, or ends the run", explain=rig.explained)
+    if worker.is_alive:
+        worker.kill()
+        return False
+    worker.ended()
+    return True
+
+
+async def went_on(rig: Rig, run_id: UUID) -> None:
+    async with rig.working():
+        await rig.ended(run_id)
+        await rig.is_quiet()
+    await rig.is_whole(run_id)
+    await rig.equals_truth()
+    assert await rig.seen(run_id) == len(rig.source.truth())
+    turns = sum(turns_of(part["counted"]) for part in await rig.partitions(run_id))
+    assert (await rig.published(run_id))[WORK_ITEMS] == turns
+
+
+def turns_of(count: int) -> int:
+    """How many work items it takes to walk a partition that holds still, each of them once."""
+    turns, offset = 0, 0
+    while True:
+        turns += 1
+        for _ in range(min(-(-(count - offset) // PAGE) + 1, PAGES)):
+            got = min(PAGE, count - offset)
+            if got == 0:
+                return turns
+            offset += got
+            if got < PAGE:
+                break
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_workers_may_die_at_any_moment(crowd: Rig, bus: Kafka | None, tmp_path: Path) -> None:
+    """H4, H5, H9, H16: two processes, one killed at some request or while it consolidates, the source moving."""
+    asked = tapped(crowd.source)
+    workers = [Worker(crowd.settings, tmp_path / "log") for _ in range(2)]
+    for number in range(examples(4 if bus is None else 1, soak=100)):
+        crowd.source.set_faults(FAULTS)
+        crowd.source.set_churn(CHURN)
+        run_id = await crowd.start(full=number % 3 == 0)
+        for _ in range(random.randint(1, 2)):
+            await some_moment(crowd, asked, run_id)
+            workers.pop(0).kill()
+            workers.append(Worker(crowd.settings, tmp_path / "log"))
+        await crowd.ended(run_id)
+        crowd.source.set_churn()
+        run = await crowd.is_whole(run_id)
+        await crowd.equals_truth(but=crowd.source.changed_ids_since(run["upper_bound"]), gone=await outdated(crowd))
+    crowd.source.set_faults()
+    await crowd.ended(await crowd.start(full=True))
+    await crowd.equals_truth()
+    await crowd.is_quiet()
+    for worker in workers:
+        worker.kill()
+
+
+async def some_moment(rig: Rig, asked: Asked, run_id: UUID) -> None:
+    """Wait for some request of a run, for its consolidation, or for its end."""
+    count, passed = len(asked.requests) + random.randint(1, 150), asyncio.Event()
+    asked.act = lambda _path, _number: passed.set() if len(asked.requests) >= count else None
+
+    async def is_late() -> bool:
+        state = await rig.state(run_id)
+        return passed.is_set() or state in (RunState.CONSOLIDATING, RunState.COMPLETED)
+
+    await becomes(is_late, "a moment to kill", explain=rig.explained)
+
+
+async def outdated(rig: Rig) -> set[str]:
+    """What the source has no more; no run can know when it went."""
+    return set(await rig.canonical()) - set(rig.source.truth())

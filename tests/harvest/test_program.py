@@ -1,0 +1,319 @@
+"""Harvest as it runs by itself: schedules, restarts, several processes, what is looked after and what is forgotten."""
+
+import asyncio
+import json
+import re
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from ruamel.yaml import YAML
+
+from penstock.harvest import contract
+from penstock.harvest.rescuing import RESCUES
+from penstock.harvest.service import Harvest
+from penstock.harvest.store import SQL
+from penstock.kernel.bus.postgres import PostgresBus
+from penstock.kernel.db import Database
+from penstock.kernel.outcome import Done
+from penstock.settings import Settings
+from tests.harvest.crank import FEED, Crank, crank, feed
+from tests.harvest.test_cli import COMMAND, Source
+from tests.harvest.test_config import EXAMPLE
+from tests.services.program import Up, Work, penstock
+from tests.services.until import becomes, until
+
+RECORDS = 600
+PASSWORD = {"NIVODA_PASSWORD": "demo"}
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    one = Source(RECORDS)
+    yield one
+    one.stop()
+
+
+def written(folder: Path, config: Any) -> None:
+    (folder / "penstock.yaml").write_text(json.dumps(config))
+
+
+def metric(api: str, name: str, feed: str) -> float:
+    text = httpx.get(f"{api}/actuator/prometheus").text
+    found = re.search(rf'^penstock_harvest_{name}{{feed="{feed}"}} (\S+)$', text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+async def test_the_example_runs_by_itself_and_through_a_restart(
+    source: Source, database_url: str, tmp_path: Path
+) -> None:
+    """H2, H4, H13: a run begins by its schedule; SIGTERM in the middle of it costs nothing; who waits is served."""
+    config = YAML(typ="safe").load(EXAMPLE.read_text())
+    config["database"] = {"url": database_url}
+    feeds = config["harvest"]["feeds"]
+    feeds["diamonds"]["source"]["url"] = f"{source.url}/graphql"
+    feeds["diamonds"]["partitions"] |= {"count": 4, "least": 50}
+    feeds["diamonds"] |= {"every": "PT1H", "page_size": 5, "pages_per_turn": 1}
+    feeds[FEED] = {**feed(source.url), "page_size": 10, "pages_per_turn": 1}
+    written(tmp_path, config)
+    source.fail(latency_ms=300)
+    with Up(tmp_path, env=PASSWORD) as up:
+        port = up.port
+        command = [*COMMAND, "harvest", "run", FEED, "--wait", "--url", up.api]
+        waiting = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+        for name in ("diamonds", FEED):
+            until(lambda name=name: metric(up.api, "records_total", name) > 0, f"{name} is fetched")  # type: ignore[misc]
+        assert up.stop() == 0
+    assert "Traceback" not in up.log_file.read_text()
+    connection = await asyncpg.connect(database_url)
+    try:
+        rows = await connection.fetch(
+            "SELECT feed, state, failed_workers, requested_by FROM run_metadata ORDER BY feed"
+        )
+        assert [(row["feed"], row["requested_by"]) for row in rows] == [("diamonds", "schedule"), (FEED, "operator")]
+        assert {(row["state"], row["failed_workers"]) for row in rows} == {("workers_running", 0)}
+        source.fail()
+        with Up(tmp_path, "--port", str(port), env=PASSWORD) as up:
+            out, err = await waiting.communicate()
+            assert (waiting.returncode, out.startswith(b"completed  ")) == (0, True), err
+            assert b"still waiting" in err
+
+            async def is_completed() -> bool:
+                query = "SELECT count(*) FROM run_metadata WHERE state = 'completed'"
+                return bool(await connection.fetchval(query) == 2)
+
+            await becomes(is_completed, "both runs complete")
+            for name in ("diamonds", FEED):
+                assert metric(up.api, "records_total", name) < RECORDS  # the rest was fetched before
+                assert metric(up.api, "pages_total", name) > 0
+                known = await connection.fetchval("SELECT watermark FROM harvest_feed WHERE feed = $1", name)
+                until(lambda name=name: metric(up.api, "watermark_seconds", name) > 0, "it is counted")  # type: ignore[misc]
+                assert metric(up.api, "watermark_seconds", name) == pytest.approx(known.timestamp())
+            assert up.stop() == 0
+        kept = await connection.fetch("SELECT feed, key FROM canonical_record WHERE deleted_at IS NULL")
+        keys = source.keys()
+        assert sorted((row["feed"], row["key"]) for row in kept) == sorted(
+            (name, key) for name in ("diamonds", FEED) for key in keys
+        )
+        assert await connection.fetchval("SELECT count(*) FROM run_metadata") == 2
+    finally:
+        await connection.close()
+
+
+def test_workers_without_feeds(tmp_path: Path) -> None:
+    """H13: exit code 3, and where feeds are named."""
+    done = penstock("work", "harvest", cwd=tmp_path)
+    assert (done.code, done.out) == (3, "")
+    assert done.err.endswith("error: there are no feeds to harvest\nhint: name them under harvest.feeds\n")
+
+
+async def test_two_processes_share_a_run(source: Source, database_url: str, tmp_path: Path) -> None:
+    """H4, H7: both take part, each partition is counted once, and no record is doubled."""
+    section = {**feed(source.url), "pages_per_turn": 1, "partitions": {"count": 12, "least": 20}, "page_size": 10}
+    config = {"database": {"url": database_url}, "harvest": {"workers": 1, "feeds": {FEED: section}}}
+    written(tmp_path, config)
+    source.fail(latency_ms=30)
+    with Work(tmp_path, "harvest") as one, Work(tmp_path, "harvest") as other:
+        async with Database.open(database_url) as db:
+            run_id = await Harvest(db, PostgresBus(db), Settings.model_validate(config).harvest).start(FEED, "test")
+
+            async def is_completed() -> bool:
+                query = "SELECT state FROM run_metadata WHERE run_id = $1"
+                return bool(await db.fetchval(query, run_id) == "completed")
+
+            await becomes(is_completed, "the run completes")
+            rows = await db.fetch("SELECT worker_id, status, records_processed FROM worker_runs")
+            run = await db.fetchrow("SELECT * FROM run_metadata WHERE run_id = $1", run_id)
+            keys = [row["key"] for row in await db.fetch("SELECT key FROM canonical_record")]
+        assert {row["status"] for row in rows} == {"completed"}
+        workers = {row["worker_id"] for row in rows}
+        assert len(workers) == 2
+        assert all(any(str(process.pid) in worker for worker in workers) for process in (one, other)), workers
+        assert sum(row["records_processed"] for row in rows) == RECORDS
+        assert run is not None
+        assert (run["completed_workers"], run["failed_workers"]) == (len(rows), 0)
+        assert run["consolidated"] == RECORDS
+        assert sorted(keys) == sorted(source.keys())
+        fetched = [metric(process.api, "records_total", FEED) for process in (one, other)]
+        assert sum(fetched) == RECORDS
+        assert min(fetched) > 0
+        assert [one.stop(), other.stop()] == [0, 0]
+
+
+@pytest.fixture
+async def stones(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
+    async with crank(database_url, tmp_path, records=60) as found:
+        yield found
+
+
+async def lose(stones: Crank, topic: str) -> None:
+    """Have the messages of a topic disappear, as if whoever held them had died of them."""
+    async with stones.bus.subscribe(topic, worker="thief") as queue:
+        while held := await queue.take(10):
+            await queue.settle([(one, Done()) for one in held])
+
+
+async def stand_still(stones: Crank) -> None:
+    """Nothing was done for an hour."""
+    for table, column in (
+        ("harvest_plan", "touched_at"),
+        ("run_metadata", "touched_at"),
+        ("partition_progress", "updated_at"),
+    ):
+        await stones.db.execute(f"UPDATE {table} SET {column} = {column} - interval '1 hour'")
+
+
+async def rescued(stones: Crank, topic: str) -> int:
+    """Whatever is lost of a topic, looked after once; how many messages came of it."""
+    await lose(stones, topic)
+    await stand_still(stones)
+    await stones.rescuer.look()
+    return await stones.bus.backlog(topic)
+
+
+async def test_what_is_not_late_is_left_alone(stones: Crank) -> None:
+    """H6: nobody looks after what was touched a moment ago, nor after what ended."""
+    await stones.harvest.start(FEED, "test")
+    await lose(stones, contract.PLANS)
+    await stones.rescuer.look()
+    assert await stones.bus.backlog(contract.PLANS) == 0
+    assert await rescued(stones, contract.PLANS) == 1
+    await stones.finish()
+    await stand_still(stones)
+    await stones.rescuer.look()
+    for topic in (contract.PLANS, contract.WORK_ITEMS, contract.CONSOLIDATIONS):
+        assert await stones.bus.backlog(topic) == 0
+
+
+async def test_a_lost_plan(stones: Crank) -> None:
+    """H6, H12: sent again, three times; then it has failed, and somebody is told."""
+    run_id = await stones.harvest.start(FEED, "test")
+    for _ in range(RESCUES):
+        assert await rescued(stones, contract.PLANS) == 1
+    assert await rescued(stones, contract.PLANS) == 0
+    plan = await stones.db.fetchrow("SELECT state, error, rescues FROM harvest_plan WHERE run_id = $1", run_id)
+    assert plan is not None
+    assert (plan["state"], plan["rescues"], plan["error"].partition(":")[0]) == ("failed", RESCUES, "STALLED")
+    assert await stones.db.fetchval("SELECT code FROM harvest_alert") == "PLAN_FAILED"
+    second = await stones.harvest.start(FEED, "test")
+    assert await rescued(stones, contract.PLANS) == 1
+    await stones.finish()
+    assert (await stones.run(second))["state"] == "completed"
+
+
+async def test_lost_partitions(stones: Crank) -> None:
+    """H4, H6: each is sent again where it stands; three times for nothing, and it has failed."""
+    run_id = await stones.planned()
+    expected = (await stones.run(run_id))["expected_workers"]
+    for _ in range(RESCUES):
+        assert await rescued(stones, contract.WORK_ITEMS) == expected
+    assert await rescued(stones, contract.WORK_ITEMS) == 0
+    run = await stones.run(run_id)
+    assert (run["state"], run["failed_workers"]) == ("consolidation_skipped", expected)
+    errors = await stones.db.fetch("SELECT DISTINCT error_message FROM worker_runs")
+    assert [row["error_message"].partition(":")[0] for row in errors] == ["STALLED"]
+    await stones.harvest.retry(run_id, "test")
+    assert await rescued(stones, contract.WORK_ITEMS) == expected
+    await stones.finish()
+    assert (await stones.run(run_id))["state"] == "completed"
+    assert (await stones.canonical()).keys() == stones.source.truth().keys()
+
+
+async def test_a_lost_consolidation(stones: Crank) -> None:
+    """H6, H12: sent again, three times; then the run has failed, and is taken up again by hand."""
+    run_id = await stones.planned()
+    await stones.drain(contract.WORK_ITEMS)
+    for _ in range(RESCUES):
+        assert await rescued(stones, contract.CONSOLIDATIONS) == 1
+    assert await rescued(stones, contract.CONSOLIDATIONS) == 0
+    run = await stones.run(run_id)
+    assert (run["state"], run["error"].partition(":")[0], run["completed_at"]) == ("failed", "STALLED", None)
+    assert await stones.db.fetchval("SELECT code FROM harvest_alert") == "CONSOLIDATION_FAILED"
+    await stones.harvest.retry(run_id, "test")
+    assert await rescued(stones, contract.CONSOLIDATIONS) == 1
+    await stones.finish()
+    assert (await stones.run(run_id))["state"] == "completed"
+
+
+async def test_a_message_that_was_only_late(stones: Crank) -> None:
+    """H4: both come in the end, and nothing is done twice."""
+    run_id = await stones.planned()
+    expected = (await stones.run(run_id))["expected_workers"]
+    await stones.db.execute("UPDATE partition_progress SET updated_at = updated_at - interval '1 day'")
+    await stones.rescuer.look()
+    assert await stones.bus.backlog(contract.WORK_ITEMS) == 2 * expected
+    await stones.finish()
+    run = await stones.run(run_id)
+    assert (run["state"], run["completed_workers"], run["consolidated"]) == ("completed", expected, 60)
+
+
+async def test_what_is_only_slow_is_not_lost(stones: Crank) -> None:
+    """H6: while the bus has messages, one waits longer before others are sent."""
+    await stones.planned()
+    before = await stones.bus.backlog(contract.WORK_ITEMS)
+    await stones.db.execute("UPDATE partition_progress SET updated_at = updated_at - interval '10 minutes'")
+    await stones.rescuer.look()
+    assert await stones.bus.backlog(contract.WORK_ITEMS) == before
+
+
+async def pruned(stones: Crank) -> int:
+    """How many runs are forgotten when all of them are old."""
+    later = stones.db.clock.now() + timedelta(hours=1)
+    return int(await stones.db.fetchval(SQL["prune_runs"], later))
+
+
+async def counts(stones: Crank) -> dict[str, int]:
+    tables = ("run_metadata", "worker_runs", "partition_progress", "harvest_plan", "harvest_reject", "harvest_alert")
+    return {table: await stones.db.fetchval(f"SELECT count(*) FROM {table}") for table in tables}
+
+
+async def test_old_runs_are_forgotten_but_never_the_last(stones: Crank) -> None:
+    """H13: with their partitions, plans, rejects and alerts; records, the watermark and the last run stay."""
+    first = await stones.planned()
+    await stones.finish()
+    reject = "INSERT INTO harvest_reject (run_id, feed, reason, rejected_at) VALUES ($1, $2, 'x', now())"
+    await stones.db.execute(reject, first, FEED)
+    cancelled = await stones.harvest.start(FEED, "test")
+    await stones.harvest.cancel(cancelled, "test")
+    second = await stones.planned(full=True)
+    await stones.finish()
+    await stones.db.execute(reject, second, FEED)
+    alert = """
+        INSERT INTO harvest_alert (feed, code, severity, message, raised_at, due_at)
+        VALUES ($1, 'X', 'ERROR', 'm', now(), now())
+    """
+    await stones.db.execute(alert, FEED)
+    before = await counts(stones)
+    assert await stones.db.fetchval(SQL["prune_runs"], stones.db.clock.now() - timedelta(hours=1)) == 0
+    assert await counts(stones) == before
+    assert await pruned(stones) == 1
+    left = await counts(stones)
+    expected = (await stones.run(second))["expected_workers"]
+    assert left == {
+        "run_metadata": 1,
+        "worker_runs": expected,
+        "partition_progress": expected,
+        "harvest_plan": 1,
+        "harvest_reject": 1,
+        "harvest_alert": 0,
+    }
+    assert await pruned(stones) == 0
+    assert len(await stones.canonical()) == 60
+    assert await stones.db.fetchval("SELECT watermark FROM harvest_feed") is not None
+
+
+async def test_a_run_under_way_is_never_forgotten(stones: Crank) -> None:
+    """H13: however long it takes, and although a later one cannot begin."""
+    first = await stones.planned()
+    assert await pruned(stones) == 0
+    await stones.finish()
+    assert (await stones.run(first))["state"] == "completed"
+    second = await stones.planned()
+    assert await pruned(stones) == 1
+    await stones.finish()
+    assert (await stones.run(second))["state"] == "completed"
