@@ -11,8 +11,9 @@ import orjson
 from benchmarks.harvest_ours import FEED, opened, settings_of
 from benchmarks.harvest_place import Place, fresh_database
 from penstock.app import HarvestPlatform
+from penstock.harvest import store
 from penstock.harvest.config import ConsolidationMode
-from penstock.harvest.consolidating import consolidate
+from penstock.harvest.consolidating import consolidate, use_recipe
 from penstock.harvest.recipe import Recipe
 
 _KEEP = """
@@ -46,9 +47,12 @@ async def rate(platform: HarvestPlatform, records: int, mode: ConsolidationMode)
     for statement in _AGAIN.split(";"):
         await platform.db.execute(statement)
     feed = platform.settings.harvest.feeds[FEED]
-    section = feed.consolidation.model_copy(update={"mode": mode})
+    section, recipe = feed.consolidation.model_copy(update={"mode": mode}), Recipe.of(feed)
+    async with platform.db.transaction() as tx:
+        await store.lock_feed(tx, FEED)
+        version = await use_recipe(tx, FEED, recipe, platform.db.clock.now())
     began = perf_counter()
-    done = await consolidate(platform.db, FEED, Recipe.of(feed), section, run_id=uuid.uuid4(), pricing_version=1)
+    done = await consolidate(platform.db, FEED, recipe, section, run_id=uuid.uuid4(), pricing_version=version)
     seconds = perf_counter() - began
     if done.consolidated != records:
         raise RuntimeError(f"{done} of {records} records")

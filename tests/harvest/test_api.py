@@ -258,7 +258,6 @@ async def test_what_was_set_aside_is_paged(api: Client) -> None:
         paged += page["rejects"]
         cursor = {"cursor": page["next"]}
     assert paged == whole["rejects"]
-    assert (await api.get(f"/runs/{run_id}"))["rejected"] == 5
 
 
 async def test_runs_are_paged(api: Client) -> None:

@@ -49,14 +49,17 @@ class Feed:
         text = payload if isinstance(payload, str) else json.dumps(payload)
         await self.db.execute(WRITE, self.name, key, text, version)
 
+    async def uses(self, recipe: Recipe) -> int:
+        async with self.db.transaction() as tx:
+            await tx.execute("INSERT INTO harvest_feed (feed) VALUES ($1) ON CONFLICT DO NOTHING", self.name)
+            await tx.execute("SELECT FROM harvest_feed WHERE feed = $1 FOR UPDATE", self.name)
+            return await use_recipe(tx, self.name, recipe, self.db.clock.now())
+
     async def consolidate(
         self, recipe: Recipe, mode: str = "sets", *, progress: Progress | None = None, **section: Any
     ) -> Consolidated:
         chosen = ConsolidationSection.model_validate({"mode": mode, **section})
-        async with self.db.transaction() as tx:
-            await tx.execute("INSERT INTO harvest_feed (feed) VALUES ($1) ON CONFLICT DO NOTHING", self.name)
-            await tx.execute("SELECT FROM harvest_feed WHERE feed = $1 FOR UPDATE", self.name)
-            version = await use_recipe(tx, self.name, recipe, self.db.clock.now())
+        version = await self.uses(recipe)
         call: dict[str, Any] = {"run_id": self.run_id, "pricing_version": version, "progress": progress}
         return await consolidate(self.db, self.name, recipe, chosen, **call)
 
@@ -476,6 +479,7 @@ async def test_other_fields_make_everything_due_under_the_same_rules(feed: Feed)
 async def test_what_was_stopped_says_so(feed: Feed, mode: str) -> None:
     """H7: asked to stop, it ends after the transaction under way; the rest stays pending."""
     await many(feed, 100)
+    await feed.uses(SIMPLE)
     stopping = asyncio.Event()
 
     async def stop(_tx: Connection, _done: Consolidated) -> None:

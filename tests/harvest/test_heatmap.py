@@ -191,9 +191,9 @@ async def test_few_calls_are_enough_for_prices(shape: str) -> None:
 
 
 async def test_one_price_for_all_ends_soon() -> None:
-    """H3: 770,000 records nobody can part are one range, found by halving."""
-    heatmap = await cut(Shop({123_456: 770_000}))
-    assert [part.count for part in heatmap.parts] == [770_000, 0]
+    """H3: 770,000 records nobody can part are one part, found by halving; those without a value are in it too."""
+    heatmap = await cut(Shop({123_456: 770_000}, nulls=30))
+    assert [(part.range, part.count) for part in heatmap.parts] == [(EVERYTHING, 770_030)]
     assert heatmap.counts <= 70
 
 

@@ -137,6 +137,10 @@ RETURNING run_id;
 -- name: force_run
 UPDATE run_metadata SET forced_by = $2, forced_because = $3 WHERE run_id = $1;
 
+-- name: unforce_run
+-- A run that is taken up again is judged like any other.
+UPDATE run_metadata SET forced_by = NULL, forced_because = NULL WHERE run_id = $1;
+
 -- name: failed_partitions
 -- Those that failed, with where they stand.
 SELECT p.partition_id, p.next_offset, p.scan
@@ -153,8 +157,7 @@ WITH revived AS (
     RETURNING partition_id
 ), counted AS (
     UPDATE run_metadata
-    SET failed_workers = failed_workers - (SELECT count(*) FROM revived), touched_at = $3, forced_by = NULL,
-        forced_because = NULL
+    SET failed_workers = failed_workers - (SELECT count(*) FROM revived), touched_at = $3
     WHERE run_id = $1
 )
 UPDATE partition_progress p SET updated_at = $3, rescues = 0

@@ -64,6 +64,7 @@ class Harvest:
             run = await self._held(tx, run_id)
             await self._refuse_superseded(tx, run)
             await store.close_breaker(tx, run.feed)
+            await store.unforce(tx, run_id)
             failed = await partitions.failed_partitions(tx, run_id, partition)
             if failed:
                 await self._revive(tx, run, failed, by)

@@ -186,6 +186,11 @@ async def force(tx: Connection, run_id: UUID, by: str, reason: str) -> None:
     await tx.execute(SQL["force_run"], run_id, by, reason)
 
 
+async def unforce(tx: Connection, run_id: UUID) -> None:
+    """H5: it was forced once, not for good; the journal and the alert still tell."""
+    await tx.execute(SQL["unforce_run"], run_id)
+
+
 def _run(row: asyncpg.Record) -> RunRow:
     return RunRow(
         row["run_id"],

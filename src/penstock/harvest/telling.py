@@ -19,7 +19,7 @@ from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 from penstock.kernel.text import storable
 
-ATTEMPTS = 30  # over more than a day
+ATTEMPTS = 60  # over more than a day, however chance has it
 _FIRST_DELAY, _MOST_DELAY = timedelta(seconds=5), timedelta(hours=1)
 _AT_ONCE = 20
 _TIMEOUT = 15.0

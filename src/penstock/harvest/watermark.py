@@ -70,16 +70,15 @@ async def _written(storage: Storage, place: str, data: bytes, *, over_newer: boo
 
 
 def _is_newer(known: Stored, data: bytes) -> bool:
-    return _age(known.data) > _age(data)
+    return _reached(known.data) > _reached(data)
 
 
-def _age(data: bytes) -> tuple[str, str]:
+def _reached(data: bytes) -> str:
     """All moments are written alike, so their texts compare as they do; what is not ours is older than anything."""
     try:
-        told = orjson.loads(data)
-        return str(told["lastUpdatedAt"]), str(told["lastRunCompletedAt"])
+        return str(orjson.loads(data)["lastUpdatedAt"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return "", ""
+        return ""
 
 
 def _moment(moment: datetime) -> str:
