@@ -52,7 +52,7 @@ class Lives(RuleBasedStateMachine):
         return await self.stack.enter_async_context(crank(url, Path(self.folder.name), records=RECORDS))
 
     def run(self, work: Awaitable[T]) -> T:
-        return self.loop.run_until_complete(work)  # type: ignore[arg-type]
+        return self.loop.run_until_complete(work)
 
     def teardown(self) -> None:
         try:
@@ -220,7 +220,7 @@ def test_every_life_ends_with_the_truth(postgres_url: str) -> None:
     class Here(Lives):
         url = postgres_url
 
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Here,
         settings=settings(max_examples=examples(12, soak=400), stateful_step_count=25, deadline=None),
     )

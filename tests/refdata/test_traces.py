@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.app import open_refdata
+from penstock.applications import Web, make_command_api
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.bus import Delivery, Message
@@ -18,7 +19,6 @@ from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.mapping import Mapped
-from penstock.serving import Web, make_command_api
 from penstock.settings import Settings
 from tests.refdata.rig import Json, Rig, chunk, command, on_bus, upsert
 

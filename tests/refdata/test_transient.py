@@ -14,6 +14,7 @@ import asyncpg
 import httpx
 import pytest
 
+from penstock.applications import Web, make_command_api
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.bus import Message
@@ -27,7 +28,6 @@ from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Update
 from penstock.refdata.provider import ItemTableProvider
 from penstock.roles import applying
-from penstock.serving import Web, make_command_api
 from penstock.settings import Settings
 from tests.kernel.test_embedded import servers
 from tests.refdata.rig import (

@@ -9,13 +9,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from penstock.applications import Web, make_pipeline_api
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.telemetry import Telemetry
-from penstock.serving import Web, make_pipeline_api
 from penstock.settings import Settings
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.metrics import TrackingMetrics
