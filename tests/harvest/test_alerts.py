@@ -256,7 +256,7 @@ async def test_a_channel_that_fails_is_tried_again_and_the_others_are_not(
 
 
 async def test_a_channel_is_given_up_and_that_is_seen(timed: Database, sink: Sink, hook: Hook) -> None:
-    """H12: after ten attempts nobody tries any more; the alert keeps whom it did not reach, and why."""
+    """H12: after all its attempts nobody tries any more; the alert keeps whom it did not reach, and why."""
     sink.fails = True
     await cause(timed)
     teller = Teller(timed, section(sink, hook))

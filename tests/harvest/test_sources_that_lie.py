@@ -19,6 +19,7 @@ from tests.harvest.scripted import (
     alerts,
     completed,
     drained,
+    end_pauses,
     make_turn,
     partitions,
     scripted,
@@ -101,20 +102,23 @@ async def test_a_source_without_an_end_fails_the_partition(database_url: str, tm
         assert (await one.run(run_id))["state"] == "consolidation_skipped"
 
 
-async def test_a_sweep_without_an_end_fails_the_consolidation(database_url: str, tmp_path: Path) -> None:
-    """H10, H12: what changed meanwhile is not looked for without an end; three attempts, then the run has failed."""
+async def test_a_sweep_without_an_end_deletes_nothing(database_url: str, tmp_path: Path) -> None:
+    """H10: what changed meanwhile is not looked for without an end; the run completes, and somebody is told."""
     source = Scripted(stones(400))
     async with scripted(database_url, tmp_path, source, partitions=ONE_PART, page_size=400) as one:
-        run_id = await one.planned()
+        await completed(one)
+        known = set(source.rows)
+        del source.rows["k00150"]
+        run_id = await one.planned(full=True)
         await one.drain(WORK_ITEMS)
         for row in source.rows.values():
             row["updatedAt"] = one.db.clock.now().isoformat()
         source.heeds_offset = False
         async with asyncio.timeout(30):
-            outcomes = await drained(one, CONSOLIDATIONS)
-        assert [type(outcome) for outcome in outcomes] == [Retry, Retry, Failed]
+            assert await drained(one, CONSOLIDATIONS) == [Done()]
         run = await one.run(run_id)
-        assert (run["state"], run["error"].split(":")[0]) == ("failed", "SOURCE_ENDLESS")
+        assert (run["state"], run["deleted"], await alerts(one)) == ("completed", 0, ["DELETION_SKIPPED"])
+        assert (await one.canonical()).keys() == known
 
 
 @pytest.mark.parametrize("pages", [2, 3])
@@ -163,8 +167,7 @@ async def test_a_pause_without_end_is_told_once(database_url: str, tmp_path: Pat
             assert await one.fetcher.unpark() == 0
             await one.rescuer.look()
             assert await one.bus.backlog(WORK_ITEMS) == 0
-            await one.db.execute("UPDATE partition_progress SET waits_until = now()")
-            assert await one.fetcher.unpark() == 1
+            assert await end_pauses(one) == 1
         assert await alerts(one) == []
         await drained(one, WORK_ITEMS, within=2)
         await one.db.execute("UPDATE partition_progress SET updated_at = now() - interval '61 minutes'")

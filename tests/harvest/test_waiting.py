@@ -34,6 +34,7 @@ from tests.harvest.scripted import (
     Scripted,
     completed,
     drained,
+    end_pauses,
     half_without_shape,
     know,
     partitions,
@@ -81,8 +82,7 @@ async def test_a_pause_of_one_feed_holds_up_no_other(database_url: str, tmp_path
         [part] = (await partitions(one, waiting)).values()
         assert (part["next_offset"], part["status"]) == (30, "running")
         paused.before_page = before
-        await one.db.execute("UPDATE partition_progress SET waits_until = now() WHERE run_id = $1", waiting)
-        assert await one.fetcher.unpark() == 1
+        assert await end_pauses(one) == 1
         for topic in (WORK_ITEMS, CONSOLIDATIONS):
             await work_on_what_is_due(one, topic)
         assert (await one.run(waiting))["state"] == "completed"
@@ -181,8 +181,7 @@ async def test_batches_of_many_feeds_do_not_wait_for_each_other(
         handled = (one.consolidator.handle(Delivery(consolidation(run_id, "test"), 1, 0, 0, 0)) for run_id in runs)
         async with asyncio.timeout(20):
             assert await asyncio.gather(*handled) == [Done()] * at_once
-        assert {(await one.run(run_id))["state"] for run_id in runs} == {"completed"}
-        assert at_once > 1
+        assert [(await one.run(run_id))["state"] for run_id in runs] == ["completed"] * max(at_once, 2)
 
 
 async def test_a_process_that_does_not_know_a_feed_leaves_it_to_others(database_url: str, tmp_path: Path) -> None:
@@ -199,8 +198,7 @@ async def test_a_process_that_does_not_know_a_feed_leaves_it_to_others(database_
         [part] = (await partitions(one, run_id)).values()
         assert (part["status"], part["waits_until"] > one.db.clock.now()) == (None, True)
         know(one, knowing)
-        await one.db.execute("UPDATE partition_progress SET waits_until = now()")
-        assert await one.fetcher.unpark() == 1
+        assert await end_pauses(one) == 1
         await one.drain(WORK_ITEMS)
         know(one, Feeds({}))
         await is_left(one, CONSOLIDATIONS)

@@ -71,7 +71,7 @@ class Consolidator:
 
     async def _consolidate(self, run: RunRow, feed: Feed) -> Outcome:
         is_whole = run.run_type is RunType.FULL and run.failed == 0
-        is_certain = is_whole and await sweep(self._db, feed, run, self._stopping)
+        is_certain = is_whole and await self._sweep(run, feed)
         version = await self._price(run, feed)
 
         async def note(tx: Connection, done: Consolidated) -> None:
@@ -95,6 +95,16 @@ class Consolidator:
         if await self._complete(run, feed, is_certain=is_certain):
             return Done()
         return Retry("something became pending while it was completed", counts=False)
+
+    async def _sweep(self, run: RunRow, feed: Feed) -> bool:
+        """H10: that the source fails now is a reason to delete nothing, not to fail a run that has all it needs."""
+        try:
+            return await sweep(self._db, feed, run, self._stopping)
+        except SourcePaused:
+            raise
+        except SourceFailed as failed:
+            structlog.get_logger().warning("sweep_failed", feed=run.feed, run=str(run.run_id), error=str(failed))
+            return False
 
     async def _price(self, run: RunRow, feed: Feed) -> int:
         """H7: the run keeps the version of the rules it used."""

@@ -77,7 +77,7 @@ class Harvest:
         return [name for name, _, _ in failed]
 
     async def force(self, run_id: UUID, by: str, reason: str) -> None:
-        """H5: consolidate in spite of failures; who wanted it and why is kept. The watermark stays."""
+        """H5: consolidate in spite of failures; who wanted it and why is kept."""
         if not reason.strip():
             raise Invalid("REASON_MISSING", "say why: it is kept with the run", hint="--reason 'supplier confirmed …'")
         async with self.db.transaction() as tx:
