@@ -115,6 +115,11 @@ async def test_a_source_that_is_down_fails_partitions(database_url: str, tmp_pat
         assert run["completed_workers"] + run["failed_workers"] == run["expected_workers"]
         assert run["failed_workers"] == len(failed) > 1
         assert all("SOURCE_ERROR" in part["error_message"] for part in failed)
+
+        async def all_set_aside() -> bool:  # a message is settled after what its worker committed
+            return len(await rig.dead_letters()) == len(failed)
+
+        await becomes(all_set_aside, "a dead letter for each partition that failed")
         letters = await rig.dead_letters()
         assert sorted(letter.message.key for letter in letters) == [
             f"{run_id}/{part['partition_id']}" for part in failed

@@ -1,7 +1,7 @@
 -- name: keep
--- H4, H16: keep what the source told, in the order of keys so that two who keep the same records wait for each other
--- instead of blocking each other. What is older than what is known is only seen. Returns how many records this pass had
--- not seen yet, and how many of them an earlier pass should have seen.
+-- H4, H16: keep what the source told. It comes in the order of keys, and is written in it, so that two who keep the same
+-- records wait for each other instead of blocking each other. What is older than what is known is only seen. Returns how
+-- many records this pass had not seen yet, and how many of them an earlier pass should have seen.
 WITH given AS MATERIALIZED (
     SELECT told.key, told.payload::jsonb AS payload, told.updated_at, r.seen_run, r.seen_in, r.seen_scan
     FROM unnest($3::text[], $4::text[], $5::timestamptz[]) AS told (key, payload, updated_at)
@@ -12,7 +12,7 @@ WITH given AS MATERIALIZED (
 ), kept AS (
     INSERT INTO raw_record AS r (
         feed, key, payload, source_updated_at, version, seen_run, seen_in, seen_scan, changed_at)
-    SELECT $1, key, payload, updated_at, 1, $2, $6, $7, $9 FROM given ORDER BY key
+    SELECT $1, key, payload, updated_at, 1, $2, $6, $7, $9 FROM given
     ON CONFLICT (feed, key) DO UPDATE
     SET (payload, source_updated_at, version, changed_at) = (
             SELECT
@@ -32,7 +32,7 @@ WITH given AS MATERIALIZED (
     RETURNING key, version, changed_at
 ), waiting AS (
     INSERT INTO raw_pending AS p (feed, key, version)
-    SELECT $1, key, version FROM kept WHERE changed_at = $9 ORDER BY key
+    SELECT $1, key, version FROM kept WHERE changed_at = $9
     ON CONFLICT (feed, key) DO UPDATE SET version = greatest(p.version, excluded.version)
 )
 SELECT
