@@ -119,6 +119,7 @@ UNION ALL SELECT set_config('work_mem', '64MB', true);
 SELECT version, digest FROM harvest_pricing WHERE feed = $1 ORDER BY version DESC LIMIT 1;
 
 -- name: add_pricing
+-- H7: rules that were not used before, under the next version.
 INSERT INTO harvest_pricing (feed, version, rules, digest, created_at) VALUES ($1, $2, $3::text::jsonb, $4, $5);
 
 -- name: recipe
@@ -126,6 +127,7 @@ INSERT INTO harvest_pricing (feed, version, rules, digest, created_at) VALUES ($
 SELECT recipe FROM harvest_feed WHERE feed = $1;
 
 -- name: change_recipe
+-- What the canonical records are made with from now on.
 UPDATE harvest_feed SET recipe = $2 WHERE feed = $1;
 
 -- name: make_all_pending

@@ -35,6 +35,7 @@ INSERT INTO harvest_plan (run_id, feed, run_type, state, requested_by, requested
 VALUES ($1, $2, $3, {plan.PLANNING}, $4, $5, $5, $6, $7);
 
 -- name: plan
+-- A run that is asked for, with the watermark it would begin at.
 SELECT p.*, f.watermark FROM harvest_plan p JOIN harvest_feed f USING (feed) WHERE p.run_id = $1;
 
 -- name: count_progress
@@ -49,15 +50,18 @@ WHERE run_id = $1 AND state = {plan.PLANNING}
 RETURNING feed;
 
 -- name: note_plan_moves
+-- What the journal noted of a plan.
 UPDATE harvest_plan SET moves = moves || $2::bigint[] WHERE run_id = $1;
 
 -- name: create_run
+-- The run, counted and cut; nobody works on it yet.
 INSERT INTO run_metadata (
     run_id, feed, run_type, expected_workers, watermark_before, started_at, state, upper_bound, trace_id, requested_by,
     heatmap, touched_at, moves)
 VALUES ($1, $2, $3, $4, $5, $6, {run.CREATED}, $7, $8, $9, $10, $6, $11);
 
 -- name: create_partitions
+-- Its partitions, each with what the source counted in it.
 INSERT INTO partition_progress (
     run_id, partition_id, kind, lower_bound, upper_bound, counted, scan_started_at, created_at, updated_at)
 SELECT $1, partition_id, kind, lower_bound, upper_bound, counted, $7, $7, $7
@@ -65,9 +69,11 @@ FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::integer[])
     AS given (partition_id, kind, lower_bound, upper_bound, counted);
 
 -- name: run
+-- A run, as it stands.
 SELECT * FROM run_metadata WHERE run_id = $1;
 
 -- name: lock_run
+-- A run, held until the end of the transaction.
 SELECT * FROM run_metadata WHERE run_id = $1 FOR UPDATE;
 
 -- name: task
@@ -135,6 +141,7 @@ WHERE run_id = $1 AND state = $3
 RETURNING run_id;
 
 -- name: force_run
+-- H5: who wanted it consolidated all the same, and why.
 UPDATE run_metadata SET forced_by = $2, forced_because = $3 WHERE run_id = $1;
 
 -- name: unforce_run
@@ -164,6 +171,7 @@ UPDATE partition_progress p SET updated_at = $3, rescues = 0
 FROM revived WHERE p.run_id = $1 AND p.partition_id = revived.partition_id;
 
 -- name: all_partitions
+-- All partitions of a run, held until the end of the transaction, in order.
 SELECT partition_id FROM partition_progress WHERE run_id = $1 ORDER BY partition_id FOR UPDATE;
 
 -- name: unfinished_partitions
@@ -179,12 +187,15 @@ ORDER BY p.partition_id;
 UPDATE run_metadata SET touched_at = $2 WHERE run_id = $1 AND state = {run.CONSOLIDATING} RETURNING run_id;
 
 -- name: use_pricing
+-- H7: the rules the run uses.
 UPDATE run_metadata SET pricing_version = $2 WHERE run_id = $1;
 
 -- name: note_consolidated
+-- What one transaction consolidated, counted in it.
 UPDATE run_metadata SET consolidated = consolidated + $2, rejected = rejected + $3, touched_at = $4 WHERE run_id = $1;
 
 -- name: note_moves
+-- What the journal noted of a run and its partitions.
 UPDATE run_metadata SET moves = moves || $2::bigint[] WHERE run_id = $1;
 
 -- name: rejected
@@ -194,6 +205,7 @@ SELECT
     (SELECT coalesce(sum(seen), 0) FROM partition_progress WHERE run_id = $1) AS seen;
 
 -- name: is_pending
+-- Whether some raw record of the feed is not consolidated.
 SELECT EXISTS (SELECT FROM raw_pending WHERE feed = $1);
 
 -- name: complete_run
@@ -211,6 +223,7 @@ WHERE feed = $1
 RETURNING watermark;
 
 -- name: note_watermark
+-- H13: the history of the watermark.
 INSERT INTO harvest_watermark (feed, run_id, last_updated_at, run_completed_at) VALUES ($1, $2, $3, $4);
 
 -- name: has_strangers
@@ -245,6 +258,7 @@ WITH gone AS (
 SELECT count(*) FROM marked;
 
 -- name: stalled_plans
+-- Plans for which nothing was done for a long time.
 SELECT run_id, feed, trace_id, rescues FROM harvest_plan WHERE state = {plan.PLANNING} AND touched_at < $1;
 
 -- name: rescue_plan
@@ -291,6 +305,7 @@ UPDATE partition_progress SET rescues = rescues + 1, updated_at = $3
 WHERE run_id = $1 AND partition_id = $2 AND rescues = $4 AND NOT completed RETURNING run_id;
 
 -- name: stalled_consolidations
+-- Consolidations for which nothing was done for a long time.
 SELECT run_id, trace_id, rescues, forced_by IS NOT NULL AS is_forced
 FROM run_metadata WHERE state = {run.CONSOLIDATING} AND touched_at < $1;
 
@@ -308,6 +323,7 @@ ORDER BY r.key
 ON CONFLICT (feed, key) DO UPDATE SET version = greatest(p.version, excluded.version);
 
 -- name: watermark
+-- H8: what the copy has to say.
 SELECT watermark, watermark_run, watermark_at FROM harvest_feed WHERE feed = $1;
 
 -- name: prune_runs
