@@ -146,6 +146,7 @@ DRAWS: Mapping[str, Callable[[Random], int]] = {
 }
 
 
+@pytest.mark.soak
 @given(SPIKES, NULLS, OPTIONS)
 @example({}, 0, {})
 @example({}, 1, {"least": 1})
@@ -167,6 +168,7 @@ async def test_whatever_the_prices_the_parts_are_all_of_it_once_and_about_equal(
     await cut(Shop(prices, nulls), **options)
 
 
+@pytest.mark.soak
 @given(st.sampled_from(sorted(DRAWS)), st.integers(0, 2**32), st.integers(1, 3_000), NULLS, OPTIONS)
 @settings(max_examples=examples(60, soak=2_000))
 async def test_whatever_the_shape_the_parts_are_all_of_it_once_and_about_equal(
@@ -236,6 +238,7 @@ async def test_calls_run_at_once_but_not_too_many() -> None:
 CHANGES = st.lists(st.tuples(PRICES | st.none(), PRICES | st.none(), st.integers(0, 2)), max_size=40)
 
 
+@pytest.mark.soak
 @given(SPIKES, NULLS, OPTIONS, CHANGES, st.integers(1, 5))
 @settings(max_examples=examples(80, soak=1_000))
 async def test_a_source_that_comes_to_rest_is_counted_exactly(
@@ -350,6 +353,7 @@ async def test_a_source_that_does_not_heed_bounds_is_refused_at_once() -> None:
     assert shop.calls <= 10
 
 
+@pytest.mark.soak
 @given(st.integers(0, 2**32), st.sampled_from([1, 1_000, 20_000, MILLION]))
 @settings(max_examples=examples(15, soak=500))
 async def test_a_source_that_makes_no_sense_is_not_asked_for_ever(seed: int, most: int) -> None:

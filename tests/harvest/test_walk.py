@@ -214,6 +214,8 @@ def _served(row: Any) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
     return row["fields"]["shape"], Decimal(str(row["fields"]["carat"])), row["cost"], row["price"]
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_every_life_ends_with_the_truth(postgres_url: str) -> None:
     """H4, H5, H8–H11: nothing lost, nothing doubled, whatever comes in whatever order."""
 

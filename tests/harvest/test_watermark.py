@@ -86,6 +86,8 @@ async def test_an_incremental_run_also_leaves_what_changes_meanwhile_to_the_next
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 async def test_rows_that_move_are_found(rig: Rig) -> None:
     """H16: rows move, come and go between pages; what did not change is there, the next two runs do the rest."""
     asked, random, again = tapped(rig.source), Random(4), 0

@@ -73,6 +73,7 @@ def filters(draw: st.DrawFn, records: list[Record]) -> Filter:
     return Filter(is_null=draw(st.booleans()), after=draw(moment), upto=draw(moment))
 
 
+@pytest.mark.soak
 @settings(max_examples=examples(60, soak=2_000))
 @given(st.data(), SIZES, STEPS, SPREADS, ORDERS)
 def test_every_filter_selects_what_a_plain_search_finds(
@@ -92,6 +93,7 @@ def test_every_filter_selects_what_a_plain_search_finds(
         assert selected(dataset, asked, data.draw(st.integers(1, 40))) == plainly(records, asked, order)
 
 
+@pytest.mark.soak
 @settings(max_examples=examples(30, soak=500))
 @given(st.lists(st.integers(-5, 12_000_000), max_size=12), ORDERS)
 def test_ranges_side_by_side_hold_everything_once(cuts: list[int], order: Order) -> None:
@@ -103,6 +105,7 @@ def test_ranges_side_by_side_hold_everything_once(cuts: list[int], order: Order)
     assert sorted(ids) == [record["id"] for record in records_of(dataset)]
 
 
+@pytest.mark.soak
 @settings(max_examples=examples(30, soak=500))
 @given(STEPS)
 def test_a_change_does_what_it_tells(steps: list[tuple[int, int, int]]) -> None:
