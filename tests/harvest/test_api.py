@@ -18,6 +18,7 @@ from penstock.harvest import contract, watermark
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.views import HarvestViews
 from penstock.kernel.actuator import Pulse
+from penstock.kernel.errors import Transient
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.paging import encode
 from penstock.kernel.telemetry import Telemetry
@@ -301,16 +302,20 @@ async def test_what_failed_is_taken_up_again(api: Client) -> None:
     assert {one["actor"] for one in revived} == {"operator"}
 
 
-async def test_a_failed_consolidation_is_taken_up_again(api: Client) -> None:
+async def test_a_failed_consolidation_is_taken_up_again(api: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """H13, H11: where all partitions are there, retry means consolidation."""
+
+    async def down(*_: object) -> None:
+        raise Transient("STORAGE_DOWN", "nobody is there")
+
     run_id = await api.crank.planned()
     await api.crank.drain(contract.WORK_ITEMS)
-    api.crank.source.set_faults(DOWN)
-    await api.crank.drain(contract.CONSOLIDATIONS)
-    api.crank.source.set_faults()
+    with monkeypatch.context() as broken:
+        broken.setattr(api.crank.storage, "create", down)
+        await api.crank.drain(contract.CONSOLIDATIONS)
     run = await api.get(f"/runs/{run_id}")
     assert (run["state"], run["failedWorkers"]) == ("failed", 0)
-    assert "SOURCE_ERROR" in run["error"]
+    assert "STORAGE_DOWN" in run["error"]
     assert await api.refused(f"/runs/{run_id}/partitions/partition-0/retry") == (409, "NOTHING_FAILED")
     assert await api.post(f"/runs/{run_id}/retry") == {"partitions": []}
     await api.crank.drain(contract.CONSOLIDATIONS)
