@@ -14,7 +14,7 @@ from penstock.harvest.feeds import Feeds
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN, Position
 from penstock.harvest.partitions import Ended, Step, Task
-from penstock.harvest.passes import Pass, Verdict, judge
+from penstock.harvest.passes import Pass, Verdict, is_clean, judge
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL
 from penstock.harvest.turns import Turn, take_turn
@@ -91,9 +91,9 @@ class Fetcher:
         """Move the partition on as its pass is judged, with the message for whoever goes on."""
         now, passes = self._db.clock.now(), self._feeds.get(task.feed).section.limits.passes
         verdict, error = judge(task, done, turn.ending, passes)
-        step = Step(turn.position, task.scan, task.counted, done.told, done.seen, done.missed)
+        step = Step(turn.position, task.scan, task.counted, done.told, done.seen, done.missed, task.was_clean)
         if turn.ending is not None and verdict is not Verdict.COMPLETE:
-            step = Step(Position(), task.scan + 1, turn.ending.count)
+            step = Step(Position(), task.scan + 1, turn.ending.count, was_clean=is_clean(task, done))
         await partitions.advance(tx, task, step, now, is_complete=verdict is Verdict.COMPLETE)
         if task.run_state is RunState.CREATED:
             await store.move_run(tx, task.run_id, RunState.CREATED, "begin", self._worker, now)

@@ -32,6 +32,7 @@ class Task:
     told: int
     seen: int
     missed: int
+    was_clean: bool
     completed: bool
     rescues: int
     status: PartitionState | None
@@ -50,6 +51,7 @@ class Step:
     told: int = 0
     seen: int = 0
     missed: int = 0
+    was_clean: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ async def advance(tx: Connection, task: Task, step: Step, now: datetime, *, is_c
         is_complete,
         now,
         step.told,
+        step.was_clean,
     )
 
 
@@ -180,6 +183,7 @@ def _task(row: asyncpg.Record) -> Task:
         told=row["told"],
         seen=row["seen"],
         missed=row["missed"],
+        was_clean=row["was_clean"],
         completed=row["completed"],
         rescues=row["rescues"],
         status=PartitionState(row["status"]) if row["status"] else None,

@@ -46,8 +46,9 @@ def judge(task: Task, now: Pass, ending: Ending | None, passes: int) -> tuple[Ve
     """The verdict, and in words why it is a failure.
 
     Nothing was missed if the source counted the same before and after, gave just as many, none twice, and says that
-    none changed. Where it does not hold still, a second pass that finds nothing the first should have found is enough,
-    as long as the source gave all it says it has.
+    none changed. Where something changed, a second pass whose numbers agree is enough if it finds nothing the first
+    should have found; where they do not agree rows slipped between its pages too, and it takes two such passes in a
+    row. All that as long as the source gave all it says it has.
     """
     if ending is None:
         if now.told > 2 * task.counted + _SLACK:
@@ -55,8 +56,10 @@ def judge(task: Task, now: Pass, ending: Ending | None, passes: int) -> tuple[Ve
             return Verdict.FAILED, f"SOURCE_ENDLESS: {why}"
         return Verdict.GO_ON, None
     is_short = now.told < ending.count - ending.changed
-    held_still = task.counted == now.told == ending.count and not ending.changed and not now.is_repeated
-    if held_still or (task.scan > 1 and not now.missed and not is_short):
+    agrees = task.counted == now.told == ending.count and not now.is_repeated
+    if agrees and not ending.changed:
+        return Verdict.COMPLETE, None
+    if is_clean(task, now) and not is_short and (agrees or task.was_clean):
         return Verdict.COMPLETE, None
     if task.scan < passes:
         return Verdict.AGAIN, None
@@ -64,3 +67,8 @@ def judge(task: Task, now: Pass, ending: Ending | None, passes: int) -> tuple[Ve
     if is_short:
         return Verdict.FAILED, f"SOURCE_SHORT: it does not give what it counts, in {passes} passes: {counts}"
     return Verdict.FAILED, f"SOURCE_MOVING: records still move after {passes} passes: {counts}, {now.missed} missed"
+
+
+def is_clean(task: Task, now: Pass) -> bool:
+    """Whether a later pass found nothing that the one before it should have found."""
+    return task.scan > 1 and not now.missed

@@ -77,6 +77,7 @@ def _task(run: RunRow, scan: int, now: datetime) -> Task:
         told=0,
         seen=0,
         missed=0,
+        was_clean=False,
         completed=False,
         rescues=0,
         status=PartitionState.RUNNING,

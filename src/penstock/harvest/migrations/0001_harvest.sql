@@ -69,6 +69,7 @@ CREATE TABLE partition_progress (
     told integer NOT NULL DEFAULT 0,           -- records the source gave in this pass, each time it did
     seen integer NOT NULL DEFAULT 0,           -- records of this pass, each counted once; also those set aside
     missed integer NOT NULL DEFAULT 0,         -- of these, records an earlier pass should have seen
+    was_clean boolean NOT NULL DEFAULT false,  -- whether the pass before it found nothing that an earlier one had missed
     rescues integer NOT NULL DEFAULT 0,        -- how often its message had to be sent again
     waits_until timestamptz,                   -- its source asked for a pause: no message is on the way until then
     PRIMARY KEY (run_id, partition_id)
