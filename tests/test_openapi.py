@@ -40,7 +40,7 @@ def test_the_document_is_kept(tmp_path: Path, port: str) -> None:
             if operation.path.endswith("/events"):  # a stream has no end to wait for; its own tests read it
                 continue
 
-            @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+            @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
             @given(case=operation.as_strategy())
             def probe(case: Case[Any]) -> None:
                 if isinstance(case.body, dict) and "wait_seconds" in case.body:
