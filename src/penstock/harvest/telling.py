@@ -69,9 +69,15 @@ class Teller:
                 await channel(_document(row))
                 told.append(name)
             except _FAILURES as failure:
-                error = f"{name}: {type(failure).__name__}: {failure}"
+                error = f"{name}: {_reason(failure)}"
                 structlog.get_logger().warning("alert_not_told", channel=name, error=error)
         return told, error
+
+
+def _reason(failure: Exception) -> str:
+    # An answer's error repeats the address, which for a webhook often is the secret.
+    said = f"{failure.status} {failure.message}" if isinstance(failure, aiohttp.ClientResponseError) else str(failure)
+    return f"{type(failure).__name__}: {said}"
 
 
 def _document(row: asyncpg.Record) -> dict[str, Any]:
