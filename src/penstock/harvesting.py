@@ -21,7 +21,7 @@ from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery, Subscription
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.ids import worker_name
-from penstock.kernel.outcome import Done, Failed, Outcome
+from penstock.kernel.outcome import Done, Outcome
 from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.worker import Handler, each
 from penstock.working import working
@@ -85,10 +85,7 @@ def _working(
 def _note_done(metrics: HarvestMetrics) -> Handle:
     async def note(delivery: Delivery) -> Outcome:
         """H6: WORK_DONE is for those who watch."""
-        try:
-            done = msgspec.json.decode(delivery.message.value, type=WorkDone)
-        except msgspec.DecodeError as error:
-            return Failed(f"BAD_MESSAGE: nothing that is done: {error}")
+        done = contract.read(delivery.message.value, WorkDone)
         metrics.partition_ended(done.feed, done.status)
         structlog.get_logger().info("work_done", **msgspec.to_builtins(done))
         return Done()

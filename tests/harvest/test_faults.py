@@ -19,7 +19,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from tests.harvest.crashing import Worker
-from tests.harvest.rig import COUNT, FEED, PAGE, Json, Parts, Rig, rigged, tapped
+from tests.harvest.rig import COUNT, PAGE, Json, Parts, Rig, rigged, tapped
 from tests.services.until import becomes
 
 EACH = {
@@ -364,13 +364,6 @@ async def taken(rig: Rig, topic: str) -> Message:
     await rig.handled(topic, keep)
     [message] = found
     return message
-
-
-async def test_what_is_no_message_of_ours_is_set_aside(rig: Rig) -> None:
-    """H6: garbage on a topic is a dead letter, and nothing hangs for it."""
-    async with rig.parts() as parts:
-        for handle in (parts.planner.handle, parts.fetcher.handle, parts.consolidator.handle):
-            assert isinstance(await handle(delivered(Message(PLANS, FEED, b"{}"))), Failed)
 
 
 async def set_aside(_delivery: Delivery) -> Outcome:

@@ -3,13 +3,12 @@
 import asyncio
 from contextlib import suppress
 
-import msgspec
 import structlog
 
 from penstock.harvest import consolidating, model, store, watermark
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.consolidating import Consolidated, use_recipe
-from penstock.harvest.contract import Consolidate, RunState, RunType
+from penstock.harvest.contract import Consolidate, RunState, RunType, read
 from penstock.harvest.feeds import Feed, Feeds
 from penstock.harvest.fetching import LONGEST_WAIT
 from penstock.harvest.metrics import HarvestMetrics
@@ -50,10 +49,7 @@ class Consolidator:
 
     async def handle(self, delivery: Delivery) -> Outcome:
         """Consolidate the run a message is about, unless it is not, or not any more, to be consolidated."""
-        try:
-            item = msgspec.json.decode(delivery.message.value, type=Consolidate)
-        except msgspec.DecodeError as error:
-            return Failed(f"BAD_MESSAGE: no consolidation: {error}")
+        item = read(delivery.message.value, Consolidate)
         async with self._db.connection() as connection:
             run = await store.run(connection, item.run_id)
         if run is None or run.state is not RunState.CONSOLIDATING:

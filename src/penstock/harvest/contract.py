@@ -2,10 +2,12 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeVar
 from uuid import UUID
 
 import msgspec
+
+from penstock.kernel.errors import Invalid
 
 PREFIX = "/api/v1/harvest"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"  # of a feed
@@ -47,6 +49,17 @@ class PlanState(StrEnum):
     PLANNING = "planning"
     PLANNED = "planned"
     FAILED = "failed"
+
+
+M = TypeVar("M", bound="Plan | WorkItem | WorkDone | Consolidate")
+
+
+def read(value: bytes, kind: type[M]) -> M:
+    """A message of ours; Invalid BAD_MESSAGE when it is none, and then it is set aside."""
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.DecodeError as error:
+        raise Invalid("BAD_MESSAGE", f"no {kind.__name__}: {error}") from error
 
 
 class Plan(msgspec.Struct, frozen=True, rename="camel"):

@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from penstock.harvest import partitions, records, store
-from penstock.harvest.contract import PartitionState, RunState, WorkItem
+from penstock.harvest.contract import PartitionState, RunState, WorkItem, read
 from penstock.harvest.ending import end_partitions, hurry, work_item
 from penstock.harvest.feeds import Feeds
 from penstock.harvest.metrics import HarvestMetrics
@@ -48,10 +48,7 @@ class Fetcher:
 
     async def handle(self, delivery: Delivery) -> Outcome:
         """One turn at the partition a message is about, unless it was made already."""
-        try:
-            item = msgspec.json.decode(delivery.message.value, type=WorkItem)
-        except msgspec.DecodeError as error:
-            return Failed(f"BAD_MESSAGE: no work item: {error}")
+        item = read(delivery.message.value, WorkItem)
         async with self._db.connection() as connection:
             task = await partitions.task(connection, item.run_id, item.partition_id)
         if task is None or not _is_due(task, item):

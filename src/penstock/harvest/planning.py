@@ -4,12 +4,11 @@ messages in one transaction."""
 from time import monotonic
 from uuid import UUID
 
-import msgspec
 import structlog
 
 from penstock.harvest import store
 from penstock.harvest.alerts import Code, Severity, raise_alert
-from penstock.harvest.contract import Plan, PlanState, RunType
+from penstock.harvest.contract import Plan, PlanState, RunType, read
 from penstock.harvest.ending import hurry, work_item
 from penstock.harvest.feeds import Feed, Feeds
 from penstock.harvest.fetching import ATTEMPTS, LONGEST_WAIT
@@ -36,10 +35,7 @@ class Planner:
 
     async def handle(self, delivery: Delivery) -> Outcome:
         """Plan the run a message asks for, unless that was done already."""
-        try:
-            asked = msgspec.json.decode(delivery.message.value, type=Plan)
-        except msgspec.DecodeError as error:
-            return Failed(f"BAD_MESSAGE: no plan: {error}")
+        asked = read(delivery.message.value, Plan)
         async with self._db.connection() as connection:
             row = await store.plan(connection, asked.run_id)
         if row is None or row.state is not PlanState.PLANNING:
