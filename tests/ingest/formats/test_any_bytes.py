@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.ingest.extract import open_tables
@@ -47,6 +47,7 @@ def outcome(content: bytes, **source: Any) -> str:
 
 
 @given(st.sampled_from(STARTS), st.binary(max_size=200), st.sampled_from(FORMATS))
+@example(b"\xfe\xff", b"\xfe\xff", "auto")
 @settings(max_examples=150)
 def test_any_bytes(start: bytes, rest: bytes, form: str) -> None:
     """I6: no bytes make anything but tables or a refusal that names the file, whatever format is asked for."""

@@ -96,7 +96,8 @@ def _batches(member: Member, dialect: Dialect, width: int) -> Iterator[Batch]:
                 yield from _by_rows(piece, (rest for rest, _ in pieces), dialect, width, row, member.name)
                 return
             frame = _by_columns(piece, dialect, _reached(piece, dialect, width), member.name)
-            yield Batch(frame, row)
+            if frame.height:  # a second byte order mark may be all there is
+                yield Batch(frame, row)
             row += frame.height
 
 
