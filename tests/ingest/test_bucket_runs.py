@@ -415,14 +415,14 @@ def test_a_machine_given_up_that_publishes_after_all_and_dies(rig: BucketRig) ->
     drop(rig, "price.csv", NEW)
     given_up = threading.Event()
 
-    def sleep(at: Step) -> None:
+    def doze(at: Step) -> None:
         if at is Step.SWITCHING:
             asleep.set()
             assert given_up.wait(WAIT)
 
     asleep = threading.Event()
     with ThreadPoolExecutor(1) as machine:
-        dying = machine.submit(kill, rig, Step.SWITCHED, sleep)
+        dying = machine.submit(kill, rig, Step.SWITCHED, doze)
         assert asleep.wait(WAIT)
         with paused(rig.machine(), Step.STORED) as (go, running):
             given_up.set()

@@ -2,9 +2,10 @@
 
 import pytest
 
+from penstock.kernel import live
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Transient
-from penstock.tracking import live, store
+from penstock.tracking import store
 from penstock.tracking.service import Tracking
 from tests.tracking.rig import Api, problem
 

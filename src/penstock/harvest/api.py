@@ -12,17 +12,13 @@ from penstock.harvest.service import Harvest
 from penstock.harvest.views import HarvestViews
 from penstock.kernel import paging
 from penstock.kernel.auth import Principal
-from penstock.kernel.errors import Forbidden, Invalid
-from penstock.kernel.http import Caller
+from penstock.kernel.errors import Invalid
+from penstock.kernel.http import of_the_house
 
 routes = APIRouter(prefix=PREFIX, tags=["harvest"])
 
 
-async def _operator(caller: Caller) -> Principal:
-    """Feeds are the house's own: a token that acts for a tenant does not open them."""
-    if caller.tenant is not None:
-        raise Forbidden("NOT_FOR_TENANTS", "feeds belong to no tenant", hint="use a token without a tenant")
-    return caller
+Operator = Annotated[Principal, Depends(of_the_house("feeds"))]
 
 
 async def _harvest(request: Request) -> Harvest:
@@ -30,12 +26,11 @@ async def _harvest(request: Request) -> Harvest:
     return harvest
 
 
-async def _views(request: Request, _caller: Annotated[Principal, Depends(_operator)]) -> HarvestViews:
+async def _views(request: Request, _caller: Operator) -> HarvestViews:
     views: HarvestViews = request.app.state.harvest_views
     return views
 
 
-Operator = Annotated[Principal, Depends(_operator)]
 Service = Annotated[Harvest, Depends(_harvest)]
 Views = Annotated[HarvestViews, Depends(_views)]
 FeedName = Annotated[str, Path(pattern=NAME)]

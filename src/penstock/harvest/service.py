@@ -30,14 +30,16 @@ class Harvest:
         self.db = db
         self._bus = bus
 
-    async def start(self, feed: str, by: str, *, full: bool = False) -> UUID:
-        """H2: have a run planned; Conflict RUN_ACTIVE while one is under way."""
+    async def start(self, feed: str, by: str, *, full: bool = False, run_id: UUID | None = None) -> UUID:
+        """H2: have a run planned; Conflict RUN_ACTIVE while one is under way. One that has that *run_id* is the one."""
         known_feed(self.section, feed)
         async with self.db.transaction() as tx:
             await store.lock_feed(tx, feed)
+            if run_id is not None and await store.plan(tx, run_id):
+                return run_id
             await self._refuse_active(tx, feed)
             await store.close_breaker(tx, feed)
-            run_id = await self._ask(tx, feed, by, full=full)
+            run_id = await self._ask(tx, feed, by, full=full, run_id=run_id)
         await hurry(self._bus)
         return run_id
 
@@ -111,8 +113,8 @@ class Harvest:
             await end_partitions(tx, self._bus, run.feed, run_id, run.trace_id, ended, by, now)
         await hurry(self._bus)
 
-    async def _ask(self, tx: Connection, feed: str, by: str, *, full: bool) -> UUID:
-        run_id, trace_id = new_id(self.db.clock), new_id(self.db.clock).hex
+    async def _ask(self, tx: Connection, feed: str, by: str, *, full: bool, run_id: UUID | None = None) -> UUID:
+        run_id, trace_id = run_id or new_id(self.db.clock), new_id(self.db.clock).hex
         wanted = RunType.FULL if full else None
         await store.ask(tx, run_id, feed, wanted, by, self.db.clock.now(), trace_id)
         message = msgspec.json.encode(Plan(run_id, feed, trace_id))

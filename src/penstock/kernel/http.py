@@ -1,5 +1,6 @@
 """An HTTP application without routes, with everything around them."""
 
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from starlette.staticfiles import StaticFiles
 from penstock import __version__
 from penstock.kernel import problems
 from penstock.kernel.auth import Authenticator, Principal
+from penstock.kernel.errors import Forbidden
 from penstock.kernel.middleware import Gate, HttpMetrics, Observed
 from penstock.kernel.telemetry import Telemetry
 
@@ -21,6 +23,17 @@ async def _caller(request: Request) -> Principal:
 
 
 Caller = Annotated[Principal, Depends(_caller)]  # tells a route who is asking, or answers 401 in its place
+
+
+def of_the_house(what: str) -> Callable[[Principal], Awaitable[Principal]]:
+    """Tells a route who is asking for *what*, which is the house's own: 403 for a token that acts for a tenant."""
+
+    async def operator(caller: Caller) -> Principal:
+        if caller.tenant is not None:
+            raise Forbidden("NOT_FOR_TENANTS", f"{what} belong to no tenant", hint="use a token without a tenant")
+        return caller
+
+    return operator
 
 
 def create_app(

@@ -44,6 +44,11 @@ async def try_advisory_lock(connection: Connection, name: str) -> AsyncIterator[
             await connection.execute("SELECT pg_advisory_unlock($1)", key)
 
 
+async def transaction_lock(tx: Connection, name: str) -> None:
+    """Hold *name* until the end of the transaction, waiting for whoever holds it."""
+    await tx.execute("SELECT pg_advisory_xact_lock($1)", advisory_key(name))
+
+
 @contextmanager
 def file_lock(path: Path, holder: str, clock: Clock | None = None, what: str | None = None) -> Iterator[None]:
     """Hold *path* for this process; Conflict LOCKED, naming who holds *what*, when another does. Death frees it."""

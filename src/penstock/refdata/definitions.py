@@ -8,7 +8,7 @@ import structlog
 
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Invalid
-from penstock.kernel.locks import advisory_key
+from penstock.kernel.locks import transaction_lock
 from penstock.refdata import store
 from penstock.refdata.catalogue import Dictionary
 from penstock.refdata.model import Commit, Dict, Standing
@@ -35,7 +35,7 @@ async def register(db: Database, dictionaries: Sequence[Dictionary], tenants: Co
     Those of known *tenants* have a version from now on, so that one nobody ever writes has one to change.
     """
     async with db.transaction() as tx:
-        await tx.execute("SELECT pg_advisory_xact_lock($1)", advisory_key("refdata.definitions"))
+        await transaction_lock(tx, "refdata.definitions")
         now, known = db.clock.now(), await store.definitions(tx)
         targets = [Dict(tenant, one.section.code) for tenant in tenants for one in dictionaries]
         await store.create_dictionaries(tx, targets, now=now)

@@ -13,7 +13,7 @@ from penstock.kernel import paging
 from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
-from penstock.kernel.journal import Position
+from penstock.kernel.live import EVENT_STREAM, position_of, stream
 from penstock.tracking import views, wire
 from penstock.tracking.contract import PREFIX, Answer, Stage, Status
 from penstock.tracking.model import (
@@ -30,7 +30,6 @@ from penstock.tracking.model import (
 from penstock.tracking.service import Tracking
 from penstock.tracking.store import BEGINNING
 
-EVENT_STREAM = "text/event-stream"
 routes = APIRouter(prefix=PREFIX, tags=["pipeline"])
 
 _StageName = Annotated[str, Path(json_schema_extra={"enum": [stage.value for stage in Stage]})]
@@ -249,8 +248,9 @@ async def watch(
 ) -> StreamingResponse:
     """T17: moves as they are made, as server-sent events named `move`."""
     # Asked before the first word is sent: who has heard it misses nothing from then on.
-    position = _position(last_event_id) or await tracking.live.latest()
-    return StreamingResponse(views.stream(tracking.live.moves(position), stage, filename), media_type=EVENT_STREAM)
+    position = position_of(last_event_id) or await tracking.live.latest()
+    events = stream(tracking.live.moves(position), views.told(stage, filename), "the pipeline")
+    return StreamingResponse(events, media_type=EVENT_STREAM)
 
 
 def _answer(document: Mapping[str, Any]) -> Response:
@@ -278,13 +278,3 @@ def _report(one: wire.Reported) -> Report:
 
 def _held(keys: Sequence[Key]) -> list[wire.HeldRow]:
     return [wire.HeldRow(filename=key.filename, shard=key.shard, fence=key.fence) for key in keys]
-
-
-def _position(event_id: str | None) -> Position | None:
-    """The place in the journal an event's id tells, or Invalid."""
-    if event_id is None:
-        return None
-    parts = event_id.split("-")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        raise Invalid("BAD_EVENT_ID", "that is no id of an event", hint="send the last `id` received, unchanged")
-    return int(parts[0]), int(parts[1]), int(parts[2])

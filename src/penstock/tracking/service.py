@@ -11,6 +11,7 @@ from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.journal import Noted
 from penstock.kernel.lease import Lease
+from penstock.kernel.live import POLL, Live
 from penstock.kernel.machine import Move
 from penstock.kernel.outcome import readable
 from penstock.kernel.paging import Page, page
@@ -18,12 +19,12 @@ from penstock.kernel.waiting import happens
 from penstock.tracking import reporting, store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Stage, Status
-from penstock.tracking.live import MOVES, POLL, Live
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
     QUEUES,
+    STAGE_OF,
     Claimed,
     Count,
     FailedSo,
@@ -40,6 +41,8 @@ from penstock.tracking.model import (
 )
 from penstock.tracking.standstill import AHEAD_LIMIT, Standstill, explain
 
+MOVES = "moves"  # the bell's topic for those who watch
+
 
 async def _never() -> bool:
     return False
@@ -50,7 +53,7 @@ class Tracking:
 
     def __init__(self, db: Database, bell: Bell, section: TrackingSection, metrics: TrackingMetrics) -> None:
         self.lease_for = section.lease
-        self.live = Live(db, bell)
+        self.live = Live(db, bell, MOVES, STAGE_OF)
         self._db = db
         self._bell = bell
         self._metrics = metrics

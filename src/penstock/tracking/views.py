@@ -1,15 +1,12 @@
 """What the API shows, made of what the service knows."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
-from time import monotonic
+from collections.abc import Callable, Sequence
 
 from penstock.kernel.journal import Noted
 from penstock.tracking import wire
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import FILE_STAGE, STAGE_OF, Count, Pause, Row
-
-KEEP_ALIVE = 15.0
 
 
 def shard(row: Row) -> wire.ShardStatus:
@@ -62,29 +59,14 @@ def event(noted: Noted) -> wire.Event:
     )
 
 
-async def stream(
-    batches: AsyncIterator[Sequence[Noted]], stage: Stage | None, filename: str | None
-) -> AsyncIterator[str]:
-    """Events as text; a comment now and then while there are none, so that nobody takes the line for dead."""
-    yield ": moves of the pipeline\n\n"
-    told_at = monotonic()
-    async for moves in batches:
-        text = "".join(_told(noted) for noted in moves if _fits(noted, stage, filename))
-        if not text and monotonic() - told_at > KEEP_ALIVE:
-            text = ": nothing moved\n\n"
-        if text:
-            yield text
-            told_at = monotonic()
+def told(stage: Stage | None, filename: str | None) -> Callable[[Noted], wire.Event | None]:
+    """T17: what watchers of a stage, or of a file, are told of a move."""
 
+    def fitting(noted: Noted) -> wire.Event | None:
+        is_stage = stage is None or STAGE_OF[noted.entry.machine] is stage
+        return event(noted) if is_stage and filename in (None, noted.entry.subject.rpartition("/")[0]) else None
 
-def _fits(noted: Noted, stage: Stage | None, filename: str | None) -> bool:
-    is_stage = stage is None or STAGE_OF[noted.entry.machine] is stage
-    return is_stage and filename in (None, noted.entry.subject.rpartition("/")[0])
-
-
-def _told(noted: Noted) -> str:
-    name = "-".join(map(str, noted.position))
-    return f"event: move\nid: {name}\ndata: {event(noted).model_dump_json(by_alias=True)}\n\n"
+    return fitting
 
 
 def _rows(counts: Sequence[Count], stage: Stage, status: Status | None = None, *, ready: bool = False) -> int:

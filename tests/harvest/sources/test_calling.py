@@ -9,9 +9,9 @@ from aiohttp import web
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, Page, Position
 from penstock.harvest.source import Source, SourceFailed, SourcePaused, SourceRefused
-from penstock.harvest.sources.calling import retry_after
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
+from penstock.kernel.retry_after import retry_after
 from tests.harvest.sources.api import Answer, Api, cuts, never, pages, says
 from tests.harvest.sources.conftest import Opened
 
@@ -199,4 +199,4 @@ async def test_failures_break_off(api: Api, rest: Opened) -> None:
 )
 def test_both_forms_of_retry_after(clock: ManualClock, header: str | None, expected: timedelta | None) -> None:
     """H15: seconds, or a date; one that is over means now, and one nobody understands means nothing."""
-    assert retry_after(header, clock) == expected
+    assert retry_after(header, clock.now()) == expected

@@ -1,11 +1,9 @@
 """H15: one request to a source: bounded in time and size, tried again when that may help, its failures named."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import UTC, datetime
 from http import HTTPStatus
 from itertools import count
 from typing import NoReturn, TypeVar
@@ -19,14 +17,13 @@ from penstock.harvest.config import CallSection
 from penstock.harvest.gate import CLOSED, Gate
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.backoff import delay
-from penstock.kernel.clock import Clock
+from penstock.kernel.retry_after import retry_after
 from penstock.kernel.text import storable
 
 T = TypeVar("T")
 UNAUTHORIZED = "SOURCE_UNAUTHORIZED"
 _SAID = 200  # characters of an answer that are told
 _HIDDEN = "***"
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 
 
 class Caller:
@@ -97,7 +94,7 @@ class Caller:
     def _complain(self, response: aiohttp.ClientResponse, answer: bytes) -> NoReturn:
         status, place = response.status, _place(response.method, response.url)
         said = f"{place} answered {status}: {self.said(answer.decode(errors='replace'))}"
-        asked = retry_after(response.headers.get("Retry-After"), self._gate.clock)
+        asked = retry_after(response.headers.get("Retry-After"), self._gate.clock.now())
         if status == HTTPStatus.TOO_MANY_REQUESTS or (status == HTTPStatus.SERVICE_UNAVAILABLE and asked is not None):
             raise SourcePaused("SOURCE_THROTTLED", said, after=asked)
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -119,20 +116,6 @@ class Caller:
 def instant(at: datetime) -> str:
     """ISO 8601 with every microsecond: a source asked in seconds would lose or double what changed in between."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def retry_after(header: str | None, clock: Clock) -> timedelta | None:
-    """How long a Retry-After asks for, in seconds or as a date; None when it does not say."""
-    if header is None:
-        return None
-    if _SECONDS.fullmatch(header):
-        return timedelta(seconds=float(header))
-    try:
-        until = parsedate_to_datetime(header)
-    except ValueError:
-        return None
-    aware = until if until.tzinfo else until.replace(tzinfo=UTC)
-    return max(timedelta(0), aware - clock.now())
 
 
 def _place(method: str, url: URL) -> str:
