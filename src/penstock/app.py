@@ -211,10 +211,16 @@ class HarvestPlatform:
 @asynccontextmanager
 async def open_harvest(settings: Settings, platform: Platform) -> AsyncIterator[HarvestPlatform]:
     """Harvest on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
-    session = _unfrozen(settings.harvest.lease)
-    async with _open(platform.db.dsn, settings.database, looks_up=True, session=session) as db:
+    async with open_for_queues(settings, platform, settings.harvest.lease) as db:
         harvest = Harvest(db, platform.bus, settings.harvest)
         yield HarvestPlatform(settings, platform.telemetry, db, platform.bus, platform.storage, harvest)
+
+
+def open_for_queues(
+    settings: Settings, platform: Platform, lease: timedelta, session: Mapping[str, str] | None = None
+) -> AbstractAsyncContextManager[Database]:
+    """The *platform*'s database in sessions that find rows by an index, and lose what they hold when they freeze."""
+    return _open(platform.db.dsn, settings.database, looks_up=True, session={**_unfrozen(lease), **(session or {})})
 
 
 Schema = tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]
@@ -234,7 +240,7 @@ def known_migrations(settings: Settings) -> list[migrate.Migration]:
     """Every migration of the platform's database, the kernel's first."""
     tracking = migrate.load("penstock.tracking") if settings.tracking.database is None else []
     refdata = migrate.load("penstock.refdata") if settings.refdata.postgres is None else []
-    always = [*migrate.load("penstock.ingest"), *migrate.load("penstock.harvest")]
+    always = [part for name in ("ingest", "harvest", "flows") for part in migrate.load(f"penstock.{name}")]
     return [*migrate.load("penstock.kernel"), *tracking, *refdata, *always]
 
 

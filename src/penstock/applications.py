@@ -6,6 +6,10 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
+from penstock.flows import api as flows_api
+from penstock.flows.managing import Management
+from penstock.flows.service import FlowEngine
+from penstock.flows.views import FlowViews
 from penstock.harvest import api as harvest_api
 from penstock.harvest.service import Harvest
 from penstock.harvest.views import HarvestViews
@@ -15,6 +19,7 @@ from penstock.kernel import actuator
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import Authenticator
 from penstock.kernel.http import Caller, create_app
+from penstock.kernel.live import Live
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata import api as refdata_api
@@ -42,24 +47,31 @@ class Whoami(BaseModel):
     is_operator: bool
 
 
-def make_api(
-    web: Web,
-    pulse: Pulse,
-    tracking: Tracking,
-    refdata: Refdata,
-    ingest: IngestViews,
-    harvest: Harvest,
-    feeds: HarvestViews,
-) -> FastAPI:
+@dataclass(frozen=True)
+class Parts:
+    """What the API of all parts asks."""
+
+    tracking: Tracking
+    refdata: Refdata
+    ingest: IngestViews
+    harvest: Harvest
+    feeds: HarvestViews
+    flows: FlowEngine
+    flow_management: Management
+    flow_views: FlowViews
+    flow_live: Live
+
+
+def make_api(web: Web, pulse: Pulse, parts: Parts) -> FastAPI:
     """The API of all parts."""
-    app = make_pipeline_api(web, pulse, tracking, title="Penstock")
-    app.state.refdata = refdata
-    app.state.ingest = ingest
-    app.state.harvest, app.state.harvest_views = harvest, feeds
-    app.include_router(refdata_api.routes)
-    app.include_router(ingest_api.routes)
-    app.include_router(harvest_api.routes)
-    app.include_router(_access)
+    app = make_pipeline_api(web, pulse, parts.tracking, title="Penstock")
+    app.state.refdata = parts.refdata
+    app.state.ingest = parts.ingest
+    app.state.harvest, app.state.harvest_views = parts.harvest, parts.feeds
+    app.state.flows, app.state.flow_management = parts.flows, parts.flow_management
+    app.state.flow_views, app.state.flow_live = parts.flow_views, parts.flow_live
+    for routes in (refdata_api.routes, ingest_api.routes, harvest_api.routes, flows_api.routes, _access):
+        app.include_router(routes)
     return app
 
 

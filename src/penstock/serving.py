@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,12 +19,14 @@ from penstock.app import (
     open_refdata,
     open_tracking,
 )
-from penstock.applications import Web, make_api, make_app, make_command_api, make_pipeline_api
+from penstock.applications import Parts, Web, make_api, make_app, make_command_api, make_pipeline_api
+from penstock.flowing import Ties, flowing, open_flows
+from penstock.flows.views import FlowViews
 from penstock.harvest.views import HarvestViews
 from penstock.harvesting import harvesting
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.views import IngestViews
-from penstock.ingesting import forget_old_runs, workplace
+from penstock.ingesting import Workplace, forget_old_runs, workplace
 from penstock.kernel import datadir
 from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.backoff import Backoff
@@ -37,10 +39,12 @@ from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.telemetry import Telemetry
 from penstock.pods import open_pod, serving_pod
 from penstock.ports import make_authenticator, make_telemetry
+from penstock.refdata.service import Refdata
 from penstock.reloading import reloading
 from penstock.roles import ROLES
 from penstock.servers import address_of, listening, listening_together, serving, until_stopped
 from penstock.settings import Settings
+from penstock.tracking.service import Tracking
 from penstock.watching import Watcher
 
 
@@ -76,31 +80,59 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         # The API cannot do without its databases; the pod answers from memory, come what may.
         pulse = Pulse({**checks, "dictionaries": pod.check}, needs=["database", "tracking", "refdata"])
         web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator)
-        ingest = await stack.enter_async_context(_ingesting(settings, telemetry, platform.db))
-        harvest = await stack.enter_async_context(open_harvest(settings, platform))
-        if settings.harvest.feeds:
-            await stack.enter_async_context(harvesting(harvest))
-        feeds = HarvestViews(harvest.db, platform.storage, settings.harvest)
-        app = make_api(web, pulse, tracking, refdata.refdata, ingest, harvest.harvest, feeds)
+        parts = await _open_parts(stack, platform, tracking, refdata.refdata)
+        app = make_api(web, pulse, parts)
         await stack.enter_async_context(serving([(app, api)], server))
         await is_loaded.wait()
         addresses = Addresses(address_of(api), query_address)
         await until_stopped([pulse, pod.pulse], stop, lambda: on_ready(addresses))
         tracking.stop()
         refdata.refdata.stop()
+        parts.flows.stop()
+
+
+async def _open_parts(stack: AsyncExitStack, platform: Platform, tracking: Tracking, refdata: Refdata) -> Parts:
+    """All that the API shows, with the workers of those parts that have some."""
+    settings = platform.settings
+    ingest = await stack.enter_async_context(_ingesting(settings, platform.telemetry, platform.db))
+    harvest = await stack.enter_async_context(open_harvest(settings, platform))
+    if settings.harvest.feeds:
+        await stack.enter_async_context(harvesting(harvest))
+    flows = await stack.enter_async_context(open_flows(settings, platform))
+    ties = Ties(harvest.harvest, refdata, tracking, ingest.place)
+    await stack.enter_async_context(flowing(flows, ties))
+    return Parts(
+        tracking=tracking,
+        refdata=refdata,
+        ingest=ingest.views,
+        harvest=harvest.harvest,
+        feeds=HarvestViews(harvest.db, platform.storage, settings.harvest),
+        flows=flows.engine,
+        flow_management=flows.management,
+        flow_views=FlowViews(platform.db, flows.catalogue),
+        flow_live=flows.live,
+    )
+
+
+@dataclass(frozen=True)
+class _Ingest:
+    """What the API shows of ingest, and where its runs are made, if anywhere."""
+
+    views: IngestViews
+    place: Workplace | None
 
 
 @asynccontextmanager
-async def _ingesting(settings: Settings, telemetry: Telemetry, db: Database) -> AsyncIterator[IngestViews]:
-    """What the API shows of ingest; where a tree is configured, its inboxes are watched meanwhile."""
+async def _ingesting(settings: Settings, telemetry: Telemetry, db: Database) -> AsyncIterator[_Ingest]:
+    """Where a tree is configured, its inboxes are watched meanwhile."""
     if settings.ingest.root is None:
-        yield IngestViews(db, None, settings.ingest)
+        yield _Ingest(IngestViews(db, None, settings.ingest), None)
         return
     metrics = IngestMetrics(telemetry.registry)
     with workplace(settings, uses_database=True) as place:
         watcher = Watcher(settings, place, metrics, uses_database=True)
         async with watcher.watching(), _forgetting(settings, db):
-            yield IngestViews(db, place.tree, settings.ingest)
+            yield _Ingest(IngestViews(db, place.tree, settings.ingest), place)
 
 
 def _forgetting(settings: Settings, db: Database) -> AbstractAsyncContextManager[None]:
@@ -236,14 +268,37 @@ async def work_harvest(settings: Settings, stop: asyncio.Event, on_ready: Callab
     """H4–H8: the workers of harvest alone, with their health and metrics on a port, until *stop*."""
     if not settings.harvest.feeds:
         raise BadConfig("NO_FEEDS", "there are no feeds to harvest", hint="name them under harvest.feeds")
+    async with _standing(settings, "Penstock harvest", ["database", "bus"], stop, on_ready) as (stack, platform):
+        harvest = await stack.enter_async_context(open_harvest(settings, platform))
+        await stack.enter_async_context(harvesting(harvest))
+
+
+async def work_flows(
+    kinds: Sequence[str], settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]
+) -> None:
+    """F17: the workers of flows alone, with their health and metrics on a port, until *stop*."""
+    async with _standing(settings, "Penstock flows", ["database", "storage"], stop, on_ready) as (stack, platform):
+        tracking = await stack.enter_async_context(open_tracking(settings, platform.telemetry, platform.db))
+        refdata = await stack.enter_async_context(open_refdata(settings, platform.telemetry, platform))
+        harvest = await stack.enter_async_context(open_harvest(settings, platform))
+        place = None
+        if settings.ingest.root is not None:
+            place = stack.enter_context(workplace(settings, uses_database=True))
+        flows = await stack.enter_async_context(open_flows(settings, platform))
+        await stack.enter_async_context(flowing(flows, Ties(harvest.harvest, refdata.refdata, tracking, place), kinds))
+
+
+@asynccontextmanager
+async def _standing(
+    settings: Settings, title: str, needs: Sequence[str], stop: asyncio.Event, on_ready: Callable[[str], None]
+) -> AsyncIterator[tuple[AsyncExitStack, Platform]]:
+    """What workers that have a process to themselves stand on; once they are there it serves until *stop*."""
     async with AsyncExitStack() as stack:
         telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
         web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings))
         socket = stack.enter_context(listening(settings.server.host, settings.server.port))
         platform = await stack.enter_async_context(open_platform(settings, telemetry))
-        harvest = await stack.enter_async_context(open_harvest(settings, platform))
-        await stack.enter_async_context(harvesting(harvest))
-        pulse = Pulse(_checks(platform), needs=["database", "bus"])
-        app = make_app("Penstock harvest", web, pulse)
-        await stack.enter_async_context(serving([(app, socket)], settings.server))
+        yield stack, platform
+        pulse = Pulse(_checks(platform), needs=needs)
+        await stack.enter_async_context(serving([(make_app(title, web, pulse), socket)], settings.server))
         await until_stopped([pulse], stop, lambda: on_ready(address_of(socket)))

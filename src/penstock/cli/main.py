@@ -11,6 +11,7 @@ from penstock.cli import (
     database,
     dictionary,
     doctor,
+    flow,
     harvest,
     harvest_source,
     ingest,
@@ -49,6 +50,7 @@ states.add_to(ingest.app)
 app.add_typer(ingest.app, name="ingest")
 harvest_source.add_to(harvest.app)
 app.add_typer(harvest.app, name="harvest")
+app.add_typer(flow.app, name="flow")
 app.add_typer(roles.serve_app, name="serve")
 app.add_typer(roles.work_app, name="work")
 

@@ -95,6 +95,38 @@ for _role, _about in _ABOUT.items():
     work_app.command(_role.value)(_work(_role, _about))
 
 
+@work_app.command("flows")
+def flows(
+    kinds: Annotated[list[str] | None, typer.Option("--kinds", help="Only these; may come again.")] = None,
+    module: Annotated[
+        list[str] | None, typer.Option("--module", help="Python with workers, besides flows.modules; may come again.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="Get steps from this server, not from the database; only those of modules."),
+    ] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    host: HostOption = None,
+    port: Annotated[int, typer.Option(help="Port of its health and metrics; 0 takes a free one.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Do the steps of flows, until Ctrl-C or SIGTERM."""
+    from functools import partial
+
+    from penstock import flow_work, serving
+
+    settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+    if module:
+        both = [*settings.flows.modules, *module]
+        settings = settings.model_copy(update={"flows": settings.flows.model_copy(update={"modules": both})})
+    wanted = [kind for some in kinds or () for kind in some.split(",")]
+    if url is not None:
+        serve(settings, partial(flow_work.work_from_afar, url, wanted), tell_address("server", json))
+    else:
+        serve(settings, partial(serving.work_flows, wanted), tell_address("health", json))
+
+
 def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":
     from penstock.settings import load_settings
 

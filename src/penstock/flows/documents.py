@@ -1,0 +1,68 @@
+"""F2, F15: what inputs and scopes may hold: JSON that every store keeps, however it was written."""
+
+from collections.abc import Mapping
+from datetime import date, datetime
+from math import isfinite
+from typing import Any
+
+from penstock.flows.reference import Reference
+from penstock.kernel.text import is_storable
+
+_DEPTH_LIMIT = 50
+_VALUE_LIMIT = 200_000  # YAML can say one thing a billion times
+_LARGEST = 2**63 - 1
+
+
+def plain(document: Any) -> Any:
+    """*document* as JSON has it, dates as texts; ValueError for what has no place there, and where it is."""
+    return _Plain().copied(document, ())
+
+
+class _Plain:
+    def __init__(self) -> None:
+        self._left = _VALUE_LIMIT
+
+    def copied(self, value: Any, path: tuple[str, ...]) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"there are more than {_VALUE_LIMIT:,} values in it")
+        if isinstance(value, Mapping | list | tuple):
+            if len(path) == _DEPTH_LIMIT:
+                raise ValueError(f"it is nested deeper than {_DEPTH_LIMIT}")
+            if isinstance(value, Mapping):
+                return {_key(name, path): self.copied(inner, (*path, str(name))) for name, inner in value.items()}
+            return [self.copied(inner, (*path, str(place))) for place, inner in enumerate(value)]
+        return _scalar(value, path)
+
+
+def _key(name: Any, path: tuple[str, ...]) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"{_place((*path, repr(name)))}: a name is a text; put it in quotes")  # noqa: TRY004
+    return _text(name, path)
+
+
+def _scalar(value: Any, path: tuple[str, ...]) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value, path)
+    if isinstance(value, int) and abs(value) <= _LARGEST:
+        return int(value)
+    if isinstance(value, float) and isfinite(value):
+        return float(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Reference):
+        return _text(str(value), path)
+    what = "a number that is too large, or none" if isinstance(value, int | float) else f"a {type(value).__name__}"
+    raise ValueError(f"{_place(path)}: {what} has no form in JSON")
+
+
+def _text(value: str, path: tuple[str, ...]) -> str:
+    if not is_storable(value):
+        raise ValueError(f"{_place(path)}: NUL and halves of characters cannot be kept")
+    return str(value)
+
+
+def _place(path: tuple[str, ...]) -> str:
+    return ".".join(path) or "it"

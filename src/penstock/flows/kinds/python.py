@@ -1,0 +1,115 @@
+"""F14: steps that are a function of Python, of a module that may be called."""
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Annotated, Any
+
+import orjson
+from pydantic import Field, StringConstraints
+
+from penstock.flows.contract import DOCUMENT_LIMIT
+from penstock.flows.definition import Json, Written
+from penstock.flows.kinds import threads
+from penstock.flows.kinds.reading import read
+from penstock.flows.kinds.threads import in_a_thread
+from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.kernel.text import storable
+
+KIND = "python"
+_TRACE_LIMIT = 4_000  # characters, of its end: there the mistake is
+_MESSAGE_LIMIT = 1_000
+_OURS = (__file__, threads.__file__)
+
+
+class PythonInputs(Written):
+    """What is called, and with what."""
+
+    call: Annotated[str, StringConstraints(pattern=r"^[A-Za-z]\w*(\.[A-Za-z_]\w*)*:[A-Za-z]\w*\z", max_length=500)]
+    args: Json = Field(default_factory=dict, description="By the names of its parameters.")
+
+
+def python_worker(allowed: Sequence[str]) -> Handler:
+    """The worker that calls functions of the modules *allowed*, and of those below them."""
+
+    async def work(step: Step) -> Outputs:
+        given = read(PythonInputs, step.inputs)
+        module, _, name = given.call.partition(":")
+        if not _is_below(module, allowed):
+            said = f"{module} is none of the modules that may be called; name it in flows.python to allow it"
+            raise StepFailed("PYTHON_NOT_ALLOWED", said, retryable=False)
+        function = await in_a_thread(partial(_found, module, name, allowed), f"import {module}")
+        return _as_outputs(await _result(function, _bound(function, given, step), given.call), given.call)
+
+    return work
+
+
+def _is_below(module: str, allowed: Sequence[str]) -> bool:
+    return any(module == one or module.startswith(f"{one}.") for one in allowed)
+
+
+def _found(module: str, name: str, allowed: Sequence[str]) -> Callable[..., Any]:
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise _told(error) from error
+    # What a module has only borrowed is not its own: `from os import system` must not offer that.
+    if not callable(found) or not _is_below(getattr(found, "__module__", None) or "", allowed):
+        raise StepFailed("PYTHON_NOT_FOUND", f"{module} has no function {name} of its own", retryable=False)
+    return found  # type: ignore[no-any-return]
+
+
+def _bound(function: Callable[..., Any], given: PythonInputs, step: Step) -> dict[str, Any]:
+    signature = inspect.signature(function)
+    wanted = [one.name for one in signature.parameters.values() if _wants_step(one)]
+    arguments = {**given.args, **dict.fromkeys(wanted, step)}
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise StepFailed("BAD_INPUTS", f"inputs.args: {given.call}: {error}", retryable=False) from None
+    return arguments
+
+
+def _wants_step(parameter: inspect.Parameter) -> bool:
+    is_annotated = parameter.annotation is Step or str(parameter.annotation).rpartition(".")[2] == Step.__name__
+    return is_annotated or parameter.name == "step"
+
+
+async def _result(function: Callable[..., Any], arguments: dict[str, Any], name: str) -> Any:
+    call = partial(function, **arguments)
+    try:
+        found = call() if inspect.iscoroutinefunction(function) else await in_a_thread(call, name)
+        return await found if inspect.isawaitable(found) else found
+    except StepFailed:
+        raise
+    except (Exception, SystemExit) as error:  # an edge: it is somebody else's code
+        raise _told(error) from error
+
+
+def _told(error: BaseException) -> StepFailed:
+    kind, message = type(error).__name__, storable(str(error), _MESSAGE_LIMIT)
+    lines = "".join(traceback.format_exception(type(error), error, _without_ours(error.__traceback__)))
+    details = {"type": kind, "message": message, "traceback": storable(lines[-_TRACE_LIMIT:], _TRACE_LIMIT)}
+    return StepFailed("PYTHON_ERROR", f"{kind}: {message}", details)
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return trace
+
+
+def _as_outputs(result: Any, call: str) -> Outputs:
+    try:
+        document = orjson.dumps({} if result is None else result)
+    except TypeError as error:
+        said = f"what {call} returned is no JSON: {error}"
+        raise StepFailed("PYTHON_RESULT", said, retryable=False) from None
+    if len(document) > DOCUMENT_LIMIT:
+        said = f"{call} returned {len(document)} bytes, at most {DOCUMENT_LIMIT} are kept; write an artifact instead"
+        raise StepFailed("PYTHON_RESULT", said, retryable=False)
+    plain = orjson.loads(document)
+    return plain if isinstance(plain, dict) else {"result": plain}

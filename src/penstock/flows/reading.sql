@@ -1,0 +1,97 @@
+-- name: runs
+-- The latest first. Runs are numbered as they are made.
+SELECT r.id, r.run_id, r.flow, r.status, r.reason, r.created_at, r.started_at, r.finished_at, r.created_by,
+       r.scheduled_for, p.run_id AS parent_run_id, s.step_id AS parent_step_id
+FROM flow_run r
+LEFT JOIN flow_run p ON p.id = r.parent_run
+LEFT JOIN flow_step s ON s.run = r.parent_run AND s.n = r.parent_n
+WHERE r.id < $1 AND ($3::text IS NULL OR r.status = $3) AND ($4::timestamptz IS NULL OR r.created_at >= $4)
+ORDER BY r.id DESC
+LIMIT $2;
+
+-- name: runs_of_flow
+-- A statement of its own: one for both would have one plan for both.
+SELECT r.id, r.run_id, r.flow, r.status, r.reason, r.created_at, r.started_at, r.finished_at, r.created_by,
+       r.scheduled_for, p.run_id AS parent_run_id, s.step_id AS parent_step_id
+FROM flow_run r
+LEFT JOIN flow_run p ON p.id = r.parent_run
+LEFT JOIN flow_step s ON s.run = r.parent_run AND s.n = r.parent_n
+WHERE r.flow = $5 AND r.id < $1 AND ($3::text IS NULL OR r.status = $3)
+  AND ($4::timestamptz IS NULL OR r.created_at >= $4)
+ORDER BY r.id DESC
+LIMIT $2;
+
+-- name: run
+-- F1: a run by its name.
+SELECT r.id, r.run_id, r.flow, r.status, r.reason, r.created_at, r.started_at, r.finished_at, r.created_by,
+       r.scheduled_for, p.run_id AS parent_run_id, s.step_id AS parent_step_id, r.scope, r.fail_fast, r.moves
+FROM flow_run r
+LEFT JOIN flow_run p ON p.id = r.parent_run
+LEFT JOIN flow_step s ON s.run = r.parent_run AND s.n = r.parent_n
+WHERE r.run_id = $1;
+
+-- name: steps
+-- F1: the steps of a run, in their order.
+SELECT t.n, t.step_id, t.kind, t.status, t.depends_on, t.required, coalesce(t.given, t.spec -> 'inputs') AS inputs,
+       t.outputs, t.error, t.reason, t.artifacts, t.attempts, t.max_attempts, t.fence, t.worker, t.lease_until,
+       t.due_at, t.started_at, t.finished_at, t.map_n
+FROM flow_step t WHERE t.run = $1 ORDER BY t.n;
+
+-- name: counts
+-- How many steps of a run stand how.
+SELECT t.status, count(*) AS steps FROM flow_step t WHERE t.run = $1 GROUP BY t.status;
+
+-- name: moves
+-- F18: the numbers of all entries of the journal that tell of a run, and what it calls its steps.
+SELECT t.step_id, t.moves FROM flow_step t WHERE t.run = $1;
+
+-- name: step
+-- One step with all that tells why it is where it is.
+SELECT t.run, t.n, r.run_id, t.step_id, t.kind, t.status, t.fence, t.attempts, t.max_attempts, t.worker, t.reason,
+       t.error, t.lease_until, t.due_at, t.started_at, t.finished_at, t.sealed IS NOT NULL AS is_sealed,
+       t.given ->> 'runId' AS inner_run, r.status AS run_status, r.reason AS run_reason, r.flow
+FROM flow_run r JOIN flow_step t ON t.run = r.id
+WHERE r.run_id = $1 AND t.step_id = $2;
+
+-- name: unmet
+-- F18: what a step waits for, in the order of the run.
+SELECT p.step_id, p.status
+FROM flow_step t JOIN flow_step p ON p.run = t.run AND p.n = ANY (t.depends_on)
+WHERE t.run = $1 AND t.n = $2 AND p.status NOT IN {step.satisfied}
+ORDER BY p.n;
+
+-- name: items
+-- F14: how many items of a map there are, and how many of them have ended.
+SELECT count(*) AS items, count(*) FILTER (WHERE t.status IN {step.ended}) AS ended
+FROM flow_step t WHERE t.run = $1 AND t.map_n = $2;
+
+-- name: queue
+-- F18: how many steps of a kind are under way, and how many are before one in the queue, up to a number.
+SELECT (SELECT count(*) FROM flow_step t
+        WHERE t.kind = $1 AND t.status = {step.RUNNING} AND t.lease_until IS NOT NULL) AS busy,
+       (SELECT count(*) FROM (
+            SELECT FROM flow_step t WHERE t.kind = $1 AND t.status = {step.READY} AND t.due_at < $2 LIMIT $3
+        ) AS before) AS ahead;
+
+-- name: active
+-- F16: how many runs of a flow are under way.
+SELECT count(*) FROM flow_run r WHERE r.flow = $1 AND r.status = {run.RUNNING};
+
+-- name: statuses
+-- Where steps that are known by their names stand.
+SELECT r.run_id, t.step_id, t.status
+FROM unnest($1::text[], $2::text[]) AS s (run_id, step_id)
+JOIN flow_run r ON r.run_id = s.run_id
+JOIN flow_step t ON t.run = r.id AND t.step_id = s.step_id;
+
+-- name: logs
+-- F18: what a step told, of all its attempts or of one.
+SELECT l.id, l.at, l.attempt, l.fence, l.level, l.message
+FROM flow_log l
+WHERE l.run = $1 AND l.n = $2 AND l.id > $3 AND ($5::integer IS NULL OR l.attempt = $5)
+ORDER BY l.id
+LIMIT $4;
+
+-- name: schedules
+-- F16: what is known of the schedules of some flows.
+SELECT s.flow, s.is_paused, s.last_run, s.note FROM flow_schedule s WHERE s.flow = ANY ($1);

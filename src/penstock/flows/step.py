@@ -1,0 +1,88 @@
+"""F17: a step as its worker sees it, and the workers by the kind of step they do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+from penstock.flows.contract import artifact_folder
+from penstock.flows.model import Claimed, StepError
+
+Outputs = Mapping[str, Any] | None
+Handler = Callable[["Step"], Awaitable[Outputs]] | Callable[["Step"], Outputs]
+
+
+class StepFailed(Exception):
+    """A step cannot be done: a short constant, a sentence, and what helps to find out why.
+
+    *retryable* is what the worker knows of it; what the step's own `retry` says goes before.
+    """
+
+    def __init__(self, code: str, message: str, details: Any = None, *, retryable: bool | None = None) -> None:
+        super().__init__(message)
+        self.error = StepError(code, message, details)
+        self.retryable = retryable
+
+
+class Desk(Protocol):
+    """What a step under way can ask for: of the database and the store, or over HTTP."""
+
+    async def log(self, held: Claimed, level: str, message: str) -> None:
+        """F18: keep a line with this attempt."""
+
+    async def write(self, held: Claimed, name: str, data: bytes) -> None:
+        """F6: keep *data* under this attempt; it is published when the attempt is the one that counts."""
+
+    async def read(self, run_id: str, step_id: str, name: str) -> bytes:
+        """The artifact *name* of a step that has ended; NotFound when it has none."""
+
+
+class Step:
+    """A step under way."""
+
+    def __init__(self, held: Claimed, desk: Desk) -> None:
+        self.held = held
+        self.run_id, self.step_id, self.kind = held.run_id, held.step_id, held.kind
+        self.attempt, self.fence = held.attempt, held.fence
+        self.inputs, self.scope = held.inputs, held.scope
+        self.cancelled = asyncio.Event()  # F9: set when the run is cancelled, or somebody else has the step
+        self.is_lost = False  # somebody else has the step: nothing that is said of it counts
+        self.artifacts: list[str] = []
+        self._desk = desk
+
+    async def log(self, message: str, level: str = "info") -> None:
+        """F18: keep a line for whoever asks what happened."""
+        await self._desk.log(self.held, level, message)
+
+    async def write(self, name: str, data: bytes | str) -> str:
+        """F6: write an artifact; its path, where it is once this step has ended."""
+        await self._desk.write(self.held, name, data.encode() if isinstance(data, str) else data)
+        if name not in self.artifacts:
+            self.artifacts.append(name)
+        return f"{artifact_folder(self.kind, self.run_id, self.step_id)}/{name}"
+
+    async def read(self, step_id: str, name: str) -> bytes:
+        """The artifact *name* of a step before this one."""
+        return await self._desk.read(self.run_id, step_id, name)
+
+
+class Workers:
+    """Who does which kind of step. A handler returns the outputs, or raises StepFailed."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+
+    def worker(self, kind: str) -> Callable[[Handler], Handler]:
+        """Decorate the function that does steps of *kind*."""
+
+        def register(handler: Handler) -> Handler:
+            if kind in self.handlers:
+                raise ValueError(f"two workers for the kind {kind}")
+            self.handlers[kind] = handler
+            return handler
+
+        return register
+
+    def add(self, others: "Workers") -> None:
+        """Have also what *others* do."""
+        for kind, handler in others.handlers.items():
+            self.worker(kind)(handler)

@@ -1,0 +1,146 @@
+"""F14: the other parts as steps of flows need them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from penstock.flows.kinds.harvest import Harvested
+from penstock.flows.kinds.ingest import Ingested
+from penstock.flows.kinds.refdata import Published
+from penstock.flows.kinds.tracking import Shard
+from penstock.harvest.service import Harvest
+from penstock.harvest.views import SQL as HARVEST
+from penstock.ingest import layout, ledger
+from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.facts import document, small
+from penstock.ingest.hooks import Hooks
+from penstock.ingest.publishing import Step
+from penstock.ingesting import Workplace
+from penstock.kernel.errors import Conflict, NotFound
+from penstock.refdata.contract import Command
+from penstock.refdata.model import Update
+from penstock.refdata.service import Refdata
+from penstock.tracking.contract import Stage
+from penstock.tracking.contract import Status as Stands
+from penstock.tracking.model import Row
+from penstock.tracking.service import Tracking
+
+_ASKED = "diag/asked_by.json"  # beside a run of ingest: which step it is for
+_LOOKED_AT = 20  # runs of a supplier among which that of a step is looked for
+
+
+class TiedFeeds:
+    """Harvest."""
+
+    def __init__(self, harvest: Harvest) -> None:
+        self._harvest = harvest
+
+    async def start(self, feed: str, by: str, *, full: bool, run_id: UUID) -> UUID | None:
+        try:
+            await self._harvest.start(feed, by, full=full, run_id=run_id)
+        except Conflict as error:
+            if error.code != "RUN_ACTIVE":
+                raise
+            return UUID(error.details["runId"])
+        return None
+
+    async def run(self, run_id: UUID) -> Harvested | None:
+        row = await self._harvest.db.fetchrow(HARVEST["run"], run_id)
+        if row is None:
+            return None
+        told = {name: row[name] for name in Harvested.__slots__}
+        return Harvested(**{**told, "records": int(row["records"])})  # a sum, and so a decimal
+
+
+class TiedDictionaries:
+    """Refdata."""
+
+    def __init__(self, refdata: Refdata) -> None:
+        self._refdata = refdata
+
+    async def submit(self, tenant: str, command: Command, wait: timedelta | None) -> Published:
+        return _published(await self._refdata.submit(tenant, command, wait))
+
+    async def update(self, tenant: str, event_id: UUID) -> Published | None:
+        try:
+            return _published(await self._refdata.update(tenant, event_id))
+        except NotFound:
+            return None
+
+
+def _published(update: Update) -> Published:
+    return Published(update.status, update.committed_version, update.error_code, update.error_message)
+
+
+class TiedFiles:
+    """Tracking."""
+
+    def __init__(self, tracking: Tracking) -> None:
+        self._tracking = tracking
+
+    async def shards(self, filename: str, stage: Stage) -> Sequence[Shard]:
+        try:
+            rows = await self._tracking.file(filename)
+            return [await self._shard(row, stage) for row in rows]
+        except NotFound:  # not yet, or not any more
+            return []
+
+    async def _shard(self, row: Row, stage: Stage) -> Shard:
+        stages = list(Stage)
+        upto = stages[: stages.index(stage) + 1]
+        if any(row.status[one] is Stands.FAILED for one in upto):
+            return Shard(row.shard, is_done=False, failure=(await self._tracking.why(row.filename, row.shard)).why)
+        return Shard(row.shard, is_done=row.status[stage] is Stands.DONE)
+
+
+class TiedSuppliers:
+    """Ingest. A run is marked with the step that asked for it, before it can publish anything: so it is found again."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+        self._tree = place.tree
+
+    def last(self, supplier: str) -> str | None:
+        return (ledger.load(self._tree, supplier).last or {}).get("run_id")
+
+    def run(self, supplier: str, asked_by: str, after: str | None, should_stop: Callable[[], bool]) -> Ingested | None:
+        if published := self._published(supplier, asked_by):
+            self._place.deliver(supplier)  # what the run before us may not have come to
+            return published
+        hooks = Hooks(should_stop=should_stop, on_step=self._marking(supplier, asked_by))
+        outcome = self._place.run(supplier, hooks, waits=True)
+        if outcome.manifest is not None:
+            return _ingested(outcome.manifest.as_dict())
+        # The run before us may have been killed and completed now; or it failed, and took the file with it.
+        for found in self._asked(supplier, asked_by):
+            if found.failure_code != FailureCode.INTERRUPTED:
+                return found
+        last = self.last(supplier)
+        return self._ended(last) if last is not None and last != after else None
+
+    def _published(self, supplier: str, asked_by: str) -> Ingested | None:
+        return next((run for run in self._asked(supplier, asked_by) if run.status == Status.PASS), None)
+
+    def _asked(self, supplier: str, asked_by: str) -> Iterator[Ingested]:
+        """The ended runs that are marked so, the latest first."""
+        for run_id in sorted(self._tree.runs(supplier), reverse=True)[:_LOOKED_AT]:
+            if document(self._tree.read(layout.run(run_id, _ASKED))).get("asked_by") == asked_by and (
+                run := self._ended(run_id)
+            ):
+                yield run
+
+    def _ended(self, run_id: str) -> Ingested | None:
+        manifest = document(self._tree.read(layout.run(run_id, layout.MANIFEST)))
+        return _ingested(manifest) if manifest else None
+
+    def _marking(self, supplier: str, asked_by: str) -> Callable[[Step], None]:
+        def on_step(step: Step) -> None:
+            run_id = ledger.load(self._tree, supplier).running if step is Step.STARTED else None
+            if run_id is not None:
+                self._tree.write(layout.run(run_id, _ASKED), small({"asked_by": asked_by}))
+
+        return on_step
+
+
+def _ingested(manifest: dict[str, object]) -> Ingested:
+    return Ingested(**{name: manifest[name] for name in Ingested.__slots__})  # type: ignore[arg-type]
