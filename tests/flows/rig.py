@@ -1,0 +1,181 @@
+"""Flows as their users meet them: the engine and its API on a real PostgreSQL, with short words for requests."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from penstock.applications import Web, make_app
+from penstock.flows import api as flows_api
+from penstock.flows.catalogue import Catalogue
+from penstock.flows.chores import Keeper
+from penstock.flows.config import FlowsSection
+from penstock.flows.managing import Management
+from penstock.flows.model import RUN, STEP
+from penstock.flows.service import MOVES, FlowEngine
+from penstock.flows.views import FlowViews
+from penstock.kernel.actuator import Pulse
+from penstock.kernel.auth import Authenticator, NoAuthenticator
+from penstock.kernel.clock import Clock
+from penstock.kernel.db import Database
+from penstock.kernel.live import Live
+from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.telemetry import Telemetry
+from penstock.servers import address_of, listening, serving
+from penstock.settings import Settings
+
+BASE = "/api/v1"
+PROBLEM = "application/problem+json"
+LEASE = timedelta(seconds=60)
+SECOND = timedelta(seconds=1)
+Json = dict[str, Any]
+
+
+class Rig:
+    """Requests that must succeed, or must be refused in the way the test says; nothing moves by itself."""
+
+    def __init__(self, engine: FlowEngine, catalogue: Catalogue, storage: FolderStorage, app: FastAPI) -> None:
+        self.engine = engine
+        self.keeper = Keeper(engine, catalogue, storage)
+        self.storage = storage
+        self.app = app
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1{BASE}")
+
+    async def get(self, path: str, **params: Any) -> Json:
+        return answered(await self.http.get(path, params=params))
+
+    async def post(self, path: str, expected: int = 200, /, **body: Any) -> Json:
+        return answered(await self.http.post(path, json=body), expected)
+
+    async def refused(self, expected: int, code: str, path: str, /, **body: Any) -> Json:
+        """POST what must be refused; the problem."""
+        return problem(await self.http.post(path, json=body), expected, code)
+
+    async def create(self, steps: Mapping[str, Any], run_id: str = "r1", **more: Any) -> Json:
+        """F2: a new run of *steps*."""
+        return await self.post("/flow_runs", 201, runId=run_id, steps=steps, **more)
+
+    async def run(self, run_id: str = "r1") -> Json:
+        return await self.get(f"/flow_runs/{run_id}")
+
+    async def statuses(self, run_id: str = "r1") -> dict[str, str]:
+        """Where the steps of a run stand."""
+        return {name: step["status"] for name, step in (await self.run(run_id))["steps"].items()}
+
+    async def claim(self, *kinds: str, limit: int = 100, **more: Any) -> list[Json]:
+        asked = {"worker": "w1", "kinds": kinds or ["work"], "limit": limit, **more}
+        items: list[Json] = (await self.post("/flow_steps/claim", **asked))["items"]
+        return items
+
+    async def report(self, item: Json, status: str = "SUCCEEDED", **more: Any) -> Json:
+        """How a claimed step ended."""
+        return await self.post(f"{step_path(item)}/report", **said(item, status, **more))
+
+    async def done(self, *kinds: str, **outputs: Any) -> list[str]:
+        """Claim what there is, and end it well; the names of those steps."""
+        items = await self.claim(*kinds)
+        for item in items:
+            await self.report(item, outputs=outputs)
+        return [item["stepId"] for item in items]
+
+
+@asynccontextmanager
+async def rigged(
+    database_url: str,
+    folder: Path,
+    /,
+    *,
+    clock: Clock | None = None,
+    authenticator: Authenticator | None = None,
+    settings: Settings | None = None,
+    **section: Any,
+) -> AsyncIterator[Rig]:
+    """A rig, whose time passes when the test says so where it gives a *clock*; *section* are settings of flows."""
+    telemetry, storage = Telemetry(), FolderStorage(folder / "objects")
+    flows = FlowsSection.model_validate({"lease": LEASE, **section})
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(Database.open(database_url, clock=clock, looks_up=True))
+        catalogue = Catalogue(flows)
+        engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, flows))
+        web = Web(settings or Settings(), telemetry, HttpMetrics(telemetry), authenticator or NoAuthenticator())
+        app = make_app("Flows", web, Pulse({}, needs=[]))
+        app.include_router(flows_api.routes)
+        app.state.flows, app.state.flow_management = engine, Management(engine, storage)
+        app.state.flow_views = FlowViews(db, catalogue)
+        app.state.flow_live = Live(db, engine.bell, MOVES, {RUN.name, STEP.name})
+        rig = Rig(engine, catalogue, storage, app)
+        await stack.enter_async_context(rig.http)
+        yield rig
+
+
+@asynccontextmanager
+async def on_a_port(rig: Rig) -> AsyncIterator[str]:
+    """The rig's API for programs: the address it is at."""
+    with listening("127.0.0.1", 0) as socket:
+        async with serving([(rig.app, socket)], Settings().server):
+            try:
+                yield address_of(socket)
+            finally:
+                rig.engine.bell.close()  # who waits for a step, or watches, is not waited for
+
+
+class Events:
+    """What a stream of server-sent events tells."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        self._lines = answer.aiter_lines()
+
+    async def next(self) -> tuple[str, Json]:
+        """The next event: its id and its data."""
+        event: dict[str, str] = {}
+        async with asyncio.timeout(20):
+            while line := await anext(self._lines):
+                name, _, value = line.partition(": ")
+                event[name] = value
+        return (event["id"], json.loads(event["data"])) if event.get("event") == "move" else await self.next()
+
+
+def answered(answer: httpx.Response, status: int = 200) -> Json:
+    assert answer.status_code == status, answer.text
+    document: Json = answer.json()
+    return document
+
+
+def problem(answer: httpx.Response, status: int, code: str) -> Json:
+    """The body of a refusal, which is a problem with a stable code."""
+    body: Json = answer.json()
+    assert (answer.status_code, body.get("code")) == (status, code), answer.text
+    assert answer.headers["content-type"] == PROBLEM
+    assert body["detail"]
+    return body
+
+
+def step_path(item: Json) -> str:
+    return f"/flow_runs/{item['runId']}/steps/{item['stepId']}"
+
+
+def said(item: Json, status: str = "SUCCEEDED", **more: Any) -> Json:
+    """A report on a claimed item, without its name."""
+    return {"fence": item["fence"], "status": status, **more}
+
+
+def named(item: Json) -> Json:
+    """A claimed item as a heartbeat names it."""
+    return {name: item[name] for name in ("runId", "stepId", "fence")}
+
+
+def chain(*names: str, kind: str = "work", **more: Any) -> Json:
+    """Steps that each wait for the one before."""
+    steps: Json = {}
+    for place, name in enumerate(names):
+        steps[name] = {"kind": kind, **more, **({"dependsOn": [names[place - 1]]} if place else {})}
+    return steps

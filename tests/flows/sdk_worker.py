@@ -1,0 +1,36 @@
+"""A program of a user: workers over HTTP, run by `python -m tests.flows.sdk_worker`; also a module with workers."""
+
+from typing import Any
+
+from penstock.flows.sdk import Flow, Step, StepFailed, run, worker
+
+flow = Flow("greetings", scope={"name": "world"})
+flow.step("greet", "GREET", inputs={"name": flow.scope.name})
+
+
+@worker("GREET")
+async def greet(step: Step) -> dict[str, Any]:
+    """Greets somebody."""
+    name = step.inputs.get("name")
+    if not name:
+        raise StepFailed("NOBODY", "there is nobody to greet", {"inputs": dict(step.inputs)})
+    await step.log(f"greeting {name}")
+    await step.write("greeting.txt", f"hello {name}")
+    return {"greeted": name}
+
+
+@worker("RECALL")
+async def recall(step: Step) -> dict[str, Any]:
+    """Reads what another step left."""
+    return {"read": (await step.read(step.inputs["step"], "greeting.txt")).decode()}
+
+
+@worker("WAIT")
+async def wait(step: Step) -> None:
+    """Goes on until it is stopped."""
+    await step.log("waiting")
+    await step.cancelled.wait()
+
+
+if __name__ == "__main__":
+    run(concurrency=8)

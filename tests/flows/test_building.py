@@ -1,0 +1,130 @@
+"""Flows in Python: the same model as in YAML."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.flows import graph
+from penstock.flows.building import Flow, index, item
+from penstock.flows.catalogue import load_file
+from penstock.flows.definition import FlowSpec, Policy, Retry, Schedule, Work
+from penstock.flows.expressions import Context, condition, fill
+from penstock.flows.reference import Reference
+from penstock.kernel.errors import Invalid
+
+YAML = """
+name: market-report
+description: Candles, charts, words.
+scope: {symbol: BTC}
+policy: {failFast: true}
+maxActiveRuns: 2
+schedule: {cron: "0 6 * * *"}
+steps:
+  ohlcv: {kind: OHLCV_EXPORT, inputs: {symbol: "${scope.symbol}"}}
+  charts:
+    kind: CHART_EXPORT
+    dependsOn: [ohlcv]
+    inputs: {files: "${steps.ohlcv.outputs.files}", title: "Of ${scope.symbol}: ${steps.ohlcv.outputs.rows} rows"}
+    when: steps.ohlcv.outputs.rows > 0
+    required: false
+    onSkip: skip
+    retry: {maxAttempts: 5}
+    timeout: 30
+  each:
+    kind: map
+    dependsOn: [ohlcv, charts]
+    over: ${steps.ohlcv.outputs["time-frames"]}
+    do: {kind: http, inputs: {url: "https://example.com/${item.name}", n: "${index}"}}
+"""
+
+
+def market_report() -> Flow:
+    flow = Flow(
+        "market-report",
+        description="Candles, charts, words.",
+        scope={"symbol": "BTC"},
+        policy=Policy(fail_fast=True),
+        max_active_runs=2,
+        schedule=Schedule(cron="0 6 * * *"),
+    )
+    ohlcv = flow.step("ohlcv", "OHLCV_EXPORT", inputs={"symbol": flow.scope.symbol})
+    charts = flow.step(
+        "charts",
+        "CHART_EXPORT",
+        after=[ohlcv],
+        inputs={"files": ohlcv.outputs.files, "title": f"Of {flow.scope.symbol}: {ohlcv.outputs.rows} rows"},
+        when=f"{ohlcv.outputs.rows} > 0",
+        required=False,
+        on_skip="skip",
+        retry=Retry(max_attempts=5),
+        timeout=timedelta(seconds=30),
+    )
+    flow.map(
+        "each",
+        over=ohlcv.outputs["time-frames"],
+        do=Work(kind="http", inputs={"url": f"https://example.com/{item.name}", "n": index}),
+        after=["ohlcv", charts],
+    )
+    return flow
+
+
+def test_a_flow_in_python_is_the_flow_in_yaml(tmp_path: Path) -> None:
+    """F15: word for word."""
+    file = tmp_path / "flow.yaml"
+    file.write_text(YAML)
+    built = market_report().spec()
+    assert built == load_file(file)
+    assert list(graph.checked(built.steps).ids) == ["ohlcv", "charts", "each"]
+
+
+@pytest.mark.parametrize(
+    "key", ["rows", "fetch-eu", "a.b", "from", "1h", "__class__", 'a"b', "a}b", "a'b\\", "é", "_x"]
+)
+def test_any_name_can_be_referred_to(key: str) -> None:
+    """F15: however it must be written, it is read back as that name."""
+    context = Context("r", {key: {"x": [1, 7]}}, {}, {})
+    assert fill(str(Reference("scope")[key]["x"][1]), context) == 7
+
+
+def test_steps_of_any_name_are_referred_to() -> None:
+    """F15: with dashes and digits too."""
+    flow = Flow("f")
+    first = flow.step("1-first.x", "http")
+    flow.step("second", "http", after=[first], when=first.outputs.ok, inputs={"was": first.status})
+    spec = flow.spec().steps["second"]
+    assert condition(spec.when or "").references == {"1-first.x"}
+    assert spec.inputs == {"was": '${steps["1-first.x"].status}'}
+    graph.checked(flow.spec().steps)
+
+
+def test_mistakes_are_told_where_they_are_made() -> None:
+    """F2: by the line of Python that makes them."""
+    flow = Flow("f")
+    flow.step("a", "http")
+    with pytest.raises(Invalid, match="has a step 'a' already") as twice:
+        flow.step("a", "http")
+    assert twice.value.code == "DUPLICATE_STEP"
+    with pytest.raises(Invalid, match=r"step 'b': inputs: x\.0: a set has no form in JSON"):
+        flow.step("b", "http", inputs={"x": [{1}]})
+    with pytest.raises(Invalid, match="step 'c': kind: "):
+        flow.step("c", "not a name")
+    with pytest.raises(Invalid, match=r"flow 'not a name': name: "):
+        Flow("not a name").spec()
+    assert list(flow.spec().steps) == ["a"]
+
+
+def test_what_is_not_known_yet_cannot_be_gone_through() -> None:
+    """F14: a loop over a reference would never end; a map does what was meant."""
+    flow = Flow("f")
+    with pytest.raises(TypeError, match="use a map"):
+        list(flow.step("a", "http").outputs.rows)
+
+
+def test_inputs_are_json_however_they_were_written() -> None:
+    """F2: what no store could keep is told before it is kept; dates are texts."""
+    flow = FlowSpec.model_validate({"name": "f", "scope": {"t": (1, 2)}})
+    assert flow.scope == {"t": [1, 2]}
+    for wrong in ({"a": float("nan")}, {"a": 2**63}, {"a": "\0"}, {"a": {"\ud800": 1}}, {"a": {1: 2}}, {"a": b"x"}):
+        with pytest.raises(ValueError, match="a"):
+            FlowSpec.model_validate({"name": "f", "scope": wrong})

@@ -1,0 +1,321 @@
+"""F12, F13: pictures drawn here or by an image API that fails in every way; the manifest tells what came of each."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.flows.config import FlowsSection
+from penstock.flows.contract import CHART_EXPORT
+from penstock.flows.kinds import images
+from penstock.flows.kinds.candles import Candle, Series
+from penstock.flows.kinds.charts import worker_charts
+from penstock.flows.kinds.market import market_workers
+from penstock.flows.kinds.painting import LocalPainter, Painter, Picture
+from penstock.flows.manifest import ChartRequest, verdict
+from penstock.flows.step import Workers
+from penstock.kernel.errors import Transient
+from penstock.kernel.retry_after import retry_after
+from tests.flows.desk import Json, PlainDesk
+from tests.flows.market_servers import PNG, Answer, Scripted, never, picture, says, scripted
+
+BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
+CANDLES = [Candle(BEGIN + timedelta(hours=n), 10 + n % 7, 18 + n % 5, 8, 11 + n % 6, 100 + n) for n in range(60)]
+FILES = [{"step": "ohlcv", "name": "1h.json", "timeframe": "1h"}]
+TOKEN = "s3cr3t-t0ken"
+
+
+def asked(*names: str, **more: Any) -> Json:
+    return {"requests": [{"id": name} for name in names], "files": FILES, **more}
+
+
+@pytest.fixture
+def desk() -> PlainDesk:
+    desk = PlainDesk()
+    desk.artifacts["ohlcv", "1h.json"] = Series("TIDE", "1h", CANDLES).as_bytes()
+    return desk
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Scripted]:
+    async with scripted() as server:
+        server.will(picture)
+        yield server
+
+
+def drawn_by(api: Scripted, **more: Any) -> Workers:
+    section = FlowsSection.model_validate({"images": {"url": f"{api.url}/render?key=hidden", **more}})
+    return market_workers(section, image_token=TOKEN, pause=api.pause)
+
+
+HERE = market_workers(FlowsSection())
+
+
+def told(desk: PlainDesk) -> tuple[list[str], list[tuple[str, str]]]:
+    """Which pictures came, and which did not, by the manifest."""
+    manifest = desk.document("chart", "manifest.json")
+    return [each["id"] for each in manifest["items"]], [(each["id"], each["code"]) for each in manifest["failures"]]
+
+
+async def test_charts_are_drawn_here_by_default(desk: PlainDesk) -> None:
+    """F12, F13: an SVG for each request, and a manifest with where each is, its size and its sha256."""
+    outputs = await desk.do(HERE, CHART_EXPORT, asked("a", "b"))
+    assert (outputs["requested"], outputs["received"], outputs["partial"]) == (2, 2, False)
+    assert outputs["manifest"] == "charts/run-1/chart/manifest.json"
+    assert outputs["items"][0] == {"id": "a", "name": "a.svg", "path": "charts/run-1/chart/a.svg", "timeframe": None}
+    manifest, data = desk.document("chart", "manifest.json"), desk.artifacts["chart", "a.svg"]
+    assert data.startswith(b"<svg ")
+    assert manifest["items"][0] == {
+        "id": "a",
+        "name": "a.svg",
+        "contentType": "image/svg+xml",
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "path": "charts/run-1/chart/a.svg",
+    }
+    assert [each["id"] for each in manifest["requested"]] == ["a", "b"]
+
+
+async def test_a_request_that_cannot_be_drawn_costs_only_itself(desk: PlainDesk) -> None:
+    """F12: each failure has its code; with `minImages` the others are a partial success."""
+    requests = [
+        {"id": "fine"},
+        {"id": "odd", "template": "pie"},
+        {"id": "none", "timeframe": "1w"},
+        {"id": "gone", "timeframe": "1d"},
+        {"id": "rubbish", "timeframe": "4h"},
+    ]
+    more = [{"step": "ohlcv", "name": f"{t}.json", "timeframe": t} for t in ("1d", "4h")]
+    desk.artifacts["ohlcv", "4h.json"] = b'{"candles": 5}'
+    inputs = {"requests": requests, "files": FILES + more, "minImages": 1}
+    outputs = await desk.do(HERE, CHART_EXPORT, inputs)
+    assert outputs["partial"] is True
+    assert told(desk) == (
+        ["fine"],
+        [
+            ("odd", "UNKNOWN_TEMPLATE"),
+            ("none", "NO_CANDLES"),
+            ("gone", "CANDLES_MISSING"),
+            ("rubbish", "CANDLES_INVALID"),
+        ],
+    )
+    assert len([line for line in desk.logs["chart"] if line.startswith("warning")]) == 4
+
+
+async def test_too_few_pictures_fail_the_step_with_its_manifest(desk: PlainDesk) -> None:
+    """F12: the manifest is written even then, and the error says what it says."""
+    error = await desk.fail(
+        HERE, CHART_EXPORT, {"requests": [{"id": "a"}, {"id": "b", "template": "pie"}], "files": FILES}
+    )
+    assert error.code == "TOO_FEW_IMAGES"
+    assert error.details["failures"][0]["code"] == "UNKNOWN_TEMPLATE"
+    assert told(desk) == (["a"], [("b", "UNKNOWN_TEMPLATE")])
+
+
+async def test_without_candles_there_is_nothing_to_draw(desk: PlainDesk) -> None:
+    """F13: the local painter says so; it does not draw an empty chart."""
+    await desk.fail(HERE, CHART_EXPORT, {"requests": [{"id": "a"}]})
+    assert told(desk) == ([], [("a", "NO_CANDLES")])
+
+
+async def test_inputs_that_make_no_sense(desk: PlainDesk) -> None:
+    """F12: a worker does not begin what the engine would not believe."""
+    assert (await desk.fail(HERE, CHART_EXPORT, asked("a", "a"))).code == "BAD_INPUTS"
+
+
+async def test_the_image_api_is_asked_once_per_chart(api: Scripted, desk: PlainDesk) -> None:
+    """F13: a POST of JSON with the request, its candles and the token; what comes back is kept as it is."""
+    request = {"id": "a", "template": "mine", "theme": "dark", "last": 3, "params": {"dpi": 96}}
+    await desk.do(drawn_by(api), CHART_EXPORT, {"requests": [request], "files": FILES})
+    assert desk.artifacts["chart", "a.png"] == PNG
+    [body], [headers] = api.bodies, api.headers
+    assert headers["Authorization"] == f"Bearer {TOKEN}"
+    assert (body["id"], body["template"], body["theme"], body["params"]) == ("a", "mine", "dark", {"dpi": 96})
+    assert (body["symbol"], body["timeframe"], len(body["candles"])) == ("TIDE", "1h", 3)
+    assert body["candles"][0][0] == "2026-01-07T09:00:00Z"
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        says(status=500),
+        says(status=503),
+        says(status=429),
+        says(b"<html>busy</html>", content_type="text/html"),
+        says(b"<html>busy</html>"),
+        says(status=204),
+    ],
+    ids=["500", "503", "429", "html", "html as png", "nothing"],
+)
+async def test_a_failure_of_the_moment_is_tried_again(api: Scripted, desk: PlainDesk, trouble: Answer) -> None:
+    """F13: errors, throttling and rubbish cost a try, with a longer pause each time."""
+    api.will(trouble, trouble, picture)
+    outputs = await desk.do(drawn_by(api), CHART_EXPORT, asked("a"))
+    assert outputs["received"] == 1
+    assert len(api.bodies) == 3
+    first, second = api.pauses
+    assert 0.05 <= first <= 0.1 <= second <= 0.2
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "tries", "retryable"),
+    [
+        (says("no luck", status=500), "IMAGE_ERROR", 3, True),
+        (says(status=429), "IMAGE_THROTTLED", 3, True),
+        (says(b"rubbish"), "IMAGE_BAD_ANSWER", 3, True),
+        (says(b"<svg onload='x'/>", content_type="image/svg+xml"), "IMAGE_BAD_ANSWER", 3, True),
+        (says(status=422), "IMAGE_REFUSED", 1, False),
+        (says(status=302, Location="http://127.0.0.1:1/"), "IMAGE_REFUSED", 1, False),
+        (says(f"bad token {TOKEN}", status=401), "IMAGE_UNAUTHORIZED", 1, False),
+        (says(status=429, Retry_After="3600"), "IMAGE_THROTTLED", 1, True),
+    ],
+    ids=["500", "429", "rubbish", "svg", "422", "302", "401", "later"],
+)
+async def test_tries_come_to_an_end(
+    api: Scripted, desk: PlainDesk, trouble: Answer, code: str, tries: int, retryable: bool
+) -> None:
+    """F13: what is still so after the last try is told exactly, without token or query; what is final is not tried."""
+    api.will(trouble)
+    error = await desk.fail(drawn_by(api), CHART_EXPORT, asked("a"))
+    assert error.code == "TOO_FEW_IMAGES"
+    [failure] = desk.document("chart", "manifest.json")["failures"]
+    assert (failure["code"], failure["attempts"], failure["retryable"]) == (code, tries, retryable)
+    assert len(api.bodies) == tries
+    everything = orjson.dumps(error.as_dict()) + desk.artifacts["chart", "manifest.json"] + repr(desk.logs).encode()
+    assert TOKEN.encode() not in everything
+    assert b"hidden" not in everything
+
+
+async def test_silence_times_out(api: Scripted, desk: PlainDesk) -> None:
+    """F13: an API that never answers is waited for no longer than `timeout`, and costs only its own picture."""
+    api.will(never, chart="a")
+    outputs = await desk.do(drawn_by(api, timeout=0.2, attempts=2), CHART_EXPORT, asked("a", "b", minImages=1))
+    assert outputs["partial"] is True
+    assert told(desk) == (["b"], [("a", "IMAGE_TIMEOUT")])
+
+
+async def test_nobody_there(api: Scripted, desk: PlainDesk) -> None:
+    """F13: a closed port is a failure like any other."""
+    workers = drawn_by(api, url="http://127.0.0.1:1", attempts=2)
+    await desk.fail(workers, CHART_EXPORT, asked("a"))
+    assert told(desk) == ([], [("a", "IMAGE_UNREACHABLE")])
+
+
+async def test_a_picture_beyond_all_measure(api: Scripted, desk: PlainDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F13: an answer over the limit is not read to its end."""
+    monkeypatch.setattr(images, "PICTURE_LIMIT", 1_000)
+    api.will(says(PNG + bytes(2_000)))
+    await desk.fail(drawn_by(api), CHART_EXPORT, asked("a"))
+    assert told(desk) == ([], [("a", "IMAGE_TOO_LARGE")])
+
+
+async def test_fewer_pictures_than_asked_for(api: Scripted, desk: PlainDesk) -> None:
+    """F12: of forty pictures some come at once, some later, some never: the manifest accounts for every one."""
+    names = [f"r{n}" for n in range(40)]
+    for n, name in enumerate(names):
+        scripts = [(picture,), (says(status=500), picture), (says(status=404),), (says(b"?"),)]
+        api.will(*scripts[n % 4], chart=name)
+    outputs = await desk.do(drawn_by(api), CHART_EXPORT, asked(*names, minImages=20))
+    assert (outputs["requested"], outputs["received"], outputs["partial"]) == (40, 20, True)
+    items, failures = told(desk)
+    assert items == [name for n, name in enumerate(names) if n % 4 < 2]
+    assert failures == [
+        (name, ["", "", "IMAGE_REFUSED", "IMAGE_BAD_ANSWER"][n % 4]) for n, name in enumerate(names) if n % 4 > 1
+    ]
+    written = [name for step, name in desk.artifacts if step == "chart"]
+    found = verdict(desk.artifacts["chart", "manifest.json"], asked(*names, minImages=20), written)
+    assert found == {"requested": 40, "received": 20, "partial": True}
+
+
+async def test_the_api_says_when(api: Scripted, desk: PlainDesk) -> None:
+    """F13: a Retry-After is kept to."""
+    api.will(says(status=429, Retry_After="7"), says(status=503, Retry_After="2"), picture)
+    await desk.do(drawn_by(api), CHART_EXPORT, asked("a"))
+    assert api.pauses == [7.0, 2.0]
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    """F13: both forms, and rubbish is no wish."""
+    later = format_datetime(BEGIN + timedelta(seconds=90))
+    assert retry_after("1.5", BEGIN) == timedelta(seconds=1.5)
+    assert retry_after(later, BEGIN) == timedelta(seconds=90)
+    assert retry_after(format_datetime(BEGIN - timedelta(days=1)), BEGIN) == timedelta(0)
+    assert [retry_after(text, BEGIN) for text in (None, "", "soon", "-1", "9" * 40)] == [None] * 5
+
+
+class _Stubborn:
+    """A painter that crashes, hangs, or draws."""
+
+    def __init__(self) -> None:
+        self.hanging = asyncio.Event()
+
+    async def draw(self, request: ChartRequest, series: Series | None) -> Picture:
+        if request.id == "crash":
+            raise ZeroDivisionError("at line 7 of something private")
+        if request.id == "hang":
+            self.hanging.set()
+            await asyncio.Event().wait()
+        return await LocalPainter().draw(request, series)
+
+
+def _done_by(painter: Painter) -> Workers:
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Painter]:
+        yield painter
+
+    workers = Workers()
+    workers.worker(CHART_EXPORT)(worker_charts(opened))
+    return workers
+
+
+async def test_a_crash_costs_one_picture(desk: PlainDesk) -> None:
+    """F12: a mistake of ours is a failure among others, and its insides are not told."""
+    await desk.do(_done_by(_Stubborn()), CHART_EXPORT, asked("crash", "fine", minImages=1))
+    assert told(desk) == (["fine"], [("crash", "INTERNAL")])
+    assert b"private" not in desk.artifacts["chart", "manifest.json"]
+
+
+async def test_a_step_that_is_stopped_leaves_its_manifest(desk: PlainDesk) -> None:
+    """F12: even when the time is up half-way, what is known is written."""
+    painter = _Stubborn()
+    doing = asyncio.create_task(desk.do(_done_by(painter), CHART_EXPORT, asked("fine", "hang")))
+    await painter.hanging.wait()
+    await desk.wrote["fine.svg"].wait()
+    doing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await doing
+    assert told(desk) == (["fine"], [("hang", "STOPPED")])
+
+
+async def test_a_cancelled_step_begins_no_more_pictures(api: Scripted, desk: PlainDesk) -> None:
+    """F9, F12: after it is told to stop nothing is asked for, and the manifest says so."""
+    step = desk.step(CHART_EXPORT, asked("a", "b", minImages=0))
+    step.cancelled.set()
+    outputs: Any = drawn_by(api).handlers[CHART_EXPORT](step)
+    assert (await outputs)["received"] == 0
+    assert told(desk) == ([], [("a", "STOPPED"), ("b", "STOPPED")])
+    assert not api.bodies
+
+
+class _Full(PlainDesk):
+    """A store that takes manifests only."""
+
+    async def write(self, held: Any, name: str, data: bytes) -> None:
+        if not name.endswith(".json"):
+            raise Transient("STORAGE_DOWN", "the store does not answer")
+        await super().write(held, name, data)
+
+
+async def test_a_picture_that_cannot_be_kept_did_not_come(desk: PlainDesk) -> None:
+    """F12: what is not an artifact is no item."""
+    full = _Full()
+    full.artifacts |= desk.artifacts
+    error = await full.fail(HERE, CHART_EXPORT, asked("a"))
+    assert error.code == "TOO_FEW_IMAGES"
+    assert told(full) == ([], [("a", "STORAGE_DOWN")])

@@ -1,0 +1,241 @@
+"""`penstock flow` as a user types it, against a running `penstock up`: output, exit codes, and what to do next."""
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.cli import main
+from tests.services.postgres import fresh_database
+from tests.services.program import Result, Up, Work
+from tests.services.until import until
+
+ROOT = Path(__file__).parents[2]
+NOWHERE = "http://127.0.0.1:9"
+FLOWS: dict[str, dict[str, Any]] = {
+    "greetings": {
+        "scope": {"name": "world"},
+        "steps": {
+            "hello": {"kind": "python", "inputs": {"call": "json:dumps", "args": {"obj": "${scope.name}"}}},
+            "by-hand": {"kind": "BY_HAND", "dependsOn": ["hello"]},
+        },
+    },
+    "nightly": {"schedule": {"cron": "30 2 * * *"}, "steps": {"a": {"kind": "BY_HAND"}}},
+    "empty": {"steps": {}},
+}
+
+
+class Cli:
+    """Commands asked of one server."""
+
+    def __init__(self, up: Up) -> None:
+        self.url = up.api
+        self.http = httpx.Client(base_url=f"{up.api}/api/v1")
+
+    def run(self, *args: str) -> Result:
+        """In this process: a command is as quick as what it asks for."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr(sys, "argv", ["penstock", "flow", *args, "--url", self.url])
+            with pytest.raises(SystemExit) as ended:
+                main.run()
+        done = Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+        assert "Traceback" not in done.err
+        assert "mistake in Penstock" not in done.err
+        return done
+
+    def text(self, *args: str, code: int = 0) -> str:
+        done = self.run(*args)
+        assert done.code == code, done
+        return done.out
+
+    def json(self, *args: str, code: int = 0) -> Any:
+        done = self.run(*args, "--json")
+        assert done.code == code, done
+        return json.loads(done.out)
+
+    def refused(self, code: int, *args: str) -> str:
+        """What is said to what is refused with this exit code: a sentence, and nothing on standard output."""
+        done = self.run(*args)
+        assert (done.code, done.out) == (code, ""), done
+        assert done.err.startswith("error: ")
+        return done.err
+
+    def by_hand(self, status: str = "SUCCEEDED", **more: Any) -> str:
+        """Claim a step nobody else does, and end it; its run."""
+        asked = {"worker": "hand", "kinds": ["BY_HAND"], "waitSeconds": 20}
+        [item] = self.http.post("/flow_steps/claim", json=asked, timeout=30).raise_for_status().json()["items"]
+        path = f"/flow_runs/{item['runId']}/steps/{item['stepId']}"
+        lines = [{"level": "warning", "message": "by \x1b[31mhand"}]
+        self.http.post(f"{path}/logs", json={"fence": item["fence"], "lines": lines}).raise_for_status()
+        said = {"fence": item["fence"], "status": status, **more}
+        self.http.post(f"{path}/report", json=said).raise_for_status()
+        return str(item["runId"])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "flows").mkdir()
+    for name, flow in FLOWS.items():
+        (folder / "flows" / f"{name}.yaml").write_text(json.dumps({"name": name, **flow}))
+    (folder / "flows" / "broken.yaml").write_text("name: broken\nsteps: {a: {}}")
+    with asyncio.Runner() as runner:
+        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
+        url = runner.run(opened.__aenter__())
+        config = {"database": {"url": url}, "flows": {"folder": str(folder / "flows"), "python": ["json"]}}
+        (folder / "penstock.yaml").write_text(json.dumps(config))
+        with Up(folder) as up:
+            yield up
+        runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def cli(server: Up) -> Iterator[Cli]:
+    asked = Cli(server)
+    with asked.http:
+        yield asked
+
+
+FAILED = {"error": {"code": "BROKEN", "message": "no disk"}}
+
+
+def test_a_run_from_its_beginning_to_its_end(cli: Cli) -> None:
+    """F2, F10: run, show, why, logs, retry: what one does at the terminal."""
+    started = cli.text("run", "greetings", "--run-id", "g1", "--scope", "name=you", "--scope", 'list=["a", 1]')
+    assert started.startswith("run g1 is RUNNING; ")
+    assert ", as it was before" in cli.text(
+        "run", "greetings", "--run-id", "g1", "--scope", "name=you", "--scope", 'list=["a", 1]'
+    )
+    assert cli.by_hand("FAILED", **FAILED) == "g1"
+    shown = cli.text("show", "g1")
+    assert "FAILED  g1  greetings" in shown
+    assert "by-hand: BROKEN: no disk" in shown
+    assert "`penstock flow retry g1`" in shown
+    document = cli.json("show", "g1")
+    assert document["scope"] == {"name": "you", "list": ["a", 1]}
+    assert document["steps"]["hello"]["status"] == "SUCCEEDED"
+    assert "by-hand is FAILED: it failed" in cli.text("show", "g1", "--why", "by-hand")
+    assert r"warning  by \x1b[31mhand" in cli.text("logs", "g1", "by-hand")
+    assert cli.text("logs", "g1", "hello") == "hello has told nothing\n"
+    assert cli.text("retry", "g1") == "taken up again: by-hand\n"
+    cli.by_hand()
+    assert "SUCCEEDED  g1" in cli.text("show", "g1")
+
+
+def test_waiting_tells_by_its_exit_code(cli: Cli, tmp_path: Path) -> None:
+    """F2: --wait ends with 0, 1 or 124; a run that is given up on goes on."""
+    assert "SUCCEEDED" in cli.text("run", "empty", "--wait")
+    late = cli.run("run", "greetings", "--run-id", "late", "--wait", "--timeout", "1")
+    assert (late.code, late.out) == (124, "")
+    assert "it goes on" in late.err
+    cli.by_hand("FAILED", **FAILED)
+    failed = cli.run("run", "greetings", "--run-id", "late", "--wait")
+    assert failed.code == 1
+    assert "BROKEN: no disk" in failed.out
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\nscope: {a: 1, b: 2}\npolicy: {failFast: true}\nsteps: {}")
+    run = cli.json("run", str(file), "--scope", "b=3", "--wait")
+    assert (run["status"], run["scope"], run["failFast"], run["flow"]) == ("SUCCEEDED", {"a": 1, "b": 3}, True, None)
+
+
+def test_a_run_is_taken_up_at_a_step(cli: Cli) -> None:
+    """F19: --resume RUN --from STEP makes a new one, with what was done before."""
+    cli.text("run", "greetings", "--run-id", "old")
+    cli.by_hand()
+    made = cli.json("run", "--resume", "old", "--from", "by-hand", "--run-id", "new")
+    assert made["runId"] == "new"
+    assert cli.json("show", "new")["steps"]["hello"]["reason"] == "taken over from run old"
+    cli.by_hand()
+    assert "--from STEP" in cli.refused(2, "run", "greetings", "--resume", "old")
+
+
+def test_a_step_is_done_without_and_a_run_is_stopped(cli: Cli) -> None:
+    """F9, F10: skip and cancel, with the reason that is kept."""
+    cli.text("run", "nightly", "--run-id", "s1")
+    assert cli.text("skip", "s1", "a", "--reason", "not today") == "a of run s1 is SKIPPED\n"
+    assert "not today" in cli.text("show", "s1")
+    cli.text("run", "nightly", "--run-id", "s2")
+    assert cli.text("cancel", "s2", "--reason", "wrong day") == "run s2 is CANCELLED\n"
+    assert "wrong day" in cli.text("ls", "nightly")
+    assert cli.refused(6, "cancel", "s1").startswith("error: run s1 has SUCCEEDED")
+
+
+def test_runs_are_listed(cli: Cli) -> None:
+    """F1: the latest first, by flow and status; more than are shown is said on standard error."""
+    for name in ("l1", "l2"):
+        cli.text("run", "empty", "--run-id", name)
+    runs = cli.json("ls", "empty", "--status", "SUCCEEDED", "--limit", "2")["runs"]
+    assert [one["runId"] for one in runs] == ["l2", "l1"]
+    assert "there are more than 1" in cli.run("ls", "empty", "--limit", "1").err
+    assert cli.text("ls", "never-run").startswith("no runs; ")
+
+
+def test_schedules_are_seen_and_paused(cli: Cli) -> None:
+    """F16: when flows run next; pausing one, and files that are none."""
+    listed = cli.run("schedule", "ls")
+    assert "nightly  30 2 * * *  UTC" in listed.out
+    assert "broken.yaml" in listed.err
+    assert "no longer runs by itself" in cli.text("schedule", "pause", "nightly")
+    assert cli.json("schedule", "ls")[0]["schedule"]["paused"]
+    assert "next: " in cli.text("schedule", "resume", "nightly")
+    assert "does not run by itself" in cli.refused(6, "schedule", "pause", "greetings")
+
+
+def test_what_cannot_be_is_said(cli: Cli) -> None:
+    """Every refusal is a sentence with its exit code, and nothing on standard output."""
+    for code, args in (
+        (5, ["run", "gretings"]),
+        (5, ["show", "none"]),
+        (5, ["logs", "none", "a"]),
+        (5, ["retry", "none"]),
+        (5, ["schedule", "pause", "none"]),
+        (2, ["run"]),
+        (2, ["run", "greetings", "--scope", "name"]),
+        (2, ["show", "not a name"]),
+        (2, ["ls", "--status", "ODD"]),
+        (2, ["ls", "--since", "yesterday"]),
+        (3, ["run", "nowhere.yaml"]),
+    ):
+        cli.refused(code, *args)
+
+
+def test_a_server_that_is_away_is_said(cli: Cli) -> None:
+    """Nobody there: exit code 7, and where to look."""
+    cli.url = NOWHERE
+    assert "`penstock up` starts it" in cli.refused(7, "ls")
+
+
+def test_workers_run_in_processes_of_their_own(cli: Cli, server: Up, tmp_path: Path) -> None:
+    """F17: `penstock work flows --url --module` does what the module says, until it is told to stop."""
+    (tmp_path / "mine.py").write_text(
+        "from penstock.flows.sdk import worker\n@worker('MINE')\nasync def mine(step):\n    return {'by': 'me'}\n"
+    )
+    body = {"runId": "afar", "steps": {"a": {"kind": "MINE"}}}
+    cli.http.post("/flow_runs", json=body).raise_for_status()
+    with Work(tmp_path, "flows", "--url", server.api, "--module", "mine.py") as worker:
+        until(lambda: cli.json("show", "afar")["status"] == "SUCCEEDED", "the step ends")
+        assert worker.stop() == 0
+    assert cli.json("show", "afar")["steps"]["a"]["outputs"] == {"by": "me"}
+
+
+def test_the_commands_are_told() -> None:
+    """`penstock flow --help` lists them all."""
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "flow", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    wanted = ["validate", "graph", "run", "ls", "show", "logs", "retry", "skip", "cancel", "schedule"]
+    assert [line.split()[0] for line in done.stdout.partition("Commands:")[2].splitlines() if line.strip()] == wanted

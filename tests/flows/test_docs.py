@@ -1,0 +1,243 @@
+"""The documents of flows say what the code does."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
+
+from penstock.cli import flow_schedules, main
+from penstock.cli.flow import app
+from penstock.flowing import WAITING
+from penstock.flows import config, contract, definition, graph, loading, looking
+from penstock.flows.api import routes
+from penstock.flows.catalogue import load_file
+from penstock.flows.config import FlowsSection
+from penstock.flows.contract import PREFIX, Answer, Hold, RunStatus, Said, StepStatus
+from penstock.flows.definition import FlowSpec, Retry, RunRequest, Schedule, StepSpec
+from penstock.flows.kinds import builtin, harvest, http, ingest, market, ohlcv, python, refdata, report, tracking
+from penstock.flows.kinds.calling import Trouble
+from penstock.flows.loading import load_module
+from penstock.flows.metrics import FlowMetrics
+from penstock.flows.model import RUN, STEP
+from penstock.flows.sdk import workers as registered
+from penstock.ingest.contract import FailureCode
+from penstock.settings import load_settings
+from tests.flows.page import PAGE, ROOT, blocks
+
+EXAMPLE = ROOT / "examples" / "market-report"
+KINDS = {*builtin.check_inputs, *market.check_inputs, *contract.ENGINE_KINDS}
+CHECKS = {**builtin.check_inputs, **market.check_inputs}
+ERRORS = {
+    *("StepFailed", "StepError", "PictureFailed"),
+    *("Invalid", "Conflict", "NotFound", "TooLarge", "BadConfig", "Forbidden"),
+}
+SECTIONS = [
+    section
+    for section in vars(config).values()
+    if isinstance(section, type) and issubclass(section, BaseModel) and section.__module__ == config.__name__
+]
+
+
+def test_the_diagrams_are_the_machines() -> None:
+    """F1: what docs/flows.md draws is what the code declares."""
+    assert blocks("mermaid") == [machine.mermaid() for machine in (RUN, STEP)]
+
+
+def test_the_flow_of_the_document_is_one(tmp_path: Path) -> None:
+    """F15: the YAML is valid as it stands, with the inputs of its kinds; and so is the JSON."""
+    (written,) = blocks("yaml")
+    (tmp_path / "flow.yaml").write_text(written)
+    assert len(load_file(tmp_path / "flow.yaml", CHECKS).steps) == 5
+    (asked,) = blocks("json")
+    request = RunRequest.model_validate_json(asked)
+    graph.checked(request.steps or {}, CHECKS)
+
+
+def test_the_modules_of_the_document_define_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F15, F17: the Python is a module with a flow and a worker; and one that is a worker by itself."""
+    flows, worker = blocks("python")
+    (tmp_path / "flows.py").write_text(flows)
+    (tmp_path / "greeter.py").write_text(worker)
+    found = load_module(str(tmp_path / "flows.py"), CHECKS)
+    assert [flow.name for flow in found.flows] == ["exports"]
+    assert [list(one.handlers) for one in found.workers] == [["CHECK_PRICES"]]
+    monkeypatch.setattr(registered, "handlers", {})
+    load_module(str(tmp_path / "greeter.py"))
+    assert list(registered.handlers) == ["GREET"]
+
+
+def test_the_example_is_valid() -> None:
+    """F13: the market report is a flow, and its configuration loads."""
+    settings = load_settings(EXAMPLE / "penstock.yaml", {})
+    assert settings.flows.folder is not None
+    flow = load_file(ROOT / settings.flows.folder / "market-report.yaml", CHECKS)
+    assert [step.kind for step in flow.steps.values()] == ["OHLCV_EXPORT", "CHART_EXPORT", "LLM_REPORT"]
+
+
+def test_the_links_of_the_examples_readme_lead_somewhere() -> None:
+    """Every relative link is a file of the repository."""
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", (EXAMPLE / "README.md").read_text())
+    assert [target for target in targets if "://" not in target and not (EXAMPLE / target).exists()] == []
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_every_setting_is_documented(section: type[BaseModel]) -> None:
+    """docs/configuration.md names each key there is, on whatever level."""
+    rows = [row for row in (ROOT / "docs" / "configuration.md").read_text().splitlines() if "`flows." in row]
+    keys = [field.alias or name for name, field in section.model_fields.items()]
+    assert [key for key in keys if f".{key}`" not in (page := "\n".join(rows)) and f".{key}." not in page] == []
+
+
+def test_the_defaults_of_limits_are_told_as_they_are() -> None:
+    """F16: docs/configuration.md tells the defaults."""
+    page, section = (ROOT / "docs" / "configuration.md").read_text(), FlowsSection()
+    assert f"| {section.work.concurrency}, {section.work.waiting} |" in page
+    assert f"| {section.lease.seconds} s, {section.max_lost} |" in page
+    assert f"{section.retention.days} days" in page
+
+
+@pytest.mark.parametrize("model", [StepSpec, Retry, Schedule, FlowSpec, RunRequest])
+def test_every_key_of_a_flow_is_documented(model: type[BaseModel]) -> None:
+    """F15: docs/flows.md names each key that can be written."""
+    keys = [field.alias or name for name, field in model.model_fields.items()]
+    assert [key for key in keys if not re.search(rf"\b{key}\b", PAGE)] == []
+
+
+def test_every_command_is_documented() -> None:
+    """F15: docs/flows.md has a row for each, and names no other."""
+    known = {*_commands(app), *(f"schedule {name}" for name in _commands(flow_schedules.app))}
+    assert set(re.findall(r"`flow ((?:schedule )?[a-z]+)", PAGE)) == known
+
+
+def test_the_commands_of_the_document_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every `penstock …` of the examples is one, with options it knows."""
+    monkeypatch.chdir(ROOT)
+    lines = re.findall(r"^\$ penstock (.*?)(?:  +#.*)?$", "".join(blocks("console")), re.MULTILINE)
+    for line in lines:
+        _parse(typer.main.get_command(main.app), shlex.split(line))
+    assert len(lines) > 5
+
+
+def _parse(command: Any, words: list[str]) -> None:
+    context = command.make_context("penstock", list(words))
+    if hasattr(command, "resolve_command"):
+        _, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        _parse(inner, rest)
+
+
+def _commands(program: typer.Typer) -> set[str]:
+    return {command.name or command.callback.__name__ for command in program.registered_commands if command.callback}
+
+
+def test_every_route_is_documented() -> None:
+    """F1, F17: docs/flows.md names the last word of each path."""
+    paths = [getattr(route, "path", "").removeprefix(PREFIX).replace(":path}", "}") for route in routes.routes]
+    assert [path for path in paths if f"/{path.rsplit('/', 1)[-1]}" not in PAGE] == []
+
+
+@pytest.mark.parametrize("names", [RunStatus, StepStatus, Said, Answer, Hold])
+def test_every_word_of_the_contract_is_documented(names: Any) -> None:
+    """F1, F5, F9: docs/flows.md says of each what it means."""
+    assert [name.value for name in names if f"`{name.value}`" not in PAGE and name is not Answer.UNKNOWN] == []
+
+
+def test_every_kind_is_documented() -> None:
+    """F13, F14: docs/flows.md has a row for each kind there is, and for no other."""
+    (section,) = re.findall(r"^## Kinds of steps\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
+    assert set(re.findall(r"^\| `([\w.]+)`", section, re.MULTILINE)) == KINDS
+    assert WAITING <= KINDS
+
+
+def test_every_input_of_a_kind_is_documented() -> None:
+    """F13, F14: the row of a kind names what its schema has."""
+    (section,) = re.findall(r"^## Kinds of steps\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)
+    models: dict[str, type[BaseModel]] = {
+        "OHLCV_EXPORT": ohlcv.OhlcvInputs,
+        "LLM_REPORT": report.ReportInputs,
+        http.KIND: http.HttpInputs,
+        python.KIND: python.PythonInputs,
+        ingest.KIND: ingest.IngestInputs,
+        harvest.KIND: harvest.HarvestInputs,
+        refdata.KIND: refdata.RefdataInputs,
+        tracking.KIND: tracking.TrackingInputs,
+    }
+    for kind, model in models.items():
+        (row,) = re.findall(rf"^\| `{re.escape(kind)}` \|(.*?)\|", section, re.MULTILINE)
+        keys = {field.alias or name for name, field in model.model_fields.items()}
+        assert {key for key in keys if f"`{key}`" not in row} == set(), kind
+
+
+def test_every_code_is_documented() -> None:
+    """F5, F10: each code of the source is in docs/flows.md, and each there is in the source."""
+    known = set(_codes()) | {f"IMAGE_{trouble}" for trouble in Trouble}
+    assert sorted(code for code in known if f"`{code}`" not in PAGE) == []
+    words = {*known, *(one.value for names in (RunStatus, StepStatus, Said) for one in names), *KINDS}
+    words |= {*FailureCode, "SNAPSHOT", "DELTA", "PENSTOCK_URL", "PENSTOCK_TOKEN"}
+    assert sorted(set(re.findall(r"`([A-Z][A-Z0-9_]{2,})`", PAGE)) - words) == []
+
+
+def _codes() -> Iterator[str]:
+    """The codes of errors in the source of flows: given as they are, or by a name."""
+    trees = [ast.parse(file.read_text()) for file in sorted((ROOT / "src/penstock/flows").rglob("*.py"))]
+    named = set()
+    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Name) and call.func.id in ERRORS and call.args:
+            yield from _constants(call.args[0])
+            named |= {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
+    for assigned in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)):
+        targets = assigned.targets if isinstance(assigned, ast.Assign) else [assigned.target]
+        names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+        if named & names and assigned.value is not None:
+            yield from _constants(assigned.value)
+
+
+def _constants(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and re.fullmatch(r"[A-Z][A-Z0-9_]{1,62}[A-Z0-9]", str(node.value)):
+        yield str(node.value)
+    # What a choice depends on is no code.
+    for inner in (node.body, node.orelse) if isinstance(node, ast.IfExp) else ast.iter_child_nodes(node):
+        yield from _constants(inner)
+
+
+def test_every_metric_is_documented() -> None:
+    """F18: docs/flows.md names each, with its labels, and no other."""
+    registry = CollectorRegistry()
+    metrics = FlowMetrics(registry)
+    metrics.step_ended("K", "SUCCEEDED", 1)
+    metrics.repaired(0)
+    metrics.standing([("K", 1, 2.0)], [("RUNNING", 1)])  # type: ignore[list-item]
+    known = {}
+    for family in registry.collect():
+        labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})
+        known[family.name + ("_total" if family.type == "counter" else "")] = labels
+    told = {
+        name: sorted(filter(None, labels.split(",")))
+        for name, labels in re.findall(r"`(penstock_flow_\w+)(?:\{([\w,]*)\})?`", PAGE)
+    }
+    assert told == known
+
+
+def test_the_limits_are_told_as_they_are() -> None:
+    """The numbers of docs/flows.md are those of the contract."""
+    page = " ".join(PAGE.split())
+    for limit, said in (
+        (contract.STEP_LIMIT, "at most {:,} steps"),
+        (contract.SCOPE_LIMIT, "at most {:,} bytes as JSON (`SCOPE_TOO_LARGE`)"),
+        (contract.DOCUMENT_LIMIT, "at most {:,} bytes as JSON"),
+        (contract.ARTIFACT_LIMIT, "has at most {:,} artifacts"),
+        (contract.BATCH_LIMIT, "up to {:,} steps at once"),
+        (contract.WAIT_LIMIT, "a claim waits up to {:,} s"),
+        (contract.DEPTH_LIMIT, "Up to {:,} deep"),
+        (contract.LOG_LINES, "some {:,} lines a step"),
+        (looking.ITEMS_LIMIT, "at most {:,} characters (`TOO_LARGE`)"),
+        (loading._SCHEDULED_NAME, "with a `schedule` up to {:,})"),
+        (definition._LONG.days, "is at most {:,} days"),
+    ):
+        assert said.format(limit) in page, said

@@ -1,0 +1,275 @@
+"""F14: steps that are one HTTP request, against a real server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock.flows.config import HttpSection
+from penstock.flows.contract import DOCUMENT_LIMIT
+from penstock.flows.kinds import http as kind
+from penstock.flows.kinds.builtin import check_inputs
+from penstock.flows.kinds.http import http_worker
+from penstock.flows.step import Handler, StepFailed
+from penstock.kernel.errors import Invalid
+from tests.flows.kind_desk import Json, MemoryDesk, done, failed, held
+
+SECRET = 'Bearer s3"cret-ß-long'
+
+
+class Server:
+    """Answers as it is told, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[web.Request] = []
+        self.bodies: list[str] = []
+        self.answer: Callable[[], web.Response] = web.Response
+        self.holds: asyncio.Event | None = None
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.asked.append(request)
+        self.bodies.append(await request.text())
+        if self.holds is not None:
+            await self.holds.wait()
+        return self.answer()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    found = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", found.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    found.url = site.name + "/v1"
+    yield found
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def worker_to(*allow: str, **secrets: str) -> AsyncIterator[Handler]:
+    async with http_worker(HttpSection(allow=list(allow), secrets=secrets)) as handler:
+        yield handler
+
+
+async def asked(server: Server, desk: MemoryDesk | None = None, **inputs: Any) -> Json:
+    """The outputs of a request that must succeed."""
+    async with worker_to(server.url) as worker:
+        return await done(worker, held("http", {"url": f"{server.url}/items", **inputs}, desk=desk))
+
+
+async def refused(server: Server, **inputs: Any) -> StepFailed:
+    async with worker_to(server.url) as worker:
+        return await failed(worker, held("http", {"url": f"{server.url}/items", **inputs}))
+
+
+async def test_a_request_is_made_as_it_is_written(server: Server) -> None:
+    """F14: method, parameters, headers and body reach the server, with a key that is the same at every attempt."""
+    inputs = {"method": "POST", "params": {"q": "a b", "n": [1, True]}, "headers": {"X-One": "1"}, "json": {"a": None}}
+    async with worker_to(server.url) as worker:
+        for attempt in (1, 2):
+            await done(worker, held("http", {"url": f"{server.url}/items?x=y", **inputs}, attempt=attempt))
+    one, two = server.asked
+    assert (one.method, one.path_qs) == ("POST", "/v1/items?x=y&q=a+b&n=1&n=true")
+    assert (one.headers["X-One"], one.headers["Content-Type"]) == ("1", "application/json")
+    assert one.headers["Idempotency-Key"] == two.headers["Idempotency-Key"] == "run-1/step-1"
+    assert server.bodies == ['{"a":null}'] * 2
+    await asked(server, method="PUT", body="plain", headers={"content-type": "text/csv"})
+    assert (server.bodies[-1], server.asked[-1].headers["Content-Type"]) == ("plain", "text/csv")
+
+
+async def test_the_answer_is_the_outputs(server: Server) -> None:
+    """F14: status, some headers, and the body as JSON or as text."""
+    server.answer = lambda: web.json_response({"a": [1]}, headers={"ETag": "x", "X-Other": "y", "Set-Cookie": "c=1"})
+    outputs = await asked(server)
+    assert outputs == {
+        "status": 200,
+        "headers": {"Content-Type": "application/json; charset=utf-8", "ETag": "x"},
+        "json": {"a": [1]},
+    }
+    server.answer = lambda: web.Response(text="hé")
+    assert (await asked(server))["text"] == "hé"
+    server.answer = lambda: web.Response(text="{oops", content_type="application/json")
+    assert (await asked(server))["text"] == "{oops"
+    server.answer = lambda: web.Response(status=204)
+    assert await asked(server) == {"status": 204, "headers": {}}
+    assert "cookie" not in {name.lower() for one in server.asked for name in one.headers}
+
+
+@pytest.mark.parametrize("body", [b"x" * (DOCUMENT_LIMIT + 1), b"\xff\x00", b"a\0b", b'"' * (DOCUMENT_LIMIT // 2)])
+async def test_what_no_output_can_hold_becomes_an_artifact(server: Server, body: bytes) -> None:
+    """F14: an answer that is too large, or no text, is kept as `body`, byte for byte."""
+    desk = MemoryDesk()
+    server.answer = lambda: web.Response(body=body, content_type="text/plain")
+    outputs = await asked(server, desk)
+    assert (outputs["artifact"], outputs["bytes"]) == ("runs/run-1/step-1/body", len(body))
+    assert desk.written == {"body": body}
+
+
+async def test_an_answer_without_end_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: nobody fills our memory."""
+    monkeypatch.setattr(kind, "BODY_LIMIT", 1_000)
+    server.answer = lambda: web.Response(body=b"x" * 1_001)
+    error = await refused(server)
+    assert (error.error.code, error.retryable) == ("HTTP_TOO_LARGE", False)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_server_in_trouble_is_worth_another_try(server: Server, status: int) -> None:
+    """F10, F14: 429 and 5xx are retryable, and have a code of their own."""
+    server.answer = lambda: web.Response(status=status, text="busy", headers={"Retry-After": "7"})
+    error = await refused(server)
+    assert (error.error.code, error.retryable) == ("HTTP_UNAVAILABLE", True)
+    assert error.error.details["status"] == status
+    assert (error.error.details["body"], error.error.details["headers"]["Retry-After"]) == ("busy", "7")
+
+
+@pytest.mark.parametrize("status", [304, 400, 404, 409])
+async def test_a_refusal_is_final(server: Server, status: int) -> None:
+    """F10, F14: what the server refuses it will refuse again, unless the flow knows better."""
+    server.answer = lambda: web.Response(status=status)
+    error = await refused(server)
+    assert (error.error.code, error.retryable) == ("HTTP_STATUS", False)
+    assert (await refused(server, retryOn=[status])).retryable is True
+    assert (await asked(server, expect=[status]))["status"] == status
+    server.answer = lambda: web.Response(status=200)
+    assert (await refused(server, expect=[status])).error.code == "HTTP_STATUS"
+
+
+async def test_a_server_that_is_slow_or_away_is_worth_another_try(server: Server) -> None:
+    """F10, F14: no answer in time, and nobody there, are retryable."""
+    server.holds = asyncio.Event()
+    error = await refused(server, timeoutSeconds=0.05)
+    assert (error.error.code, error.retryable) == ("HTTP_TIMEOUT", True)
+    server.holds.set()
+    nobody = "http://127.0.0.1:9/"  # discard: nobody listens
+    async with worker_to(nobody) as worker:
+        error = await failed(worker, held("http", {"url": f"{nobody}x?token=t0p"}))
+    assert (error.error.code, error.retryable) == ("HTTP_UNAVAILABLE", True)
+    assert "t0p" not in str(error.error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{root}/v2/items",
+        "{root}/v1evil",
+        "{root}/v1/../v2",
+        "{root}/v1/%2e%2e/v2",
+        "{root}/v1/%252e%252e/v2",
+        "{root}/v1/..%2fv2",
+        "{root}/v1/..%5cv2",
+        "{root}/v1/..;/v2",
+        "{root}/V1/items",
+        "http://user@{host}/v1/items",
+        "http://:pass@{host}/v1/items",
+        "http://{host}@example.com/v1/items",
+        "http://127.0.0.1.example.com/v1/items",
+        "http://127.0.0.1:1/v1/items",
+        "https://{host}/v1/items",
+        "http://example.com/{root}/v1/items",
+        "http://example.com#@{host}/v1/items",
+        "ftp://{host}/v1/items",
+        "//{host}/v1/items",
+        "/v1/items",
+        "file:///etc/passwd",
+    ],
+)
+async def test_nobody_else_is_asked(server: Server, url: str) -> None:
+    """F14: only what begins with an entry of `flows.http.allow`, part by part; the error names the setting."""
+    root = server.url.removesuffix("/v1")
+    meant = url.format(root=root, host=root.removeprefix("http://"))
+    async with worker_to(server.url) as worker:
+        error = await failed(worker, held("http", {"url": meant}))
+    assert (error.error.code, error.retryable) == ("HTTP_NOT_ALLOWED", False)
+    assert "flows.http.allow" in error.error.message
+    assert "pass" not in error.error.message.replace("passwd", "")
+    assert server.asked == []
+
+
+async def test_nothing_is_allowed_unless_it_is_named(server: Server) -> None:
+    """F14: by default no request goes anywhere."""
+    async with worker_to() as worker:
+        error = await failed(worker, held("http", {"url": server.url}))
+    assert error.error.code == "HTTP_NOT_ALLOWED"
+
+
+async def test_what_is_allowed_is_asked(server: Server) -> None:
+    """F14: the entry itself and all below it, with or without a slash at its end."""
+    for allow, path in (("", ""), ("", "/"), ("", "/a"), ("/", "/a/b%20c"), ("/a", "/a?x=../..")):
+        async with worker_to("https://example.com/", server.url + allow) as worker:
+            await done(worker, held("http", {"url": server.url + path}))
+    assert len(server.asked) == 5
+
+
+async def test_a_redirect_is_not_followed(server: Server) -> None:
+    """F14: it could lead out of what is allowed, and secrets with it; where it leads is told."""
+    server.answer = lambda: web.Response(status=302, headers={"Location": "http://169.254.169.254/latest"})
+    error = await refused(server)
+    assert (error.error.code, len(server.asked)) == ("HTTP_STATUS", 1)
+    outputs = await asked(server, expect=[302])
+    assert outputs["headers"]["Location"] == "http://169.254.169.254/latest"
+
+
+async def test_a_secret_goes_to_the_server_and_nowhere_else(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: a header's secret is read by its name, and is in no output, error or log, even if the server repeats it."""
+    monkeypatch.setenv("FLOW_TOKEN", SECRET)
+    desk = MemoryDesk()
+    inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
+    async with worker_to(server.url, token="env:FLOW_TOKEN") as worker:
+        server.answer = lambda: web.json_response({"you": SECRET, "are": [SECRET.split()[1]]})
+        outputs = await done(worker, held("http", inputs, desk=desk))
+        assert outputs["json"] == {"you": "***", "are": ["***"]}
+        server.answer = lambda: web.Response(status=400, text=f"bad {SECRET}", headers={"Link": SECRET})
+        error = await failed(worker, held("http", inputs, desk=desk))
+        server.answer = lambda: web.Response(body=b"\xff" + SECRET.encode())
+        await done(worker, held("http", inputs, desk=desk))
+    assert server.asked[0].headers["Authorization"] == SECRET
+    assert "***" in error.error.details["body"]
+    for told in (outputs, error.error, desk.logs, desk.written):
+        assert "s3" not in str(told)
+
+
+async def test_a_secret_that_is_not_there_is_told_by_its_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: a name nobody set, a reference to nothing, and one that no header can carry; never the value."""
+    inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
+    async with worker_to(server.url) as worker:
+        assert (await failed(worker, held("http", inputs))).error.code == "SECRET_UNKNOWN"
+    async with worker_to(server.url, token="env:FLOW_TOKEN") as worker:
+        assert (await failed(worker, held("http", inputs))).error.code == "SECRET_MISSING"
+        monkeypatch.setenv("FLOW_TOKEN", "two\r\nlines")
+        error = await failed(worker, held("http", inputs))
+    assert error.error.code == "BAD_INPUTS"
+    assert "lines" not in str(error.error)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"url": ""}, "inputs.url"),
+        ({"method": "TRACE"}, "inputs.method"),
+        ({"headers": {"A b": "c"}}, "inputs.headers"),
+        ({"headers": {"A": "b\r\nC: d"}}, "inputs.headers"),
+        ({"headers": {"host": "other"}}, "headers"),
+        ({"json": None, "body": ""}, "json or body"),
+        ({"expect": [99]}, "inputs.expect.0"),
+        ({"timeoutSeconds": 0}, "inputs.timeoutSeconds"),
+        ({"proxy": "x"}, "inputs.proxy"),
+    ],
+)
+async def test_inputs_are_looked_over_before(server: Server, wrong: Json, field: str) -> None:
+    """F2, F14: a mistake is told when the run is asked for, and the field is named; a reference is not one."""
+    inputs = {"url": "${scope.url}", "timeoutSeconds": "${scope.wait}", "json": "${steps.a.outputs}"}
+    check_inputs["http"](inputs)
+    with pytest.raises(Invalid, match=field) as told:
+        check_inputs["http"]({"url": server.url, **wrong})
+    assert told.value.code == "BAD_INPUTS"
+    async with worker_to(server.url) as worker:
+        assert (await failed(worker, held("http", {"url": server.url, **wrong}))).error.code == "BAD_INPUTS"

@@ -1,0 +1,253 @@
+"""F14, F16: what is too much is refused, cut or waits; and no one's trouble is another's."""
+
+import gc
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import ValidationError
+
+from penstock.flows import chores, contract, looking, service, store
+from penstock.flows.definition import FlowSpec, StepSpec
+from penstock.flows.graph import checked
+from penstock.flows.loading import load_file
+from penstock.flows.model import NewStep
+from penstock.kernel.errors import BadConfig, Invalid
+from tests.flows.crank import Crank, crank, inner, mapped, work
+from tests.flows.test_races import statements
+
+EVERY_MINUTE = {"cron": "* * * * *"}
+
+
+@pytest.fixture
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
+    async with crank(database_url, tmp_path) as one:
+        yield one
+
+
+def named(flow: str, **more: Any) -> dict[str, Any]:
+    """A flow within, by its name."""
+    return {"kind": "flow", "inputs": {"flow": flow}, **more}
+
+
+# F14, F16: inner runs.
+
+
+async def test_a_flow_within_waits_for_others_of_its_name(flows: Crank) -> None:
+    """F16: maxActiveRuns counts the runs of a flow wherever they are."""
+    flows.named.add("one", {"a": work()}, maxActiveRuns=1)
+    for name in ("x", "y"):
+        await flows.start({"f": named("one")}, name)
+    await flows.keeper.admit()
+    assert [await flows.status(f"{name}~f") for name in ("x", "y")] == ["RUNNING", "PENDING"]
+    assert await flows.work() == ["a"]
+    await flows.keeper.admit()
+    assert await flows.work() == ["a"]
+    await flows.tell_outer()
+    assert [await flows.status(name) for name in ("x", "y")] == ["SUCCEEDED", "SUCCEEDED"]
+
+
+async def test_a_flow_within_that_waits_is_rung_for(flows: Crank) -> None:
+    """F14: who admits runs is told of it, and need not wait for the next look."""
+    flows.named.add("one", {"a": work()})
+    rung = flows.bell.next(service.RUNS)
+    await flows.start({"f": named("one")})
+    assert rung.is_set()
+
+
+async def test_a_flow_within_gives_no_more_than_a_step_may(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: what is more is left out, and it is told."""
+    monkeypatch.setattr(chores, "DOCUMENT_LIMIT", 1_000)
+    await flows.start({"f": inner({"a": work(), "b": work()}), "z": work("f")})
+    for one in (await flows.claim()).values():
+        await flows.say(one, outputs={"text": "x" * 600})
+    await flows.tell_outer()
+    assert (await flows.step("f"))["outputs"] == {"runId": "r~f", "outputs": None, "truncated": True}
+
+
+async def test_an_inner_run_that_cannot_be_told_does_not_hold_up_the_others(
+    flows: Crank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F14: the steps of the others end."""
+    for name in ("x", "y"):
+        await flows.start({"f": inner({"a": work()})}, name)
+    await flows.work()
+    outcome = chores._outcome
+
+    async def refused(tx: Any, row: Any, told: Any) -> Any:
+        if told["run_id"] == "x~f":
+            raise Invalid("BROKEN", "it cannot be told")
+        return await outcome(tx, row, told)
+
+    monkeypatch.setattr(chores, "_outcome", refused)
+    await flows.keeper.tell_outer()
+    assert [await flows.status(name) for name in ("x", "y")] == ["RUNNING", "SUCCEEDED"]
+
+
+# F2, F14: sizes.
+
+
+async def test_the_items_of_a_map_have_a_size(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: all of them together; the map fails before there is no memory left."""
+    monkeypatch.setattr(looking, "ITEMS_LIMIT", 10_000)
+    each = {"inputs": {"text": "${scope.text}"}}
+    await flows.start({"m": mapped(list(range(20)), do=each)}, scope={"text": "x" * 1_000})
+    assert (await flows.step("m"))["error"]["code"] == "TOO_LARGE"
+    assert (await flows.steps(), await flows.status()) == ({"m": "FAILED"}, "FAILED")
+    await flows.start({"m": mapped(list(range(5)), do=each)}, "few", scope={"text": "x" * 1_000})
+    assert len(await flows.claim()) == 5
+
+
+@pytest.mark.parametrize("where", ["request", "defaults", "inner"])
+async def test_a_scope_has_a_size(flows: Crank, where: str) -> None:
+    """F2: it is handed out with every step; nothing is kept of a run whose scope is more."""
+    half, more = {"a": "x" * (contract.SCOPE_LIMIT // 2)}, {"b": "x" * (contract.SCOPE_LIMIT // 2)}
+    if where == "inner":
+        await flows.start({"f": {**inner({"a": work()}), "inputs": {"steps": {}, "scope": half | more}}})
+        assert (await flows.step("f"))["error"]["code"] == "SCOPE_TOO_LARGE"
+        return
+    flows.named.add("large", {"a": work()}, scope=half)
+    asked: dict[str, Any] = {"flow": "large", "scope": more}
+    if where == "request":
+        asked = {"steps": {"a": work()}, "scope": half | more}
+    with pytest.raises(Invalid) as refused:
+        await flows.start(**asked)
+    assert refused.value.code == "SCOPE_TOO_LARGE"
+    assert await flows.db.fetchval("SELECT count(*) FROM flow_run") == 0
+    await flows.start({"a": work()}, scope=half)
+
+
+async def test_what_is_given_inline_is_not_remembered(flows: Crank) -> None:
+    """F2: it does not come again, and there may be much of it; a flow with a name is planned once."""
+    flows.named.add("again", {"named-step": work()})
+    await flows.start({"inline-step": work()})
+    await flows.start(None, "other", flow="again")
+    gc.collect()
+    known = {one.step_id for one in gc.get_objects() if isinstance(one, NewStep)}
+    assert ("inline-step" in known, "named-step" in known) == (False, True)
+
+
+async def test_a_step_logs_so_much(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F18: what comes after that is dropped, also of later attempts; other steps log on."""
+    monkeypatch.setattr(service, "LOG_LINES", 5)
+    await flows.start({"a": work(retry={"maxAttempts": 2, "backoff": 0}), "b": work()})
+    held = await flows.claim()
+    for _ in range(4):
+        for one in held.values():
+            if one.step_id == "a":
+                await flows.engine.log("r", "a", one.fence, [("info", "line")] * 3)
+    await flows.engine.log("r", "b", held["b"].fence, [("info", "line")])
+    rows = await flows.db.fetch("SELECT n, count(*) FROM flow_log GROUP BY n ORDER BY n")
+    assert [row["count"] for row in rows] == [6, 1]  # the batch that reaches it is the last
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"timeout": 8e13},
+        {"retry": {"backoff": 8e13}},
+        {"retry": {"maxBackoff": 8e13}},
+        {"timeout": "P400D"},
+    ],
+)
+def test_durations_have_an_end(harm: dict[str, Any]) -> None:
+    """F10, F11: none that no calendar has, which would spoil the heartbeats and reports of others."""
+    with pytest.raises(ValidationError):
+        StepSpec.model_validate({"kind": "work", **harm})
+    year = {"timeout": "P366D", "retry": {"backoff": "P366D", "maxBackoff": "P366D"}}
+    assert StepSpec.model_validate({"kind": "work", **year}).timeout == timedelta(days=366)
+
+
+async def test_the_longest_durations_can_be_kept(flows: Crank) -> None:
+    """F9, F10: heartbeats and reports of such steps are as any."""
+    long = timedelta(days=366)
+    retry = {"maxAttempts": 1_000, "backoff": long, "maxBackoff": long}
+    await flows.start({"a": work(timeout=long), "b": work(retry=retry)})
+    held = await flows.claim()
+    told = await flows.engine.heartbeat([("r", name, one.fence) for name, one in held.items()])
+    assert set(told.values()) == {False}
+    await flows.db.execute("UPDATE flow_step SET attempts = 999 WHERE step_id = 'b'")
+    assert await flows.say(held["b"], contract.Said.FAILED) is contract.Answer.SETTLED
+    assert (await flows.steps())["b"] == "READY"
+
+
+@pytest.mark.parametrize("part", [{"retry": {"maxAttempts": 2}}, {"timeout": 5}])
+@pytest.mark.parametrize("step", [mapped([1]), inner({"a": work()})])
+def test_what_would_not_be_heeded_is_refused(step: dict[str, Any], part: dict[str, Any]) -> None:
+    """F10, F14: the engine's own kinds have neither `retry` nor `timeout`; it is told where they belong."""
+    with pytest.raises(Invalid) as refused:
+        checked({"s": StepSpec.model_validate({**step, **part})}, {})
+    assert (refused.value.code, refused.value.details["part"]) == ("BAD_STEP", next(iter(part)))
+    assert refused.value.hint is not None
+
+
+# F16: schedules.
+
+
+def test_a_flow_that_runs_by_itself_has_a_shorter_name(tmp_path: Path) -> None:
+    """F15, F16: its runs are called by it and their time."""
+    file = tmp_path / "flow.yaml"
+    for length, is_good in ((80, True), (81, False)):
+        file.write_text(orjson.dumps({"name": "a" * length, "steps": {}, "schedule": EVERY_MINUTE}).decode())
+        if is_good:
+            assert isinstance(load_file(file), FlowSpec)
+        else:
+            with pytest.raises(BadConfig, match="80 characters"):
+                load_file(file)
+
+
+async def test_a_flow_that_makes_no_sense_does_not_hold_up_the_others(flows: Crank) -> None:
+    """F16: the schedules after it are kept."""
+    flows.named.add("a" * 95, {"a": work()}, schedule=EVERY_MINUTE)
+    flows.named.add("b", {"a": work()}, schedule=EVERY_MINUTE)
+    for _ in range(2):
+        await flows.keeper.keep_schedules()
+        flows.clock.advance(timedelta(minutes=1))
+    assert await flows.db.fetchval("SELECT count(*) FROM flow_run WHERE flow = 'b'") == 1
+
+
+# F3: width.
+
+
+async def test_many_that_refer_to_one_ask_for_it_once(database_url: str, tmp_path: Path) -> None:
+    """F3, F8: how many steps are looked at decides how much is written, not how often it is asked."""
+    async with crank(database_url, tmp_path, size=1) as flows:
+        counts = []
+        for width in (4, 5, 50):
+            refers = {"inputs": {"v": "${steps.root.outputs.v}"}, "when": "steps.root.outputs.v > 0"}
+            many = {f"s{n}": work("root", onSkip="skip", **refers) for n in range(width)}
+            await flows.start({"root": work(), **many}, f"r{width}")
+            held = (await flows.claim())["root"]
+            async with statements(flows) as sent:
+                await flows.say(held, outputs={"v": 1})
+            counts.append(len(sent))
+            assert {one.inputs["v"] for one in (await flows.claim()).values()} == {1}
+        assert counts[1] == counts[2]  # the first asks for the types of columns besides
+
+
+async def test_what_is_done_to_all_steps_of_a_run_does_not_compare_all_with_all(flows: Crank) -> None:
+    """F3: each step is looked up, not looked for, also while the database knows nothing yet of how many there are."""
+    width = 300
+    many = {f"s{n}": work("root") for n in range(width)}
+    await flows.start({"root": work(), **many, "end": work(*many)})
+    async with flows.db.transaction() as tx:
+        run, now = await flows.engine.run_named(tx, "r"), flows.clock.now()
+        acts: dict[str, tuple[Any, ...]] = {
+            "recount": (run,),
+            "cancel_waiting": (run, None, "why", now, "tester"),
+            "reopen": (run, list(range(width + 2)), now, "tester", "why"),
+        }
+        for name, given in acts.items():
+            rows = await tx.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {store.SQL[name]}", *given)
+            plan = (orjson.loads(rows) if isinstance(rows, str) else rows)[0]["Plan"]
+            assert sum(_seen(plan)) < 60 * width, name
+
+
+def _seen(plan: dict[str, Any]) -> list[float]:
+    """How many rows each part of a plan looked at, those it threw away among them."""
+    thrown = sum(count for name, count in plan.items() if name.startswith("Rows Removed by"))
+    rows = (plan["Actual Rows"] + thrown) * plan["Actual Loops"]
+    return [rows, *(one for part in plan.get("Plans", []) for one in _seen(part))]

@@ -1,0 +1,382 @@
+"""F13: candles from CSV, Parquet and SQL, resampled; what cannot be a candle is counted and told."""
+
+import os
+import random
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.flows.config import FlowsSection
+from penstock.flows.contract import OHLCV_EXPORT
+from penstock.flows.kinds.candles import read_series
+from penstock.flows.kinds.market import check_inputs, market_workers
+from penstock.flows.kinds.ohlcv import resampled
+from penstock.flows.kinds.rows import candles_of
+from penstock.flows.kinds.sql import read_only
+from penstock.flows.model import StepError
+from penstock.flows.step import Workers
+from penstock.kernel.db import Database
+from penstock.kernel.errors import Invalid
+from tests.flows.desk import Json, PlainDesk
+from tests.services.soak import examples
+
+HEAD = "time,open,high,low,close,volume"
+FIVE = [
+    "2026-01-05T09:00Z,10,12,9,11,100",
+    "2026-01-05T09:05Z,11,11.5,10.5,11.2,50",
+    "2026-01-05T10:00Z,11.2,13,11,12.5,70",
+    "2026-01-05T15:30Z,12.5,12.6,8,8.5,30",
+    "2026-01-12T09:00Z,9,9.5,8.75,9.25,10",
+]
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Workers:
+    return market_workers(FlowsSection(files=tmp_path))
+
+
+@pytest.fixture
+def desk() -> PlainDesk:
+    return PlainDesk()
+
+
+def asked(*timeframes: str, file: str = "candles.csv", **more: Any) -> Json:
+    return {"source": {"file": file}, "timeframes": list(timeframes) or ["1h"], **more}
+
+
+def write(folder: Path, *rows: str, head: str = HEAD, name: str = "candles.csv") -> None:
+    (folder / name).write_text("\n".join([head, *rows, ""]))
+
+
+async def test_candles_are_resampled_to_each_timeframe(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F13, F6: one artifact per timeframe, under its path; opens first, closes last, and gaps stay gaps."""
+    write(tmp_path, *FIVE)
+    outputs = await desk.do(workers, OHLCV_EXPORT, asked("1h", "1d", "1w"))
+    assert [file["path"] for file in outputs["files"]] == [f"runs/run-1/ohlcv/{t}.json" for t in ("1h", "1d", "1w")]
+    assert desk.document("ohlcv", "1h.json")["candles"] == [
+        ["2026-01-05T09:00:00Z", 10, 12, 9, 11.2, 150],
+        ["2026-01-05T10:00:00Z", 11.2, 13, 11, 12.5, 70],
+        ["2026-01-05T15:00:00Z", 12.5, 12.6, 8, 8.5, 30],
+        ["2026-01-12T09:00:00Z", 9, 9.5, 8.75, 9.25, 10],
+    ]
+    assert desk.document("ohlcv", "1w.json")["candles"] == [
+        ["2026-01-05T00:00:00Z", 10, 13, 8, 8.5, 250],
+        ["2026-01-12T00:00:00Z", 9, 9.5, 8.75, 9.25, 10],
+    ]
+    assert outputs["files"][1] == {
+        "step": "ohlcv",
+        "name": "1d.json",
+        "timeframe": "1d",
+        "path": "runs/run-1/ohlcv/1d.json",
+        "candles": 2,
+        "first": "2026-01-05T00:00:00Z",
+        "last": "2026-01-12T00:00:00Z",
+    }
+    assert outputs["rejected"]["count"] == 0
+
+
+async def test_the_same_input_gives_the_same_bytes(tmp_path: Path, workers: Workers) -> None:
+    """F6, F13: artifacts do not depend on the order of rows, nor on when or how often they are made."""
+    chance = random.Random(5)
+    times = [datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=n) for n in range(3_000)]
+    rows = [f"{at:%Y-%m-%dT%H:%MZ},1.1,1.3,1.0,1.2,{chance.random()}" for at in times]
+    made = []
+    for _ in range(3):
+        write(tmp_path, *rows)
+        desk = PlainDesk()
+        await desk.do(workers, OHLCV_EXPORT, asked("15m", "1d"))
+        made.append(desk.artifacts)
+        chance.shuffle(rows)
+    assert made[0] == made[1] == made[2]
+
+
+async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F13: bad rows are set aside, each under its reason; of two rows of one time the later is believed."""
+    bad = [
+        "yesterday,1,1,1,1,1",
+        "2026-02-30T00:00Z,1,1,1,1,1",
+        "2026-01-06T00:00Z,x,1,1,1,1",
+        "2026-01-06T01:00Z,1,1,1,1,",
+        "2026-01-06T02:00Z,1,1,1,nan,1",
+        "2026-01-06T03:00Z,1,1,1,inf,1",
+        "2026-01-06T03:30Z,1,1e300,1,1,1",
+        "2026-01-06T04:00Z,2,1,1,1,1",
+        "2026-01-06T05:00Z,1,2,1.5,2,1",
+        "2026-01-06T06:00Z,1,1,1,1,-1",
+        "2026-01-06T07:00Z,1",
+    ]
+    again = "2026-01-12T09:00Z,9,9.5,8.75,9.5,20"
+    write(tmp_path, *FIVE, *bad, again)
+    outputs = await desk.do(workers, OHLCV_EXPORT, asked("1h"))
+    assert outputs["rejected"]["reasons"] == {
+        "BAD_NUMBER": 6,
+        "BAD_TIME": 2,
+        "DUPLICATE": 1,
+        "HIGH_LOW_CROSSED": 2,
+        "NEGATIVE_VOLUME": 1,
+    }
+    assert outputs["rejected"]["count"] == 12
+    assert outputs["rejected"]["examples"][0] == {"row": 5, "reason": "DUPLICATE"}
+    assert outputs["rejected"]["examples"][1] == {"row": 6, "reason": "BAD_TIME"}
+    assert outputs["rows"] == 17
+    assert desk.document("ohlcv", "1h.json")["candles"][-1] == ["2026-01-12T09:00:00Z", 9, 9.5, 8.75, 9.5, 20]
+    assert any("12 of 17 rows are no candles" in line for line in desk.logs["ohlcv"])
+
+
+async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F6, F13: what adding up leaves in the last digit would depend on the machine."""
+    write(tmp_path, *(f"2026-01-05T09:0{n}Z,1,1,1,1,0.{n}" for n in (1, 2)))
+    await desk.do(workers, OHLCV_EXPORT, asked("1h"))
+    assert desk.document("ohlcv", "1h.json")["candles"][0][5] == 0.3
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "2026-03-01",
+        "2026-03-01 00:00",
+        "2026-03-01T00:00:00",
+        "2026-03-01T00:00:00.000Z",
+        "2026-03-01T05:30:00+05:30",
+        "2026-02-28T19:00-0500",
+        "1772323200",
+        "1772323200000",
+        "1772323200000000",
+    ],
+)
+async def test_times_are_in_utc(tmp_path: Path, workers: Workers, desk: PlainDesk, written: str) -> None:
+    """F13: with a zone, without one, or as an epoch: the candle is the same."""
+    write(tmp_path, f"{written},1,2,1,2,3")
+    await desk.do(workers, OHLCV_EXPORT, asked("1h"))
+    assert desk.document("ohlcv", "1h.json")["candles"] == [["2026-03-01T00:00:00Z", 1, 2, 1, 2, 3]]
+
+
+async def test_one_symbol_of_many(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F13: `symbol` chooses; rows of others are neither candles nor mistakes, and without it nothing is guessed."""
+    rows = ["AAA,2026-01-05T09:00Z,1,2,1,2,3", "BBB,2026-01-05T09:00Z,5,6,5,6,7", "BBB,rubbish,5,6,5,6,7"]
+    write(tmp_path, *rows, head=f"Symbol,{HEAD.upper()}")
+    outputs = await desk.do(workers, OHLCV_EXPORT, asked("1h", symbol="AAA"))
+    assert (outputs["symbol"], outputs["rows"], outputs["rejected"]["count"]) == ("AAA", 1, 0)
+    error = await desk.fail(workers, OHLCV_EXPORT, asked("1h"))
+    assert (error.code, error.details) == ("SYMBOL_NEEDED", {"symbols": ["AAA", "BBB"]})
+    assert (await desk.fail(workers, OHLCV_EXPORT, asked("1h", symbol="CCC"))).code == "NO_CANDLES"
+
+
+async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F13: typed columns give the same artifact as text does."""
+    write(tmp_path, *FIVE)
+    await desk.do(workers, OHLCV_EXPORT, asked("1h"))
+    times = [datetime.fromisoformat(row.split(",")[0]) for row in FIVE]
+    numbers = list(zip(*(map(float, row.split(",")[1:]) for row in FIVE), strict=True))
+    columns = dict(zip(HEAD.split(",")[1:], numbers, strict=True))
+    local = pl.Series("time", times).dt.convert_time_zone("Asia/Kolkata")
+    pl.DataFrame({"time": local, **columns}).write_parquet(tmp_path / "candles.parquet")
+    await desk.do(workers, OHLCV_EXPORT, asked("1h", file="candles.parquet"), "again")
+    assert desk.artifacts["again", "1h.json"] == desk.artifacts["ohlcv", "1h.json"]
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("../secret.csv", "FILE_OUTSIDE"),
+        ("a/../../secret.csv", "FILE_OUTSIDE"),
+        ("/etc/passwd.csv", "FILE_OUTSIDE"),
+        ("..\\secret.csv", "FILE_OUTSIDE"),
+        ("link.csv", "FILE_OUTSIDE"),
+        ("folder/secret.csv", "FILE_OUTSIDE"),
+        ("nul\0.csv", "FILE_OUTSIDE"),
+        ("missing.csv", "FILE_MISSING"),
+        ("circle.csv", "FILE_MISSING"),
+        ("pipe.csv", "FILE_MISSING"),
+        ("*.csv", "FILE_MISSING"),
+        ("candles.xlsx", "BAD_INPUTS"),
+        ("rubbish.parquet", "FILE_UNREADABLE"),
+        ("empty.csv", "FILE_UNREADABLE"),
+        ("latin.csv", "FILE_UNREADABLE"),
+    ],
+)
+async def test_nothing_outside_the_folder_is_read(tmp_path: Path, desk: PlainDesk, file: str, code: str) -> None:
+    """F13: paths that lead out of `flows.files`, by dots or by links, are errors; so is what is no file of candles."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    write(tmp_path, *FIVE, name="secret.csv")
+    (inside / "link.csv").symlink_to(tmp_path / "secret.csv")
+    (inside / "folder").symlink_to(tmp_path)
+    (inside / "circle.csv").symlink_to(inside / "circle.csv")
+    os.mkfifo(inside / "pipe.csv")
+    (inside / "rubbish.parquet").write_bytes(b"PAR1 nothing")
+    (inside / "empty.csv").touch()
+    (inside / "latin.csv").write_bytes(HEAD.encode() + b"\n\xff\xfe\xfa,1,1,1,1,1\n")
+    error = await desk.fail(market_workers(FlowsSection(files=inside)), OHLCV_EXPORT, asked("1h", file=file))
+    assert error.code == code
+    assert not desk.artifacts
+
+
+async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F13: only where a path ends counts."""
+    write(tmp_path, *FIVE)
+    (tmp_path / "newest.csv").symlink_to("candles.csv")
+    assert (await desk.do(workers, OHLCV_EXPORT, asked("1h", file="newest.csv")))["rows"] == 5
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named"),
+    [
+        ({"timeframes": ["1h"]}, "inputs.source"),
+        ({"source": {}, "timeframes": ["1h"]}, "either `file` or `sql`"),
+        ({"source": {"file": "a.csv", "sql": "SELECT 1"}, "timeframes": ["1h"]}, "either `file` or `sql`"),
+        (asked("7m"), "inputs.timeframes.0"),
+        (asked("1h", "1h"), "one comes twice"),
+        ({"source": {"file": "a.csv"}, "timeframes": []}, "inputs.timeframes"),
+        (asked("1h", symbol=""), "inputs.symbol"),
+        (asked("1h", colour="red"), "inputs.colour"),
+    ],
+)
+async def test_inputs_that_make_no_sense_are_named(
+    workers: Workers, desk: PlainDesk, inputs: dict[str, Any], named: str
+) -> None:
+    """F13: BAD_INPUTS says which, when the run is made and when the step runs."""
+    error = await desk.fail(workers, OHLCV_EXPORT, inputs)
+    assert error.code == "BAD_INPUTS"
+    assert named in error.message
+    with pytest.raises(Invalid, match=r"inputs"):
+        check_inputs[OHLCV_EXPORT](inputs)
+
+
+async def test_columns_that_are_missing_are_named(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F13: no column is guessed."""
+    write(tmp_path, "2026-01-05T09:00Z,1,2", head="time,open,last")
+    error = await desk.fail(workers, OHLCV_EXPORT, asked("1h"))
+    assert (error.code, error.details) == ("BAD_COLUMNS", {"missing": ["high", "low", "close", "volume"]})
+    write(tmp_path, "2026-01-05T09:00Z,1,2,1,2,3,4", head=f"{HEAD},Open")
+    assert (await desk.fail(workers, OHLCV_EXPORT, asked("1h"))).code == "BAD_COLUMNS"
+
+
+async def test_no_candle_at_all_is_an_error(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F13: an empty export would look like a quiet market."""
+    write(tmp_path, "x,1,1,1,1,1")
+    error = await desk.fail(workers, OHLCV_EXPORT, asked("1h"))
+    assert (error.code, error.details["rejected"]["reasons"]) == ("NO_CANDLES", {"BAD_TIME": 1})
+
+
+async def test_candles_are_not_cut_smaller(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+    """F13: hours cannot be told minute by minute."""
+    write(tmp_path, *(f"2026-01-05T{hour:02}:00Z,1,1,1,1,1" for hour in range(5)))
+    assert (await desk.fail(workers, OHLCV_EXPORT, asked("30m"))).code == "TIMEFRAME_TOO_FINE"
+
+
+async def test_without_a_folder_or_a_database(desk: PlainDesk) -> None:
+    """F13: what the configuration does not give cannot be asked for."""
+    nothing = market_workers(FlowsSection())
+    assert (await desk.fail(nothing, OHLCV_EXPORT, asked("1h"))).code == "FILES_NOT_SET"
+    sql = {"source": {"sql": "SELECT 1"}, "timeframes": ["1h"]}
+    assert (await desk.fail(nothing, OHLCV_EXPORT, sql)).code == "SQL_NOT_ALLOWED"
+
+
+async def _asked(db: Database, desk: PlainDesk, sql: str, *params: Any) -> Json:
+    workers = market_workers(FlowsSection(), read_only(db))
+    inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
+    return await desk.do(workers, OHLCV_EXPORT, inputs)
+
+
+async def _refused(db: Database, desk: PlainDesk, sql: str, *params: Any) -> StepError:
+    workers = market_workers(FlowsSection(), read_only(db))
+    inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
+    return await desk.fail(workers, OHLCV_EXPORT, inputs)
+
+
+async def test_candles_from_sql(db: Database, desk: PlainDesk) -> None:
+    """F13: a statement with parameters, against a real database: numeric and timestamptz like any others."""
+    await db.execute("CREATE TABLE trade (name text, at timestamptz, price numeric, size bigint)")
+    at = datetime(2026, 1, 5, 9, tzinfo=UTC)
+    for n, price in enumerate(["1.5", "1.7", "1.6"]):
+        await db.execute("INSERT INTO trade VALUES ('AAA', $1, $2, 10)", at + timedelta(minutes=n), Decimal(price))
+    sql = """SELECT at AS time, price AS open, price AS high, price AS low, price AS close, size AS volume
+             FROM trade -- all there is
+             WHERE name = $1;
+    """
+    outputs = await _asked(db, desk, sql, "AAA")
+    assert outputs["rows"] == 3
+    assert desk.document("ohlcv", "1h.json")["candles"] == [["2026-01-05T09:00:00Z", 1.5, 1.7, 1.5, 1.6, 30]]
+    assert (await _refused(db, desk, sql, "BBB")).code == "NO_CANDLES"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DROP TABLE flow_run",
+        "DELETE FROM flow_run RETURNING *",
+        "WITH gone AS (DELETE FROM flow_run RETURNING id) SELECT * FROM gone",
+        "SELECT 1) AS a; DROP TABLE flow_run; SELECT (1",
+        "SELECT nextval(pg_get_serial_sequence('flow_run', 'id'))",
+        "COPY flow_run TO STDOUT",
+        "SELECT * FROM nowhere",
+        "SELECT $1::int",
+    ],
+)
+async def test_a_statement_can_only_read(db: Database, desk: PlainDesk, sql: str) -> None:
+    """F13: whatever a statement tries, the database is as it was, and the error has no traceback in it."""
+    params = ["no number"] if "$1" in sql else []
+    error = await _refused(db, desk, sql, *params)
+    assert error.code in ("SQL_FAILED", "DATABASE_BUSY")
+    assert "Traceback" not in error.message
+    assert await db.fetchval("SELECT count(*) FROM flow_run") == 0
+
+
+async def test_a_session_forgets_what_a_statement_did_to_it(database_url: str) -> None:
+    """F13: the next step's statement reads the tables it means, and nothing stays locked."""
+    async with Database.open(database_url, size=1) as db:
+        await db.execute("CREATE TABLE price AS SELECT 1 AS v; CREATE SCHEMA other; CREATE TABLE other.price (v int)")
+        query = read_only(db)
+        await query("SELECT set_config('search_path', 'other', false), pg_advisory_lock(1)::text", [], 10)
+        assert await query("SELECT v FROM price", [], 10) == [{"v": 1}]
+        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
+        assert await db.fetchval(held) == 0
+
+
+PRICE = st.floats(0.01, 1e6)
+
+
+@settings(max_examples=examples(60, soak=2_000), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.integers(0, 20_000), PRICE, PRICE, st.integers(0, 10**6)), min_size=1, max_size=60),
+    st.sampled_from(["5m", "1h", "4h", "1d", "1w"]),
+)
+def test_resampling_agrees_with_a_plain_model(rows: list[tuple[int, float, float, int]], timeframe: str) -> None:
+    """F13: whatever the rows, each candle is what its rows say, and none is made up."""
+    begin = datetime(2026, 1, 5, tzinfo=UTC)  # a Monday
+    known = {minute: (open_, close, volume) for minute, open_, close, volume in rows}
+    size = int(timeframe[:-1]) * {"m": 1, "h": 60, "d": 1_440, "w": 10_080}[timeframe[-1]]
+    if len(known) > 1 and min(b - a for a, b in zip(sorted(known), sorted(known)[1:], strict=False)) > size:
+        return
+    groups: dict[int, list[tuple[float, float, int]]] = {}
+    for minute in sorted(known):
+        groups.setdefault(minute // size, []).append(known[minute])
+    table = pl.DataFrame(
+        {
+            "time": [begin + timedelta(minutes=row[0]) for row in rows],
+            "open": [row[1] for row in rows],
+            "high": [max(row[1:3]) for row in rows],
+            "low": [min(row[1:3]) for row in rows],
+            "close": [row[2] for row in rows],
+            "volume": [row[3] for row in rows],
+        }
+    )
+    series = read_series(resampled(candles_of(table, None), timeframe).as_bytes())
+    assert [tuple(candle) for candle in series.candles] == [
+        (
+            begin + timedelta(minutes=place * size),
+            group[0][0],
+            max(max(each[:2]) for each in group),
+            min(min(each[:2]) for each in group),
+            group[-1][1],
+            float(sum(each[2] for each in group)),
+        )
+        for place, group in sorted(groups.items())
+    ]

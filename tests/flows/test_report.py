@@ -1,0 +1,255 @@
+"""F13: reports by a template or by a model that may fail; and the example flow from candles to report."""
+
+import math
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from ruamel.yaml import YAML
+
+from penstock.flows.config import FlowsSection
+from penstock.flows.contract import CHART_EXPORT, LLM_REPORT, OHLCV_EXPORT
+from penstock.flows.definition import FlowSpec
+from penstock.flows.kinds.candles import Candle, Series
+from penstock.flows.kinds.facts import facts_of
+from penstock.flows.kinds.market import check_inputs, market_workers
+from penstock.flows.kinds.telling import plain
+from penstock.flows.manifest import verdict
+from penstock.flows.step import Workers
+from penstock.settings import load_settings
+from tests.flows.desk import Json, PlainDesk
+from tests.flows.market_servers import Answer, Scripted, never, says, scripted, writes
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "market-report"
+TOKEN = "s3cr3t-t0ken"
+BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
+DAY = timedelta(days=1)
+CANDLES = [
+    Candle(BEGIN, 100.0, 112.0, 99.0, 110.0, 1_000.0),
+    Candle(BEGIN + DAY, 110.0, 111.0, 80.5, 88.0, 3_000.0),
+    Candle(BEGIN + 2 * DAY, 88.0, 100.0, 85.0, 99.0, 2_000.0),
+]
+FILES = [{"step": "ohlcv", "name": "1d.json", "timeframe": "1d"}]
+INPUTS: Json = {"files": FILES, "charts": [{"id": "days", "name": "days.svg", "path": "charts/run-1/charts/days.svg"}]}
+TEMPLATE = market_workers(FlowsSection())
+
+
+@pytest.fixture
+def desk() -> PlainDesk:
+    desk = PlainDesk()
+    desk.artifacts["ohlcv", "1d.json"] = Series("TIDE", "1d", CANDLES).as_bytes()
+    return desk
+
+
+@pytest.fixture
+async def llm() -> AsyncIterator[Scripted]:
+    async with scripted() as server:
+        server.will(writes("It went up and down."))
+        yield server
+
+
+def written_by(llm: Scripted, **more: Any) -> Workers:
+    section = FlowsSection.model_validate({"llm": {"url": llm.url, "model": "small-1", **more}})
+    return market_workers(section, llm_token=TOKEN, pause=llm.pause)
+
+
+def report(desk: PlainDesk) -> str:
+    return desk.artifacts["report", "report.md"].decode()
+
+
+def test_facts_are_what_the_candles_say() -> None:
+    """F13: range, change, volatility, volume, and the deepest fall."""
+    facts = facts_of(Series("TIDE", "1d", CANDLES))
+    assert (facts.open, facts.close, facts.high, facts.low) == (100, 99, 112, 80.5)
+    assert (facts.change, facts.change_percent) == (-1, -1)
+    assert (facts.high_at, facts.low_at) == (BEGIN, BEGIN + DAY)
+    assert facts.range_percent == pytest.approx((112 - 80.5) / 80.5 * 100)
+    assert facts.drawdown_percent == pytest.approx(20)
+    fall, rise = math.log(88 / 110), math.log(99 / 88)
+    assert facts.volatility_percent == pytest.approx(abs(fall - rise) / math.sqrt(2) * 100)
+    assert (facts.volume, facts.mean_volume, facts.busiest_at) == (6_000, 2_000, BEGIN + DAY)
+    assert (facts.rising, facts.candles, list(facts.trends)) == (2, 3, [])
+
+
+@pytest.mark.parametrize("price", [0.0, -5.0, 1e300, 5e-324])
+async def test_odd_prices_have_facts_too(desk: PlainDesk, price: float) -> None:
+    """F13: what has no percentage has none; the report is written all the same."""
+    candles = [Candle(BEGIN + n * DAY, price, price, price, price, 0.0) for n in range(60)]
+    desk.artifacts["ohlcv", "1d.json"] = Series("", "1d", candles).as_bytes()
+    await desk.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
+    assert "stood still" in report(desk)
+
+
+async def test_the_template_writes_without_a_model(desk: PlainDesk) -> None:
+    """F13: sentences, a table and the charts, linked from where the report lies; the same words each time."""
+    outputs = await desk.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
+    assert outputs == {"report": "runs/run-1/report/report.md", "name": "report.md", "writer": "template"}
+    text = report(desk)
+    assert text.startswith("# TIDE market report\n\nTIDE fell 1.00 % from 5 January 2026 to 7 January 2026: ")
+    assert "it opened at 100.0 and closed at **99.0**." in text
+    assert (
+        "from 80.5 (6 January 2026) to 112.0 (5 January 2026); the deepest fall from an earlier close was 20.00 %"
+        in text
+    )
+    assert "2 of 3 candles of 1d rose; from one to the next the price varied by 24.11 %." in text
+    assert "6K in all, 2K a candle; most on 6 January 2026 (3K); the last candle had 1.00 times the mean." in text
+    assert "| Volatility per candle | 24.11 % |" in text
+    assert "| Volume | 6K |" in text
+    assert "![days](../../../charts/run-1/charts/days.svg)" in text
+    await desk.do(TEMPLATE, LLM_REPORT, INPUTS, "again")
+    assert desk.artifacts["again", "report.md"] == desk.artifacts["report", "report.md"]
+
+
+async def test_a_report_without_charts(desk: PlainDesk) -> None:
+    """F13: where the charts were skipped the report goes without them."""
+    await desk.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": None}, "report")
+    assert "## Charts" not in report(desk)
+
+
+async def test_a_model_writes_and_the_figures_stay_ours(llm: Scripted, desk: PlainDesk) -> None:
+    """F13: the model is given the facts; under what it wrote are figures and charts it cannot have changed."""
+    outputs = await desk.do(written_by(llm), LLM_REPORT, {**INPUTS, "instructions": "Be brief."}, "report")
+    assert outputs["writer"] == "small-1"
+    [asked], [path], [headers] = llm.bodies, llm.paths, llm.headers
+    assert (path, headers["Authorization"]) == ("/v1/chat/completions", f"Bearer {TOKEN}")
+    assert asked["model"] == "small-1"
+    content = asked["messages"][1]["content"]
+    assert content.startswith("Be brief.")
+    figures = orjson.loads(content.removeprefix("Be brief."))
+    assert figures["timeframes"][0]["volume"] == 6_000
+    text = report(desk)
+    assert "It went up and down.\n\n_Written by small-1._" in text
+    assert "| Volume | 6K |" in text
+    assert "days.svg" in text
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code", "tries"),
+    [
+        (says("no luck", status=500), "LLM_UNAVAILABLE", 3),
+        (says(status=429), "LLM_THROTTLED", 3),
+        (says(f"who is {TOKEN}?", status=401), "LLM_UNAUTHORIZED", 1),
+        (says("no such model", status=404), "LLM_REFUSED", 1),
+        (says("not JSON", content_type="text/plain"), "LLM_BAD_ANSWER", 3),
+        (says("[]", content_type="application/json"), "LLM_BAD_ANSWER", 3),
+        (says('{"choices": []}', content_type="application/json"), "LLM_BAD_ANSWER", 3),
+        (says('{"choices": [{"message": null}]}', content_type="application/json"), "LLM_BAD_ANSWER", 3),
+        (writes(None, "content_filter"), "LLM_BAD_ANSWER", 3),
+        (writes("  \n"), "LLM_BAD_ANSWER", 3),
+        (writes("It began well and then", "length"), "LLM_BAD_ANSWER", 3),
+        (writes("x" * 200_001), "LLM_BAD_ANSWER", 3),
+    ],
+)
+async def test_a_model_that_fails(llm: Scripted, desk: PlainDesk, trouble: Answer, code: str, tries: int) -> None:
+    """F13: each failure has its code; there is no report rather than half of one, and the token is not told."""
+    llm.will(trouble)
+    error = await desk.fail(written_by(llm), LLM_REPORT, INPUTS, "report")
+    assert (error.code, error.details) == (code, {"attempts": tries})
+    assert len(llm.bodies) == tries
+    assert ("report", "report.md") not in desk.artifacts
+    assert TOKEN not in error.message
+
+
+async def test_a_model_that_recovers(llm: Scripted, desk: PlainDesk) -> None:
+    """F13: a failure of the moment costs a try, as long after as the endpoint asks."""
+    llm.will(says(status=503, Retry_After="9"), says("{"), writes("All is well."))
+    await desk.do(written_by(llm), LLM_REPORT, INPUTS, "report")
+    assert "All is well." in report(desk)
+    assert llm.pauses[0] == 9.0
+
+
+async def test_a_model_that_never_answers(llm: Scripted, desk: PlainDesk) -> None:
+    """F13: LLM_TIMEOUT, after `timeout` and no later."""
+    llm.will(never)
+    error = await desk.fail(written_by(llm, timeout=0.1), LLM_REPORT, INPUTS, "report")
+    assert error.code == "LLM_TIMEOUT"
+    assert "0.1 s" in error.message
+
+
+async def test_nobody_there(llm: Scripted, desk: PlainDesk) -> None:
+    """F13: a closed port is LLM_UNAVAILABLE."""
+    error = await desk.fail(written_by(llm, url="http://127.0.0.1:1/v1"), LLM_REPORT, INPUTS, "report")
+    assert error.code == "LLM_UNAVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (None, "CANDLES_MISSING"),
+        (b"{", "CANDLES_INVALID"),
+        (b'{"symbol": "A", "timeframe": "1d", "candles": []}', "NO_CANDLES"),
+    ],
+)
+async def test_candles_that_cannot_be_read(desk: PlainDesk, data: bytes | None, code: str) -> None:
+    """F13: without facts there is no report."""
+    del desk.artifacts["ohlcv", "1d.json"]
+    if data is not None:
+        desk.artifacts["ohlcv", "1d.json"] = data
+    assert (await desk.fail(TEMPLATE, LLM_REPORT, INPUTS, "report")).code == code
+
+
+async def test_no_symbol_can_break_the_report(desk: PlainDesk) -> None:
+    """F13: symbols, titles and paths are text."""
+    desk.artifacts["ohlcv", "1d.json"] = Series("<b>|x|\n# y", "1d", CANDLES).as_bytes()
+    charts = [{"id": "a", "path": "charts/run-1/c/a) ![x](http.svg"}]
+    await desk.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": charts}, "report")
+    assert report(desk).splitlines()[0] == r"# \<b\>\|x\| \# y market report"
+    assert "a%29%20%21%5Bx%5D%28http.svg)" in report(desk)
+    assert plain("a*b_c") == r"a\*b\_c"
+
+
+def flow() -> FlowSpec:
+    return FlowSpec.model_validate(YAML(typ="safe").load(EXAMPLE / "flows" / "market-report.yaml"))
+
+
+def filled(value: Any, known: dict[str, Any]) -> Any:
+    """Inputs with their references filled in, for what the example refers to."""
+    if isinstance(value, str):
+        whole = known.get(value)
+        for name, found in known.items():
+            value = value.replace(name, str(found)) if isinstance(value, str) else value
+        return value if whole is None else whole
+    if isinstance(value, dict):
+        return {name: filled(inner, known) for name, inner in value.items()}
+    return [filled(inner, known) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("symbol", ["TIDE", "EMBER"])
+async def test_the_example_works_without_internet(desk: PlainDesk, symbol: str) -> None:
+    """F13: `market-report` goes from the file of candles to a report with three charts."""
+    workers, steps = market_workers(FlowsSection(files=EXAMPLE)), flow().steps
+    known: dict[str, Any] = {"${scope.symbol}": symbol, "${scope.theme}": "dark"}
+    exported = await desk.do(workers, OHLCV_EXPORT, filled(steps["ohlcv"].inputs, known), "ohlcv")
+    known["${steps.ohlcv.outputs.files}"] = exported["files"]
+    assert exported["rejected"]["count"] == (3 if symbol == "TIDE" else 0)
+    inputs = filled(steps["charts"].inputs, known)
+    charts = await desk.do(workers, CHART_EXPORT, inputs, "charts")
+    known["${steps.charts.outputs.items}"] = charts["items"]
+    assert (charts["received"], charts["partial"]) == (3, False)
+    names = [name for step, name in desk.artifacts if step == "charts"]
+    assert verdict(desk.artifacts["charts", "manifest.json"], inputs, names) == {
+        "requested": 3,
+        "received": 3,
+        "partial": False,
+    }
+    await desk.do(workers, LLM_REPORT, filled(steps["report"].inputs, known), "report")
+    text = report(desk)
+    assert text.startswith(f"# {symbol}, market report")
+    assert text.count("![") == 3
+
+
+def test_the_example_is_a_flow_and_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F15: both files load as they stand, and the inputs as written pass what is checked when a run is made."""
+    spec = flow()
+    assert list(spec.steps) == ["ohlcv", "charts", "report"]
+    for step in spec.steps.values():
+        check_inputs[step.kind](step.inputs)
+    monkeypatch.chdir(EXAMPLE.parents[1])
+    flows = load_settings(EXAMPLE / "penstock.yaml", {}).flows
+    assert flows.folder is not None
+    assert (flows.folder / "market-report.yaml").is_file()
+    assert flows.files is not None
+    assert (flows.files / "candles.csv").is_file()

@@ -1,0 +1,58 @@
+"""F18: the steps of a run in one trace, and in figures."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from penstock.flows.contract import RunStatus
+from penstock.flows.definition import RunRequest
+from penstock.flows.direct import DirectCounter
+from penstock.flows.metrics import FlowMetrics
+from penstock.flows.step import Step, StepFailed, Workers
+from penstock.flows.workers import StepWorker
+from penstock.kernel.telemetry import Telemetry
+from tests.flows.crank import Crank, crank
+from tests.services.until import becomes
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
+    async with crank(database_url, tmp_path) as found:
+        yield found
+
+
+async def test_every_step_has_a_span_in_the_trace_of_its_run(flows: Crank) -> None:
+    """F18: one span per step and attempt, in the trace the run was asked for in; what failed is marked so."""
+    kept = InMemorySpanExporter()
+    telemetry = Telemetry(spans=[SimpleSpanProcessor(kept)])
+    workers = Workers()
+
+    @workers.worker("work")
+    async def work(step: Step) -> None:
+        if step.step_id == "b":
+            raise StepFailed("BROKEN", "it broke")
+
+    steps = {"a": {"kind": "work"}, "b": {"kind": "work", "dependsOn": ["a"]}}
+    await flows.engine.create(RunRequest.model_validate({"runId": "traced", "steps": steps}), "tester", trace=CALLER)
+    counter = DirectCounter(flows.engine, flows.storage)
+    metrics = FlowMetrics(telemetry.registry)
+    worker = StepWorker(counter, workers, telemetry, metrics, name="w", concurrency=2, lease_for=timedelta(seconds=60))
+
+    async def has_failed() -> bool:
+        return await flows.status("traced") == RunStatus.FAILED
+
+    async with worker.working():
+        await becomes(has_failed, "the run failed")
+    spans = {str((span.attributes or {})["step"]): span for span in kept.get_finished_spans()}
+    assert {name: span.status.is_ok for name, span in spans.items()} == {"a": True, "b": False}
+    assert {f"{span.context.trace_id:032x}" for span in spans.values() if span.context} == {TRACE}
+    told = telemetry.exposition().decode()
+    assert 'penstock_flow_steps_total{kind="work",outcome="SUCCEEDED"} 1.0' in told
+    assert 'penstock_flow_steps_total{kind="work",outcome="FAILED"} 1.0' in told

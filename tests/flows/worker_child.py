@@ -1,0 +1,178 @@
+"""A process that works on flows until it is killed or told to stop, and what it can do.
+
+Whatever is done leaves a line in a file all processes share, written as the last act of its handler: who reads it knows
+of every attempt that got so far. `penstock up` does the same steps when it is given this module.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from penstock.flows import chores, reports
+from penstock.flows.catalogue import Catalogue
+from penstock.flows.chores import Keeper
+from penstock.flows.config import FlowsSection
+from penstock.flows.direct import DirectCounter
+from penstock.flows.service import FlowEngine
+from penstock.flows.step import Step, StepFailed, Workers
+from penstock.flows.workers import StepWorker
+from penstock.kernel.db import Database
+from penstock.kernel.periodic import repeating
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.telemetry import Telemetry
+from tests.services.until import becomes
+
+DONE = "FLOWS_DONE"  # names the file of all that was done
+ARTIFACT = "who.txt"
+FOREVER = 3_600.0
+_SECOND = timedelta(seconds=1)
+_END = 30.0
+workers = Workers()
+
+# Forked from a process that has loaded everything and used nothing: as good as a new one, and quick.
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload([__name__])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker works, and how."""
+
+    url: str
+    folder: Path
+    section: Mapping[str, Any]
+    drain: timedelta = 20 * _SECOND
+    concurrency: int = 8
+
+    @property
+    def done(self) -> Path:
+        return self.folder / "done"
+
+    @property
+    def objects(self) -> Path:
+        return self.folder / "objects"
+
+
+class Child:
+    """A worker that is a process of its own."""
+
+    def __init__(self, place: Place) -> None:
+        self._process: ForkServerProcess = _SERVER.Process(target=_run, args=(place,), daemon=True)
+        self._process.start()
+
+    def kill(self) -> None:
+        """Nothing is told to it, and it tells nothing."""
+        self._process.kill()
+        self._process.join(_END)
+        assert self._process.exitcode == -signal.SIGKILL, self._process.exitcode
+
+    def stop(self) -> None:
+        """Ask it to go."""
+        self._process.terminate()
+
+    def ended(self) -> None:
+        """It went by itself, and all was well."""
+        self._process.join(_END)
+        assert self._process.exitcode == 0, self._process.exitcode
+
+
+@workers.worker("noop")
+async def noop(step: Step) -> Mapping[str, Any]:
+    """Only say who did it."""
+    return _done(step)
+
+
+@workers.worker("list")
+async def give_list(step: Step) -> Mapping[str, Any]:
+    """Give as many items as are asked for."""
+    return {**_done(step), "list": list(range(step.inputs["count"]))}
+
+
+@workers.worker("flaky")
+async def fail_at_first(step: Step) -> Mapping[str, Any]:
+    """Succeed after some failures, or never."""
+    if step.attempt <= step.inputs["failures"]:
+        raise StepFailed("FLAKY", f"attempt {step.attempt}")
+    return _done(step)
+
+
+@workers.worker("leave")
+async def leave_artifact(step: Step) -> Mapping[str, Any]:
+    """Leave an artifact that tells who wrote it; first look whether what the step before left is whole."""
+    if before := step.inputs.get("after"):
+        assert (await step.read(before["step"], ARTIFACT)).decode() == before["token"]
+    outputs = _done(step, note=False)
+    await step.write(ARTIFACT, outputs["token"])
+    return _noted(step, outputs)
+
+
+@workers.worker("wait")
+async def wait_for_file(step: Step) -> Mapping[str, Any]:
+    """Be under way until a file appears."""
+    Path(f"{step.inputs['file']}.begun").touch()
+    await becomes(_is_there(Path(step.inputs["file"])), "the file", within=FOREVER)
+    return _done(step)
+
+
+def _is_there(file: Path) -> Any:
+    async def is_there() -> bool:
+        return file.exists()
+
+    return is_there
+
+
+def _done(step: Step, *, note: bool = True) -> dict[str, Any]:
+    """What tells this doing of the step from every other."""
+    outputs = {"fence": step.fence, "token": uuid4().hex}
+    return _noted(step, outputs) if note else outputs
+
+
+def _noted(step: Step, outputs: dict[str, Any]) -> dict[str, Any]:
+    line = f"{step.run_id} {step.step_id} {step.fence} {outputs['token']}\n"
+    file = os.open(os.environ[DONE], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+    return outputs
+
+
+def _run(place: Place) -> None:
+    os.environ[DONE] = str(place.done)
+    out = os.open(place.folder / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    for module in (reports, chores):  # as with the lease: nobody here takes longer and lives
+        vars(module)["PUBLISHING"] = _SECOND
+    asyncio.run(_work(place))
+
+
+async def _work(place: Place) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    section, storage = FlowsSection.model_validate(place.section), FolderStorage(place.objects)
+    catalogue = Catalogue(section)
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(Database.open(place.url, looks_up=True))
+        engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, section))
+        for name, chore, every in Keeper(engine, catalogue, storage).chores():
+            await stack.enter_async_context(repeating(name, chore, min(every, _SECOND)))
+        worker = StepWorker(
+            DirectCounter(engine, storage),
+            workers,
+            Telemetry(),
+            name=f"child-{os.getpid()}",
+            concurrency=place.concurrency,
+            lease_for=section.lease,
+        )
+        await stack.enter_async_context(worker.working(place.drain))
+        await stop.wait()
