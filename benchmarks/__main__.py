@@ -7,7 +7,18 @@ from pathlib import Path
 
 import uvloop
 
-from benchmarks import freshness, harness, harvest, ingest, kernel, refdata_read, refdata_write, tracking
+from benchmarks import (
+    flows,
+    flows_large,
+    freshness,
+    harness,
+    harvest,
+    ingest,
+    kernel,
+    refdata_read,
+    refdata_write,
+    tracking,
+)
 from penstock.kernel.telemetry import configure_logging
 
 GROUPS = {
@@ -21,6 +32,8 @@ GROUPS = {
     "ingest-large": ingest.large_benches,
     "harvest": harvest.benches,
     "harvest-large": harvest.large_benches,
+    "flows": flows.benches,
+    "flows-large": flows_large.benches,
 }
 CONCLUSIONS: dict[str, harness.Conclude] = {
     "refdata-read": refdata_read.conclusions,
@@ -29,6 +42,8 @@ CONCLUSIONS: dict[str, harness.Conclude] = {
     "ingest-large": ingest.conclusions,
     "harvest": harvest.conclusions,
     "harvest-large": harvest.conclusions,
+    "flows": flows.conclusions,
+    "flows-large": flows_large.conclusions,
 }
 
 

@@ -1,0 +1,131 @@
+"""Flows where there is much of them: fans ten times as broad, and tables with a hundred thousand finished runs."""
+
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks import peers
+from benchmarks.flows import OURS
+from benchmarks.flows_defined import KIND, LARGE, fan_of
+from benchmarks.flows_ours import make_runs, opened
+from benchmarks.harness import Bench, Figure, ratio
+from benchmarks.harvest_place import fresh_database
+from benchmarks.peers.flows_env import BREADTH
+from penstock.flowing import FlowsPlatform
+from penstock.flows.contract import Said
+from penstock.flows.definition import RunRequest
+from penstock.flows.model import Appetite, Claimed, Report
+from penstock.kernel.db import Database
+from penstock.kernel.embedded import embedded_postgres
+
+FINISHED, STEPS, CHUNK = 100_000, 10, 10_000
+BATCH, CREATED = 100, 200
+WORKER = "benchmark"
+FILL = """
+WITH run AS (
+    INSERT INTO flow_run (run_id, flow, status, scope, digest, fail_fast, open, created_by, created_at, started_at,
+                          finished_at, moves)
+    SELECT 'old-' || n, 'old', 'SUCCEEDED', '{}', repeat('0', 64), false, 0, 'benchmark', at, at, at, ARRAY[1, 2]
+    FROM generate_series($1::int, $2::int - 1) AS n CROSS JOIN LATERAL (SELECT now() - interval '1 day' AS at) AS t
+    RETURNING id
+)
+INSERT INTO flow_step (run, n, step_id, kind, status, depends_on, children, unmet, is_looked_at, is_plain, required,
+                       spec, outputs, said_fence, said_digest, fence, attempts, worker, due_at, started_at, finished_at,
+                       moves)
+SELECT run.id, n, 's' || n, $3, 'SUCCEEDED', ARRAY[n - 1], ARRAY[n + 1], 0, false, true, true, '{"kind": "noop"}', '{}',
+       1, repeat('0', 64), 1, 1, 'worker', at, at, at, ARRAY[1, 2, 3]
+FROM run CROSS JOIN generate_series(0, $4::int - 1) AS n
+CROSS JOIN LATERAL (SELECT now() - interval '1 day' AS at) AS t
+"""
+FORGET = "DELETE FROM flow_run WHERE status = 'RUNNING'"
+FANS = {"written down": "fan", "by a map": "map"}
+PLACES = {"an empty table": 0, f"{FINISHED:,} finished runs": FINISHED}
+
+
+@asynccontextmanager
+async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
+    """Fans of both sizes, and claims and new runs in both tables."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(embedded_postgres(folder))
+        found = [
+            Bench(_fan(breadth, how), "steps", partial(_run_fan, url, workload, breadth))
+            for how, workload in FANS.items()
+            for breadth in (BREADTH, LARGE)
+        ]
+        for where, finished in PLACES.items():
+            own = await stack.enter_async_context(fresh_database(url))
+            platform = await stack.enter_async_context(opened(own, str(folder.parent)))
+            await _fill(platform.db, finished)
+            found.append(Bench(_claims(where), "steps", partial(_claim_all, platform)))
+            found.append(Bench(_creation(where), "runs", partial(_create, platform)))
+        yield found
+
+
+def conclusions(figures: Sequence[Figure]) -> list[str]:
+    """What ten times the breadth, and what has ended, do to the speed."""
+    few, many = PLACES
+    pairs = {
+        **{f"a fan of {LARGE:,} {how}": (_fan(LARGE, how), _fan(BREADTH, how)) for how in FANS},
+        f"claims with {many}": (_claims(many), _claims(few)),
+        f"new runs with {many}": (_creation(many), _creation(few)),
+    }
+    known = {what: ratio(figures, *pair) for what, pair in pairs.items()}
+    return [f"{what}: {times:.2f} times the speed of the small one" for what, times in known.items() if times]
+
+
+async def _run_fan(url: str, workload: str, breadth: int) -> float:
+    async with fresh_database(url) as own:
+        args = (workload, "--breadth", str(breadth), "--dsn", own)
+        return float((await peers.ask(Path(sys.executable), OURS, *args))["rate"])
+
+
+async def _claim_all(platform: FlowsPlatform) -> float:
+    """Steps a second while claiming a large fan in batches; ending them is not timed."""
+    await platform.engine.create(RunRequest(flow=fan_of(LARGE)), WORKER)
+    await _end(platform, await platform.engine.claim(WORKER, {KIND: 1}, limit=1))
+    seconds, steps = 0.0, 0
+    while True:
+        began = perf_counter()
+        held = await platform.engine.claim(WORKER, {KIND: BATCH}, limit=BATCH)
+        if not held:
+            break
+        seconds, steps = seconds + perf_counter() - began, steps + len(held)
+        await _end(platform, held)
+    assert steps == LARGE + 1, f"{steps} steps were claimed"
+    return steps / seconds
+
+
+async def _end(platform: FlowsPlatform, held: Sequence[Claimed]) -> None:
+    reports = [(one, Report(one.run_id, one.step_id, one.fence, Said.SUCCEEDED)) for one in held]
+    await platform.engine.succeed(reports, Appetite((), 0, WORKER, platform.db.clock.now()))
+
+
+async def _create(platform: FlowsPlatform) -> float:
+    """Runs of 40 steps a second, a few at a time."""
+    began = perf_counter()
+    await make_runs(platform, "chain", range(CREATED))
+    rate = CREATED / (perf_counter() - began)
+    await platform.db.execute(FORGET)
+    return rate
+
+
+async def _fill(db: Database, runs: int) -> None:
+    for start in range(0, runs, CHUNK):
+        print(f"filling {start:,} of {runs:,} runs", file=sys.stderr)
+        await db.execute(FILL, start, min(start + CHUNK, runs), KIND, STEPS)
+    await db.execute("VACUUM ANALYZE")
+
+
+def _fan(breadth: int, how: str) -> str:
+    return f"a fan of {breadth:,}, {how}"
+
+
+def _claims(where: str) -> str:
+    return f"claims of {BATCH}, {where}"
+
+
+def _creation(where: str) -> str:
+    return f"new runs of 40 steps, {where}"
