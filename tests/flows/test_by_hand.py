@@ -97,6 +97,21 @@ async def test_resume_does_without_what_was_done_without(flows: Crank) -> None:
     assert await flows.status("again") == "SUCCEEDED"
 
 
+async def test_what_is_taken_over_is_in_the_history(flows: Crank) -> None:
+    """F18, F19: who took over what is told; a step that was taken over as skipped can be tried after all."""
+    await flows.start({"done": work(), "without": work(required=False), "last": work("done")})
+    await flows.work("without", "last")
+    await flows.management.resume("r", "last", "tester", "again")
+    mine = [move for move in await flows.moves() if move[0].startswith("again/") and move[3] == "tester"]
+    assert sorted(mine) == [
+        ("again/done", "PENDING", "SUCCEEDED", "tester"),
+        ("again/without", "PENDING", "SKIPPED", "tester"),
+    ]
+    await flows.management.retry("again", "tester", "without")
+    assert ("again/without", "SKIPPED", "PENDING", "tester") in await flows.moves()
+    assert sorted(await flows.work()) == ["last", "without"]
+
+
 async def test_resume_at_a_skipped_step_judges_it_anew(flows: Crank) -> None:
     """F19: the step that is named is not taken over, nor what comes after it."""
     await flows.start({"a": work(required=False), "b": work("a")})

@@ -369,13 +369,13 @@ class Lives(RuleBasedStateMachine):
             assert target != StepStatus.READY or actor == "advance"
             reached[subject] = StepStatus(target)
         for run, step in self.world.steps():
-            assert reached.get(f"{run.name}/{step.name}", step.status) is step.status
+            assert reached.get(f"{run.name}/{step.name}", StepStatus.PENDING) is step.status
         runs: dict[str, RunStatus] = {}
         for subject, source, target, _ in self.run(self.flows.moves(RUN.name)):
             assert runs.get(subject, RunStatus.PENDING) == source
             assert RUN.can(RunStatus(source), RunStatus(target))
             runs[subject] = RunStatus(target)
-        assert all(runs.get(run.name, run.status) is run.status for run in self.world.runs.values())
+        assert all(runs.get(run.name, RunStatus.PENDING) is run.status for run in self.world.runs.values())
 
     def _drain(self) -> None:
         """Every run ends, and every step that has its turn is handed out, when workers do what they should."""

@@ -164,7 +164,7 @@ class Management:
                     (n, row["status"], row["outputs"], row["error"], _left(row), _why_kept(row, why))
                     for n, row in kept.items()
                 ]
-                await store.reuse_steps(tx, created, reused, now)
+                await store.reuse_steps(tx, created, reused, now, by)
                 await tx.execute(store.SQL["recount"], created)
             told = await self._engine.begin(tx, created, head["flow"])
         self._engine.announce(told)

@@ -38,6 +38,7 @@ STEP = Machine(
         Move("skip", (S.PENDING, S.READY, S.RUNNING, S.FAILED, S.CANCELLED), S.SKIPPED),
         Move("cancel", (S.PENDING, S.READY, S.RUNNING), S.CANCELLED),
         Move("reopen", (S.FAILED, S.CANCELLED, S.SKIPPED), S.PENDING),
+        Move("reuse", (S.PENDING,), S.SUCCEEDED),  # F19: another run did it
     ],
     groups={
         "waiting": (S.PENDING, S.READY),

@@ -54,12 +54,22 @@ FROM unnest($3::integer[], $4::text[], $5::text[], $6::text[], $7::text[], $8::i
 
 -- name: reuse_steps
 -- F19: what another run already did, or did without, as done here too.
-UPDATE flow_step t
-SET status = s.status, outputs = s.outputs, error = s.error, artifacts = s.artifacts::jsonb, reason = s.reason,
-    finished_at = $2
-FROM unnest($3::integer[], $4::text[], $5::jsonb[], $6::jsonb[], $7::text[], $8::text[])
-    AS s (n, status, outputs, error, artifacts, reason)
-WHERE t.run = $1 AND t.n = s.n AND t.status = {step.PENDING} AND s.status IN {step.satisfied};
+WITH entry AS MATERIALIZED (
+    SELECT nextval('journal_id_seq') AS number
+), moved AS (
+    UPDATE flow_step t
+    SET status = s.status, outputs = s.outputs, error = s.error, artifacts = s.artifacts::jsonb, reason = s.reason,
+        finished_at = $2, moves = t.moves || (SELECT number FROM entry)
+    FROM unnest($4::integer[], $5::text[], $6::jsonb[], $7::jsonb[], $8::text[], $9::text[])
+        AS s (n, status, outputs, error, artifacts, reason), flow_run r
+    WHERE r.id = $1 AND t.run = r.id AND t.n = s.n AND t.status = {step.PENDING} AND s.status IN {step.satisfied}
+    RETURNING t.step_id, t.fence, r.run_id, t.status, t.reason
+)
+INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
+SELECT (SELECT number FROM entry), 'flows.step', $2, array_agg(run_id || '/' || step_id), ARRAY[{step.PENDING}],
+       array_agg(status), ARRAY[$3], array_agg(reason), array_agg(fence)
+FROM moved
+HAVING count(*) > 0;
 
 -- name: move_run
 -- One run from where it is known to stand.

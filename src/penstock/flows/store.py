@@ -98,10 +98,11 @@ async def reuse_steps(
     run: int,
     reused: Sequence[tuple[int, str, Json | None, Json | None, str | None, str]],
     now: datetime,
+    actor: str,
 ) -> None:
     """F19: take over what another run did: place, status, outputs, error, artifacts and where from."""
     columns = [list(column) for column in zip(*reused, strict=True)]
-    await tx.execute(SQL["reuse_steps"], run, now, *columns)
+    await tx.execute(SQL["reuse_steps"], run, now, actor, *columns)
 
 
 async def lock_runs(tx: Connection, runs: Iterable[int]) -> dict[int, asyncpg.Record]:
