@@ -128,6 +128,37 @@ def test_a_name_belongs_to_one_file(folder: Folder) -> None:
     assert found.troubles() == {str(other): "there is a flow 'one' in one.yaml already"}
 
 
+def test_flows_do_not_lead_back_to_each_other(folder: Folder) -> None:
+    """F14: two that wait for each other's turn would wait for ever; the one that closes the circle is refused."""
+    inner = "name: {name}\nsteps:\n  s: {{kind: flow, inputs: {{flow: {flow}}}}}\n"
+    hidden = "name: c\nsteps:\n  s: {kind: flow, inputs: {steps: {t: {kind: flow, inputs: {flow: a}}}}}\n"
+    folder.write("a.yaml", inner.format(name="a", flow="b"))
+    folder.write("b.yaml", inner.format(name="b", flow="c"))
+    closing = folder.write("c.yaml", hidden)
+    alone = folder.write("d.yaml", inner.format(name="d", flow="d"))
+    folder.write("e.yaml", inner.format(name="e", flow="a"))
+    found = folder.catalogue()
+    assert set(found.flows()) == {"a", "b", "e"}
+    assert found.troubles() == {
+        str(closing): "flow c would run within itself: c → a → b → c",
+        str(alone): "flow d would run within itself: d → d",
+    }
+    closing.write_text(GOOD.format(name="c"))
+    folder.later()
+    assert set(found.flows()) == {"a", "b", "c", "e"}
+
+
+def test_modules_do_not_lead_back_to_themselves(folder: Folder, modules: Path) -> None:
+    """F14: at start."""
+    (modules / "round_flows.py").write_text(
+        "from penstock.flows.building import Flow\na, b = Flow('a'), Flow('b')\n"
+        "a.step('s', 'flow', inputs={'flow': 'b'})\nb.step('s', 'flow', inputs={'flow': 'a'})\n"
+    )
+    with pytest.raises(BadConfig, match="flow a would run within itself: a → b → a") as caught:
+        folder.catalogue(modules=["round_flows"])
+    assert caught.value.code == "FLOW_WITHIN_ITSELF"
+
+
 def test_links_stay_inside(folder: Folder, tmp_path: Path) -> None:
     """F15: a link to a flow outside the folder is refused, one within is a file like others."""
     outside = tmp_path / "secret.yaml"

@@ -264,18 +264,11 @@ WITH locked AS MATERIALIZED (
               t.time_limit, t.is_plain
 ), noted AS (
     INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
-    SELECT (SELECT number FROM entry), 'flows.step', $6, array_agg(m.subject), array_agg(m.source),
-           array_agg(m.target), array_agg(m.actor), ARRAY[NULL::text], array_agg(m.fence)
-    FROM (
-        SELECT l.run_id || '/' || e.step_id AS subject, {step.RUNNING} AS source, {step.SUCCEEDED} AS target,
-               $8 AS actor, e.fence FROM locked l CROSS JOIN ended e
-        UNION ALL
-        SELECT l.run_id || '/' || n.step_id, {step.PENDING}, {step.READY}, 'advance', n.fence
-        FROM locked l CROSS JOIN next n
-        UNION ALL
-        SELECT l.run_id || '/' || n.step_id, {step.READY}, {step.RUNNING}, $8, n.fence FROM locked l CROSS JOIN next n
-    ) AS m
-    HAVING count(*) > 0
+    SELECT (SELECT number FROM entry), 'flows.step', $6,
+           array_remove(ARRAY[l.run_id || '/' || e.step_id, l.run_id || '/' || n.step_id, l.run_id || '/' || n.step_id], NULL),
+           ARRAY[{step.RUNNING}, {step.PENDING}, {step.READY}], ARRAY[{step.SUCCEEDED}, {step.READY}, {step.RUNNING}],
+           ARRAY[$8, 'advance', $8], ARRAY[NULL::text], ARRAY[e.fence, n.fence, n.fence]
+    FROM locked l CROSS JOIN ended e LEFT JOIN next n ON true
 )
 SELECT n.*, l.run_id, l.scope, l.trace FROM locked l CROSS JOIN ended e LEFT JOIN next n ON true;
 
