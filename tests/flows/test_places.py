@@ -23,6 +23,7 @@ class Table:
         self._left = steps
         self._is_lost = is_lost
         self.is_empty = asyncio.Event()
+        self.batches: list[int] = []
 
     async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[Claimed]:
         del worker, rooms, wait
@@ -33,6 +34,7 @@ class Table:
         self, worker: str, done: Sequence[tuple[Claimed, Report]], kinds: Sequence[str], room: int
     ) -> tuple[Sequence[Answer], Sequence[Claimed]]:
         del worker, kinds
+        self.batches.append(len(done))
         for _ in range(3):  # on its way, while claims are answered
             await asyncio.sleep(0)
         return [Answer.SETTLED] * len(done), self._handed(min(room, len(done)))
@@ -86,6 +88,19 @@ async def test_a_worker_has_no_more_steps_under_way_than_it_may() -> None:
     async with _worker(table, handler, PLACES).working(), asyncio.timeout(10):
         await table.is_empty.wait()
     assert most == PLACES
+
+
+async def test_many_reports_are_handed_in_by_halves() -> None:
+    """F17: while the database works on one half, the other is done; a few go together, for each commit costs."""
+
+    async def handler(_step: Step) -> None: ...
+
+    many, few = Table(steps=1_000), Table(steps=60)
+    for table, places in ((many, 100), (few, 6)):
+        async with _worker(table, handler, places).working(), asyncio.timeout(10):
+            await table.is_empty.wait()
+    assert max(many.batches) == 50
+    assert set(few.batches) == {6}
 
 
 async def test_a_step_that_is_lost_leaves_its_place() -> None:

@@ -23,6 +23,8 @@ from penstock.kernel.waiting import ended, happens
 Ended = tuple[Claimed, Report]
 Name = tuple[str, str, int]  # run, step, fence
 _WAIT = 1.0  # seconds a claim waits
+_BATCHES = 2  # that are handed in at once: while the database works on one, the next is being done
+_FEW = 10  # steps are not worth two batches
 CANCELLED = "CANCELLED"  # the code of a handler that stopped because it was told to
 
 
@@ -76,8 +78,7 @@ class StepWorker:
         """Work until the end; what is under way then may end within *drain*, the rest is given back."""
         loops = [
             asyncio.create_task(self._keep_claiming(), name=f"claim {self._name}"),
-            # Two: while the database works on one batch, the next is being done.
-            *(asyncio.create_task(self._keep_settling(), name=f"settle {self._name} {n}") for n in range(2)),
+            *(asyncio.create_task(self._keep_settling(), name=f"settle {self._name} {n}") for n in range(_BATCHES)),
             asyncio.create_task(self._keep_beating(), name=f"heartbeat {self._name}"),
         ]
         try:
@@ -136,7 +137,8 @@ class StepWorker:
 
     async def _settle_done(self) -> None:
         """Hand in all that is done, and begin what comes back."""
-        done, self._done = self._done[:BATCH_LIMIT], self._done[BATCH_LIMIT:]
+        size = self._batch_size()
+        done, self._done = self._done[:size], self._done[size:]
         self._settling += len(done)
         try:
             self._begin(await self._settle(done))
@@ -144,6 +146,10 @@ class StepWorker:
             self._settling -= len(done)
             self._settled.set()
             self._freed.set()
+
+    def _batch_size(self) -> int:
+        """A share of all there is, lest all steps of a worker wait for the database at once, and then it for them."""
+        return min(max(self._taken() // _BATCHES, _FEW), BATCH_LIMIT)
 
     async def _settle(self, done: Sequence[Ended]) -> Sequence[Claimed]:
         """What comes back for *done*; a queue that is down is asked for as long as a lease."""
