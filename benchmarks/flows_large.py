@@ -40,7 +40,10 @@ SELECT run.id, n, 's' || n, $3, 'SUCCEEDED', ARRAY[n - 1], ARRAY[n + 1], 0, fals
 FROM run CROSS JOIN generate_series(0, $4::int - 1) AS n
 CROSS JOIN LATERAL (SELECT now() - interval '1 day' AS at) AS t
 """
-FORGET = "DELETE FROM flow_run WHERE status = 'RUNNING'"
+FORGET = """
+WITH forgotten AS (DELETE FROM flow_run WHERE status = 'RUNNING' RETURNING id)
+DELETE FROM flow_step WHERE run = ANY (ARRAY(SELECT id FROM forgotten))
+"""
 FANS = {"written down": "fan", "by a map": "map"}
 PLACES = {"an empty table": 0, f"{FINISHED:,} finished runs": FINISHED}
 

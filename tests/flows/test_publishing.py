@@ -227,14 +227,19 @@ async def test_what_a_run_left_is_forgotten_before_the_run(flows: Crank, monkeyp
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
     await flows.write(held)
+    await flows.engine.log("r", "a", held.fence, [("info", "hello")])
     await flows.say(held, artifacts=["out.txt"])
     flows.clock.advance(timedelta(days=2))
+    await flows.start({"b": work()}, "fresh")
     with monkeypatch.context() as patch:
         patch.setattr(flows.storage, "delete", _away)
         with pytest.raises(Transient):
             await flows.keeper.forget_old_runs()
     await flows.keeper.forget_old_runs()
-    assert (await stored(flows), await flows.db.fetchval("SELECT count(*) FROM flow_run")) == ([], 0)
+    assert await stored(flows) == []
+    assert [row["run_id"] for row in await flows.db.fetch("SELECT run_id FROM flow_run")] == ["fresh"]
+    left = "SELECT (SELECT count(*) FROM flow_step), (SELECT count(*) FROM flow_log)"
+    assert tuple(await flows.db.fetchrow(left) or ()) == (1, 0)
 
 
 async def _away(*_args: Any, **_more: Any) -> Any:

@@ -626,8 +626,11 @@ RETURNING id;
 SELECT id, run_id FROM flow_run WHERE finished_at < $1 AND status IN {run.ended} ORDER BY finished_at LIMIT $2;
 
 -- name: prune_runs
--- Forget runs, unless they were taken up again meanwhile.
-DELETE FROM flow_run WHERE id = ANY ($1) AND finished_at < $2 AND status IN {run.ended};
+-- Forget runs with their steps, unless they were taken up again meanwhile.
+WITH forgotten AS (
+    DELETE FROM flow_run WHERE id = ANY ($1) AND finished_at < $2 AND status IN {run.ended} RETURNING id
+)
+DELETE FROM flow_step WHERE run = ANY (ARRAY(SELECT id FROM forgotten));
 
 -- name: run_document
 -- F1: a run with all that is told of it.

@@ -32,7 +32,7 @@ CREATE INDEX flow_run_untold ON flow_run (id) WHERE parent_run IS NOT NULL AND N
 CREATE INDEX flow_run_finished ON flow_run (finished_at) WHERE finished_at IS NOT NULL;
 
 CREATE TABLE flow_step (
-    run bigint NOT NULL REFERENCES flow_run (id) ON DELETE CASCADE,
+    run bigint NOT NULL,                       -- no foreign key: it would be looked up for every step of every run made
     n integer NOT NULL,
     id bigint GENERATED ALWAYS AS IDENTITY,    -- in order of arrival
     step_id text COLLATE "C" NOT NULL,
