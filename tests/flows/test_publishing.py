@@ -242,5 +242,22 @@ async def test_what_a_run_left_is_forgotten_before_the_run(flows: Crank, monkeyp
     assert tuple(await flows.db.fetchrow(left) or ()) == (1, 0)
 
 
+async def test_what_a_resumed_run_points_at_is_kept_as_long_as_it(flows: Crank) -> None:
+    """F6, F19: the run it took artifacts over from is not forgotten before it is itself."""
+    await flows.start({"a": work(), "b": work("a")})
+    held = (await flows.claim())["a"]
+    await flows.write(held)
+    await flows.say(held, artifacts=["out.txt"])
+    await flows.work()
+    await flows.management.resume("r", "b", "tester", "again")
+    flows.clock.advance(timedelta(days=2))
+    await flows.keeper.forget_old_runs()
+    assert await flows.engine.read("again", "a", "out.txt") == b"r/a/1"
+    await flows.work()
+    flows.clock.advance(timedelta(days=2))
+    await flows.keeper.forget_old_runs()
+    assert (await stored(flows), await flows.db.fetchval("SELECT count(*) FROM flow_run")) == ([], 0)
+
+
 async def _away(*_args: Any, **_more: Any) -> Any:
     raise Transient("STORE_AWAY", "not there for a moment")

@@ -165,6 +165,7 @@ class Management:
                     for n, row in kept.items()
                 ]
                 await store.reuse_steps(tx, created, reused, now, by)
+                await tx.execute(store.SQL["resumed_from"], created, run)
                 await tx.execute(store.SQL["recount"], created)
             told = await self._engine.begin(tx, created, head["flow"])
         self._engine.announce(told)

@@ -71,6 +71,10 @@ SELECT (SELECT number FROM entry), 'flows.step', $2, array_agg(run_id || '/' || 
 FROM moved
 HAVING count(*) > 0;
 
+-- name: resumed_from
+-- F19: a run needs another's artifacts.
+UPDATE flow_run SET resumed_from = $2 WHERE id = $1;
+
 -- name: move_run
 -- One run from where it is known to stand.
 WITH entry AS MATERIALIZED (
@@ -622,8 +626,11 @@ WHERE NOT EXISTS (SELECT FROM flow_log l WHERE l.run = t.run AND l.n = t.n OFFSE
 RETURNING id;
 
 -- name: old_runs
--- Some runs that ended long ago.
-SELECT id, run_id FROM flow_run WHERE finished_at < $1 AND status IN {run.ended} ORDER BY finished_at LIMIT $2;
+-- Some runs that ended long ago, and that no other run needs.
+SELECT r.id, r.run_id FROM flow_run r
+WHERE r.finished_at < $1 AND r.status IN {run.ended}
+  AND NOT EXISTS (SELECT FROM flow_run later WHERE later.resumed_from = r.id)
+ORDER BY r.finished_at LIMIT $2;
 
 -- name: prune_runs
 -- Forget runs with their steps, unless they were taken up again meanwhile.

@@ -17,6 +17,7 @@ CREATE TABLE flow_run (
     depth integer NOT NULL DEFAULT 0,
     is_told boolean NOT NULL DEFAULT false,    -- whether that step knows of the end
     scheduled_for timestamptz,                 -- F16
+    resumed_from bigint,                       -- F19: the run whose artifacts it points at: kept as long as this one
     trace text,
     created_by text NOT NULL,
     created_at timestamptz NOT NULL,
@@ -29,6 +30,7 @@ CREATE INDEX flow_run_waiting ON flow_run (flow, id) WHERE status = 'PENDING';
 CREATE INDEX flow_run_by_flow ON flow_run (flow, id DESC);
 CREATE INDEX flow_run_inside ON flow_run (parent_run, parent_n) WHERE parent_run IS NOT NULL;
 CREATE INDEX flow_run_untold ON flow_run (id) WHERE parent_run IS NOT NULL AND NOT is_told;
+CREATE INDEX flow_run_resumed ON flow_run (resumed_from) WHERE resumed_from IS NOT NULL;
 CREATE INDEX flow_run_finished ON flow_run (finished_at) WHERE finished_at IS NOT NULL;
 
 CREATE TABLE flow_step (
