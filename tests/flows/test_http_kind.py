@@ -54,7 +54,9 @@ async def server() -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def worker_to(*allow: str, **secrets: str) -> AsyncIterator[Handler]:
-    async with http_worker(HttpSection(allow=list(allow), secrets=secrets)) as handler:
+    known = {name: {"value": value, "to": allow[:1]} for name, value in secrets.items()}
+    section = HttpSection.model_validate({"allow": allow, "secrets": known})
+    async with http_worker(section) as handler:
         yield handler
 
 
@@ -234,6 +236,19 @@ async def test_a_secret_goes_to_the_server_and_nowhere_else(server: Server, monk
     assert "***" in error.error.details["body"]
     for told in (outputs, error.error, desk.logs, desk.written):
         assert "s3" not in str(told)
+
+
+async def test_a_secret_goes_only_where_it_is_meant_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F14: an address may be allowed without being told every secret."""
+    monkeypatch.setenv("FLOW_TOKEN", SECRET)
+    inputs = {"secretHeaders": {"Authorization": "token"}}
+    async with worker_to(f"{server.url}/own", server.url, token="env:FLOW_TOKEN") as worker:
+        for other in ("", "/own2", "/own/../other"):
+            error = await failed(worker, held("http", {**inputs, "url": server.url + other}))
+            assert error.error.code in ("SECRET_NOT_ALLOWED", "HTTP_NOT_ALLOWED")
+        assert server.asked == []
+        await done(worker, held("http", {**inputs, "url": f"{server.url}/own/place"}))
+    assert server.asked[0].headers["Authorization"] == SECRET
 
 
 async def test_a_secret_that_is_not_there_is_told_by_its_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

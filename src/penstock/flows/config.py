@@ -7,14 +7,21 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock.kernel.config import SecretRef, Section
-from penstock.kernel.sections import DatabaseSection, Duration, Secrets, Url
+from penstock.kernel.sections import DatabaseSection, Duration, Url
+
+
+class HttpSecret(Section):
+    """The value of a header, and who may be told it."""
+
+    value: SecretRef
+    to: list[Url] = Field(min_length=1, description="Beginnings of URLs.")
 
 
 class HttpSection(Section):
     """What steps of the kind `http` may reach."""
 
     allow: list[Url] = Field(default_factory=list, description="Beginnings of URLs, e.g. https://api.example.com/v1/")
-    secrets: Secrets = Field(default_factory=dict, description="Values of headers, by reference; steps name them.")
+    secrets: dict[str, HttpSecret] = Field(default_factory=dict, description="Steps name them.")
 
 
 class ImagesSection(Section):

@@ -1,6 +1,6 @@
 """F14: steps that are one HTTP request, to what `flows.http.allow` names and to nobody else."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
@@ -70,7 +70,7 @@ async def http_worker(section: HttpSection) -> AsyncIterator[Handler]:
         async def work(step: Step) -> Outputs:
             given = read(HttpInputs, step.inputs)
             url = _allowed(given, section)
-            request = _Request(given, url, _secrets(given, section))
+            request = _Request(given, url, _secrets(given, section, url))
             status, headers, body = await request.answer(session, f"{step.run_id}/{step.step_id}")
             if not given.is_expected(status):
                 raise request.refused(status, headers, body)
@@ -83,13 +83,17 @@ def _allowed(given: HttpInputs, section: HttpSection) -> URL:
     """The address that is meant, if it is among those that may be asked."""
     try:
         url = URL(given.url)
-        is_allowed = any(_is_within(url, URL(entry)) for entry in section.allow)
+        is_allowed = _is_among(url, section.allow)
     except ValueError as error:
         raise StepFailed("BAD_INPUTS", f"inputs.url: {error}", retryable=False) from None
     if not is_allowed:
         said = f"{_bare(url)} begins with nothing that flows.http.allow lists; add it there to let steps ask it"
         raise StepFailed("HTTP_NOT_ALLOWED", said, retryable=False)
     return url.extend_query([(name, _spelt(one)) for name, value in given.params.items() for one in _several(value)])
+
+
+def _is_among(url: URL, beginnings: Iterable[str]) -> bool:
+    return any(_is_within(url, URL(entry)) for entry in beginnings)
 
 
 def _is_within(url: URL, allowed: URL) -> bool:
@@ -121,15 +125,18 @@ def _spelt(value: Param) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _secrets(given: HttpInputs, section: HttpSection) -> dict[str, str]:
-    """The values of the headers that are secret."""
+def _secrets(given: HttpInputs, section: HttpSection, url: URL) -> dict[str, str]:
+    """The values of the headers that are secret, if they are for *url*."""
     found = {}
     for header, name in given.secret_headers.items():
         if name not in section.secrets:
             said = f"inputs.secretHeaders.{header}: flows.http.secrets has no {name!r}"
             raise StepFailed("SECRET_UNKNOWN", said, retryable=False)
+        if not _is_among(url, section.secrets[name].to):
+            said = f"{_bare(url)} begins with nothing that flows.http.secrets.{name}.to lists"
+            raise StepFailed("SECRET_NOT_ALLOWED", said, retryable=False)
         try:
-            found[header] = resolve(section.secrets[name], f"flows.http.secrets.{name}")
+            found[header] = resolve(section.secrets[name].value, f"flows.http.secrets.{name}")
         except BadConfig as error:
             raise StepFailed(error.code, error.message) from None
     return found
