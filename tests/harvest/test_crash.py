@@ -7,13 +7,16 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, RunState
 from penstock.harvest.local.churn import Rates
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions
+from penstock.settings import Settings
 from tests.harvest.crashing import Worker
-from tests.harvest.rig import Asked, Rig, rigged, tapped
+from tests.harvest.rig import TOPICS, Asked, Rig, rigged, tapped
 from tests.services.kafka import Kafka, kafka
 from tests.services.soak import examples
 from tests.services.until import becomes
@@ -21,6 +24,7 @@ from tests.services.until import becomes
 # Where a spread of steps of each kind of work is killed when there is no time for all.
 SPREAD = {PLANS: (1, 4, 22, 28), WORK_ITEMS: (1, 3, 8, 13, 17, 40), CONSOLIDATIONS: (1, 4, 9, 17, 19, 22, 24)}
 PAGE, PAGES = 30, 2
+PATIENCE = 10.0  # seconds, with a broker that is asked about a failure
 FAULTS = Faults(
     rate_429=0.01, retry_after=0, rate_500=0.05, rate_timeout=0.01, rate_short=0.1, rate_garbage=0.02, rate_cut=0.02
 )
@@ -125,16 +129,24 @@ def turns_of(count: int) -> int:
 @pytest.mark.timeout(3600)
 async def test_workers_may_die_at_any_moment(crowd: Rig, bus: Kafka | None, tmp_path: Path) -> None:
     """H4, H5, H9, H16: two processes, one killed at some request or while it consolidates, the source moving."""
+    try:
+        await some_die(crowd, tmp_path / "log", rounds=examples(4 if bus is None else 1, soak=100))
+    except AssertionError as error:
+        error.add_note(await on_the_way(crowd))
+        raise
+
+
+async def some_die(crowd: Rig, log: Path, rounds: int) -> None:
     asked = tapped(crowd.source)
-    workers = [Worker(crowd.settings, tmp_path / "log") for _ in range(2)]
-    for number in range(examples(4 if bus is None else 1, soak=100)):
+    workers = [Worker(crowd.settings, log) for _ in range(2)]
+    for number in range(rounds):
         crowd.source.set_faults(FAULTS)
         crowd.source.set_churn(CHURN)
         run_id = await crowd.start(full=number % 3 == 0)
         for _ in range(random.randint(1, 2)):
             await some_moment(crowd, asked, run_id)
             workers.pop(0).kill()
-            workers.append(Worker(crowd.settings, tmp_path / "log"))
+            workers.append(Worker(crowd.settings, log))
         await crowd.ended(run_id)
         crowd.source.set_churn()
         run = await crowd.is_whole(run_id)
@@ -162,3 +174,41 @@ async def some_moment(rig: Rig, asked: Asked, run_id: UUID) -> None:
 async def outdated(rig: Rig) -> set[str]:
     """What the source has no more; no run can know when it went."""
     return set(await rig.canonical()) - set(rig.source.truth())
+
+
+async def on_the_way(rig: Rig) -> str:
+    """What is not done, what is not sent, and how far a broker's group is, for whoever reads a failure."""
+    queries = {
+        "partitions": "SELECT * FROM partition_progress LEFT JOIN worker_runs USING (run_id, partition_id)"
+        " WHERE NOT completed",
+        "not sent": "SELECT id, topic, key, value, created_at FROM bus_outbox WHERE NOT published",
+    }
+    found = [f"{name}: {dict(row)}" for name, query in queries.items() for row in await rig.db.fetch(query)]
+    section = rig.settings.bus.kafka
+    groups = {topic: f"{section.group_prefix}.{topic}" for topic in TOPICS} if section else {}
+    for topic, group in groups.items():
+        found += await asyncio.to_thread(behind, rig.settings, topic, group)
+    return "\n".join(found)
+
+
+def behind(settings: Settings, topic: str, group: str) -> list[str]:
+    """Each partition of *topic* that *group* has not settled to its end, and which members hold what."""
+    assert settings.bus.kafka is not None
+    reader = Consumer({"bootstrap.servers": settings.bus.kafka.bootstrap, "group.id": group})
+    try:
+        numbers = sorted(reader.list_topics(topic, timeout=PATIENCE).topics[topic].partitions)
+        places = reader.committed([TopicPartition(topic, number) for number in numbers], timeout=PATIENCE)
+        ends = {place.partition: reader.get_watermark_offsets(place, timeout=PATIENCE)[1] for place in places}
+    finally:
+        reader.close()
+    admin = AdminClient({"bootstrap.servers": settings.bus.kafka.bootstrap})
+    known = admin.describe_consumer_groups([group], request_timeout=PATIENCE)[group].result(PATIENCE)
+    members = {one.member_id: [place.partition for place in one.assignment.topic_partitions] for one in known.members}
+    return [
+        f"{group} is {known.state.name}: {members}",
+        *(
+            f"{topic} {place.partition}: committed {place.offset} of {ends[place.partition]}, {place.metadata}"
+            for place in places
+            if max(place.offset, 0) < ends[place.partition]
+        ),
+    ]

@@ -19,7 +19,7 @@ from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
-from tests.kernel.bus_child_process import child
+from tests.kernel.bus_child_process import Child, child
 from tests.kernel.bus_rigs import KafkaRig, PostgresRig, Rig
 from tests.services.kafka import Kafka, kafka
 
@@ -344,6 +344,17 @@ async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(rig: Rig) -
     assert await rig.bus.dead_letters(rig.topic) == []
 
 
+async def test_what_is_lost_comes_again_however_much_waits_behind_it(rig: Rig) -> None:
+    """R11: a worker that has fetched ahead as much as it may, and lets its hold run out, gets all of it again."""
+    await publish(rig, *[("a", str(n)) for n in range(2_000)])
+    async with rig.bus.subscribe(rig.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
+        await take(subscription, limit=1)
+        held = await take(subscription, limit=1)  # the lease ran out
+        assert (values(held), held[0].attempt) == (["0"], 2)
+        assert await settle(subscription, held) == 0
+        assert values(await take(subscription, limit=1)) == ["1"]
+
+
 async def test_a_batch_is_settled_once(rig: Rig) -> None:
     """Saying it again says nothing new."""
     await publish(rig, ("a", "1"), ("a", "2"))
@@ -432,6 +443,53 @@ async def test_a_frozen_worker_loses_its_messages_and_is_told(rig: Rig) -> None:
             assert await zombie.line() == "lost 1 1"
             assert await rig.bus.backlog(rig.topic) == 1
             assert await settle(subscription, taken) == 0
+
+
+async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(rig: Rig) -> None:
+    """R11: who loses its hold while the others wait for a dead worker takes part again, and nothing stays behind."""
+    async with rig.bus.subscribe(rig.topic, worker="late", delivering=Delivering(lease_for=2 * SHORT)) as late:
+        async with child(rig, "hold", lease=SHORT) as dying:
+            await share(rig, late, dying)
+            await publish(rig, *[(f"k{n}", "held") for n in range(20)])
+            held = await take(late)
+            dying.send(signal.SIGKILL)
+            await dying.ended()
+        async with rig.bus.subscribe(rig.topic, worker="next", delivering=LONG) as other, asyncio.timeout(WITHIN):
+            while await rig.bus.backlog(rig.topic):
+                for worker in (late, other):
+                    await settle(worker, await worker.take(100))
+                    await worker.wait(0.1)
+        assert await settle(late, held) == len(held)
+    assert await rig.bus.dead_letters(rig.topic) == []
+
+
+async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_rig: KafkaRig) -> None:
+    """R11: what is settled while the group waits for a dead worker is settled, however late the broker answers."""
+    rig, bus, topic = kafka_rig, kafka_rig.bus, kafka_rig.topic
+    async with bus.subscribe(topic, worker="alive", delivering=Delivering(lease_for=2 * SHORT)) as alive:
+        async with child(rig, "hold", lease=8 * SHORT) as dying:
+            await share(rig, alive, dying)
+            await publish(rig, *[(f"k{n}", "held") for n in range(20)])
+            held = await take(alive)
+            dying.send(signal.SIGKILL)
+            await dying.ended()
+        async with bus.subscribe(topic, worker="next", delivering=LONG):
+            until = time.monotonic() + 2 * SHORT.total_seconds()  # by then it has asked to join again
+            while time.monotonic() < until:
+                await alive.extend(held)
+                await alive.wait(0.1)
+            lost = await settle(alive, held)
+    assert rig.may_repeat or lost == 0
+
+
+async def share(rig: Rig, subscription: Subscription, other: Child) -> None:
+    """Work on and on, until another process holds some of the messages."""
+    holding = asyncio.create_task(other.taken())
+    while not holding.done():
+        await publish(rig, *[(f"k{n}", "shared") for n in range(20)])
+        await settle(subscription, await subscription.take(100))
+        await subscription.wait(0.1)
+    assert await holding
 
 
 async def test_a_message_that_kills_its_workers_is_set_aside_alone(rig: Rig) -> None:

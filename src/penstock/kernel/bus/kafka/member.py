@@ -4,7 +4,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -68,12 +68,12 @@ class Member:
         answer: Future[R] = Future()
 
         def command() -> None:
-            self._asked_at = time.monotonic()
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(act())
                 except BaseException as error:  # noqa: BLE001 - it belongs to whoever asked
                     answer.set_exception(error)
+            self._asked_at = time.monotonic()  # now: while it waits for an answer the worker is not silent
 
         with self._gate:
             if self._closing.is_set():
@@ -90,8 +90,10 @@ class Member:
     # From here on: in the thread.
 
     def join(self) -> None:
-        """Be in the group; a member that let its hold run out comes back here."""
-        if not self._has_joined:
+        """Be in the group; a member that let its hold run out comes back here, once it has left."""
+        # Leaving waits for the end of a rebalance, and a subscription meanwhile calls it off: librdkafka would keep
+        # partitions that we have given up, and nobody would ever be given their messages.
+        if not self._has_joined and not self._consumer.assignment():
             self._has_joined = True
             self._consumer.subscribe(
                 [self.topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
@@ -100,9 +102,12 @@ class Member:
     def commit(self, commits: Mapping[int, tuple[int, Mark]]) -> set[int]:
         """Commit positions; returns the partitions where it counts. The others belong to somebody else now."""
         pending = _Pending(self.topic, commits, {partition: self.places[partition] for partition in commits})
-        self._pending, deadline = pending, time.monotonic() + self._patience
+        self._pending, deadline = pending, None
         try:
             while not self._try(pending):
+                # Counted from the first refusal: an answer may take as long as the rebalance, because the broker reads
+                # nothing more of a connection on which a member asks to join.
+                deadline = deadline or time.monotonic() + self._patience
                 if time.monotonic() > deadline:
                     self._quit("commit_refused")
                 elif self._is_in_callback:
@@ -202,9 +207,9 @@ class Member:
     def _quit(self, why: str) -> None:
         """Leave the group with all that is held; the next take joins it again."""
         self._log.warning(why, partitions=sorted(self.places))
-        self.places.clear()
-        self._consumer.unsubscribe()
+        self._forget(list(self.places))
         self._has_joined = False
+        self._consumer.unsubscribe()
 
     def _balance_fetching(self) -> None:
         """Fetch ahead of the worker, but not without end."""
@@ -246,8 +251,13 @@ class Member:
         return False
 
     def _on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        for place in partitions:
-            self.places.pop(place.partition, None)
+        self._forget([place.partition for place in partitions])
+
+    def _forget(self, partitions: Sequence[int]) -> None:
+        """Hold these no more. None stays paused: librdkafka would remember it, should the partition come back."""
+        gone = [self.places.pop(partition) for partition in partitions if partition in self.places]
+        if paused := [TopicPartition(self.topic, place.partition) for place in gone if place.is_paused]:
+            self._consumer.resume(paused)
 
 
 @dataclass(slots=True)

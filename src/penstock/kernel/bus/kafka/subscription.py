@@ -83,11 +83,13 @@ class KafkaSubscription:
 
     def _hold(self, counts: Mapping[int, int]) -> list[Delivery]:
         """Hand out so many messages of each partition, once the broker knows that they are out."""
-        places, now = self._member.places, time.monotonic()
+        places, now = {partition: self._member.places[partition] for partition in counts}, time.monotonic()
         commits = {partition: places[partition].plan(count) for partition, count in counts.items()}
         taken: list[Delivery] = []
         for partition in sorted(self._member.commit(commits)):
             place = places[partition]
+            if self._member.places.get(partition) is not place:
+                continue  # given away as soon as the commit was made: it is not ours to hand out
             place.taken_at, place.held_until = now, time.monotonic() + self.lease_for.total_seconds()
             place.hold(counts[partition], commits[partition])
             taken += place.deliveries(self.name)
