@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from penstock.kernel.middleware import LOCAL_NAMES
+from penstock.kernel.headers import LOCAL_NAMES
 from penstock.kernel.telemetry import configure_logging
 from penstock.kernel.waiting import ended
 from penstock.ports import make_authenticator
@@ -28,6 +29,7 @@ _LOOKS_MISSED = 3  # after which the primary counts as out of sight
 
 def main() -> None:
     """Serve until SIGTERM, or until the loader is gone."""
+    gc.freeze()  # modules stay for good: nobody need look for garbage among them
     told = orjson.loads(sys.stdin.buffer.read())
     settings = Settings.model_validate(told["settings"])
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)

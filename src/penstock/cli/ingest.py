@@ -69,9 +69,11 @@ def watch(
     """Watch the inboxes of all suppliers and run what is ready, until Ctrl-C or SIGTERM."""
     from functools import partial
 
-    from penstock import ingesting, serving
     from penstock.cli.roles import tell_address
-    from penstock.cli.serving import serve
+    from penstock.cli.serving import loading, serve
+
+    with loading():
+        from penstock import ingesting, serving
 
     settings, uses_database = ingesting.settings_for(root, config, {"server.port": port})
     serve(settings, partial(serving.ingest_watch, uses_database), tell_address("health", json))

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.main import guarded
 from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit
-from penstock.cli.serving import serve
+from penstock.cli.serving import loading, serve
 
 PORT = 8085
 app = typer.Typer(
@@ -36,7 +36,6 @@ def pipeline_apid(
     Prints where it listens, and `ready` once it answers. Without --database it uses `tracking.database` of the
     configuration, else its `database`, else a PostgreSQL that comes along and lives in the data directory.
     """
-    from penstock import serving
     from penstock.kernel.sections import EMBEDDED
     from penstock.settings import load_settings
 
@@ -50,6 +49,9 @@ def pipeline_apid(
         section = settings.database.model_copy(update={"password": None} if database != EMBEDDED else {})
         tracking = settings.tracking.model_copy(update={"database": None})
         settings = settings.model_copy(update={"database": section, "tracking": tracking})
+    with loading():  # takes a while: what is wrong with the settings is said before
+        from penstock import serving
+
     serve(settings, serving.pipeline_apid, on_ready)
 
 

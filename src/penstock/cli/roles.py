@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit
-from penstock.cli.serving import serve
+from penstock.cli.serving import loading, serve
 
 if TYPE_CHECKING:
     from penstock.settings import Settings
@@ -40,9 +40,11 @@ def command_api(
     json: JsonOption = False,
 ) -> None:
     """Take updates of dictionaries in, until Ctrl-C or SIGTERM."""
-    from penstock import serving
-
     settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+
+    with loading():
+        from penstock import serving
+
     serve(settings, serving.command_api, tell_address("api", json))
 
 
@@ -58,10 +60,12 @@ def query_api(
     json: JsonOption = False,
 ) -> None:
     """Serve dictionaries from memory, until Ctrl-C or SIGTERM."""
-    from penstock import serving
-
     overrides = {"data_dir": data_dir, "server.host": host, "server.query_port": port}
     settings = _settings(config, {**overrides, "refdata.query.processes": processes})
+
+    with loading():
+        from penstock import serving
+
     serve(settings, serving.query_api, tell_address("query", json))
 
 
@@ -75,9 +79,11 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
     ) -> None:
         from functools import partial
 
-        from penstock import serving
-
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+
+        with loading():
+            from penstock import serving
+
         program = serving.work_harvest if role is WorkRole.HARVEST else partial(serving.work, role.value)
         serve(settings, program, tell_address("health", json))
 
@@ -114,7 +120,8 @@ def flows(
     """Do the steps of flows, until Ctrl-C or SIGTERM."""
     from functools import partial
 
-    from penstock import flow_work, serving
+    with loading():
+        from penstock import flow_work, serving
 
     settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
     if module:
@@ -128,6 +135,7 @@ def flows(
 
 
 def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":
+    """Loaded before the program is, which takes a while: what is wrong with them is said at once."""
     from penstock.settings import load_settings
 
     return load_settings(config, overrides=overrides)

@@ -1,9 +1,11 @@
 """How the commands that serve begin and end."""
 
 import asyncio
+import gc
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cli.output import say
@@ -13,6 +15,17 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 Role = Callable[["Settings", asyncio.Event, Callable[[A], None]], Awaitable[None]]
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Modules that are loaded meanwhile stay for good: nobody looks for garbage among them, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:

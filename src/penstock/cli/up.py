@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit
-from penstock.cli.serving import serve
+from penstock.cli.serving import loading, serve
 
 if TYPE_CHECKING:
     from penstock.serving import Addresses
@@ -27,12 +27,16 @@ def up(
     Prints where it listens, and `ready` once it answers. Nothing needs to be installed: PostgreSQL comes along, and
     what it keeps is in the data directory. Start it there again and it goes on where it was, even after kill -9.
     """
-    from penstock import serving
     from penstock.settings import load_settings
+
+    overrides = {"data_dir": data_dir, "server.host": host, "server.port": port, "server.query_port": query_port}
+    settings = load_settings(config, overrides=overrides)
+
+    with loading():  # takes a while: what is wrong with the settings is said before
+        from penstock import serving
 
     def on_ready(addresses: "Addresses") -> None:
         data = {"event": "ready", "api": addresses.api, "query": addresses.query, "pid": os.getpid()}
         emit(data, as_json=json, text=f"api    {addresses.api}\nquery  {addresses.query}\nready")
 
-    overrides = {"data_dir": data_dir, "server.host": host, "server.port": port, "server.query_port": query_port}
-    serve(load_settings(config, overrides=overrides), serving.up, on_ready)
+    serve(settings, serving.up, on_ready)

@@ -1,7 +1,6 @@
 """What every request passes: an id, a log line, metrics, and the gate that keeps out what is too large or foreign."""
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from uuid import uuid4
 
@@ -10,11 +9,10 @@ from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.kernel import problems
-from penstock.kernel.errors import Forbidden, PenstockError, TooLarge
+from penstock.kernel.errors import PenstockError, TooLarge
+from penstock.kernel.headers import LOCAL_NAMES, foreign_page, is_request_id
 from penstock.kernel.telemetry import Telemetry
 
-_REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,64}\Z")
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 
@@ -125,24 +123,7 @@ class Gate:
         return TooLarge("BODY_TOO_LARGE", f"a body has at most {self._limit} bytes here", hint="send it in parts")
 
 
-def foreign_page(headers: Mapping[bytes, str], local_names: Collection[str]) -> Forbidden | None:
-    """A page from elsewhere can reach loopback through the browser of whoever reads it."""
-    host = re.sub(r":\d+$", "", headers.get(b"host", "localhost"))
-    if host not in local_names:
-        return Forbidden(
-            "FOREIGN_HOST", f"without authentication only local names are served, not {host!r}", hint="set auth.jwt"
-        )
-    if headers.get(b"sec-fetch-site") == "cross-site":
-        return Forbidden("FOREIGN_PAGE", "a page of another site may not call this server", hint="set auth.jwt")
-    return None
-
-
 def _request_id(scope: Scope) -> str:
     """The caller's id when it is a sane one, so that logs of several services can be joined; else a new one."""
     given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
     return given if is_request_id(given) else uuid4().hex
-
-
-def is_request_id(given: str) -> bool:
-    """Whether a caller's id can be written down as it is."""
-    return _REQUEST_ID.match(given) is not None

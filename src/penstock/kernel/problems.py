@@ -12,10 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from penstock.kernel.errors import PenstockError
-
-MEDIA_TYPE = "application/problem+json"
-EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
-
+from penstock.kernel.problem_body import EXTRA_HEADERS, MEDIA_TYPE, problem
 
 # Starlette's own words for these are but the status again.
 _PLAINER = {404: "nothing is at {request.url.path}", 405: "{request.url.path} does not take {request.method}"}
@@ -95,15 +92,5 @@ def _plain(status: int, code: str, said: str, scope: Mapping[str, Any], **more: 
 def _respond(
     status: int, title: str, body: Mapping[str, Any], scope: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    content = _content(status, title, body, scope.get("request_id"))
+    content = problem(status, title, body, scope.get("request_id"))
     return JSONResponse(content, status, {**EXTRA_HEADERS.get(status, {}), **(headers or {})}, media_type=MEDIA_TYPE)
-
-
-def as_problem(error: PenstockError, request_id: str | None) -> dict[str, Any]:
-    """*error* as the body of a response."""
-    return _content(error.status, error.title, error.as_dict(), request_id)
-
-
-def _content(status: int, title: str, body: Mapping[str, Any], request_id: str | None) -> dict[str, Any]:
-    kind = f"urn:penstock:problem:{body['code'].lower().replace('_', '-')}"
-    return {"type": kind, "title": title, "status": status, **body, "request_id": request_id}

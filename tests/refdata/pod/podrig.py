@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from penstock.kernel.auth import Authenticator, NoAuthenticator
-from penstock.kernel.middleware import LOCAL_NAMES
+from penstock.kernel.headers import LOCAL_NAMES
 from penstock.kernel.telemetry import Telemetry
 from penstock.pods import Pod
 from penstock.refdata.model import Dict

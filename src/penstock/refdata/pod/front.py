@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.kernel.auth import Principal
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.middleware import foreign_page
+from penstock.kernel.headers import foreign_page
 from penstock.refdata.access import acts_for
 from penstock.refdata.config import TenantSection
 from penstock.refdata.model import Dict
