@@ -24,7 +24,7 @@ demo: setup ## Show in a minute what Penstock promises; ends by itself
 	@$(BIN)/python examples/demo.py
 
 test: setup ## Run every test this machine can run; says what it skipped and why
-	@$(BIN)/pytest -n $(WORKERS) -q
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
 soak: setup ## Run the long campaigns in full
 	@PENSTOCK_SOAK=1 $(BIN)/pytest -n $(WORKERS) -q -m soak --timeout=3600

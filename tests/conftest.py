@@ -1,12 +1,11 @@
 """What tests stand on: real servers, started once per run and shared by all its processes."""
 
 import asyncio
+import gc
 import os
-import shutil
-import tempfile
+import sys
 import threading
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,11 +13,15 @@ from hypothesis import settings
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
+from tests.services.memory import Folder
 from tests.services.postgres import SETTINGS, fresh_database, make_template
 
 _POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
 settings.register_profile("penstock", deadline=None)  # the machine is noisy; time is measured by benchmarks
 settings.load_profile("penstock")
+# Hundreds of programs are started here: compiled once, each starts in half the time, whatever the shell is set to.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,21 +32,28 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(server.stop)
 
 
+def pytest_collection_finish() -> None:
+    """Nobody need look for garbage among thousands of tests and their modules, over and over."""
+    gc.collect()
+    gc.freeze()
+
+
 class _SharedPostgres:
     """A server that lives in a thread of its own, so that no test's event loop owns it."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-test-"))
+        self._folder = Folder()
         self._started, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.url = ""
         self._thread.start()
         if not self._started.wait(60) or not self.url:
+            self._folder.remove()
             raise RuntimeError("no PostgreSQL for the tests")
 
     async def _serve(self) -> None:
         try:
-            async with embedded_postgres(self._folder, settings=SETTINGS) as url:
+            async with embedded_postgres(self._folder.path, settings=SETTINGS) as url:
                 await make_template(url)
                 self.url = url
                 self._started.set()
@@ -54,7 +64,7 @@ class _SharedPostgres:
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join(30)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
 
 @pytest.fixture

@@ -110,7 +110,12 @@ def settings_on(
             "data_dir": str(folder),
             "database": {"url": database_url},
             "bus": bus,
-            "harvest": {"lease": _SESSION if kafka else 1, "feeds": {FEED: section}, **(harvest or {})},
+            "harvest": {
+                "lease": _SESSION if kafka else 1,
+                "retry_after": 0.2,
+                "feeds": {FEED: section},
+                **(harvest or {}),
+            },
         }
     )
 

@@ -1,7 +1,6 @@
 """`penstock harvest` as a user types it, against a running `penstock up`: output, exit codes, and what to do next."""
 
 import asyncio
-import io
 import json
 import os
 import pty
@@ -9,17 +8,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 from uuid import UUID
 
 import httpx
 import pytest
 
-from penstock.cli import harvest, main
+from penstock.cli import harvest
 from tests.harvest.crank import FEED, feed
 from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up
+from tests.services.program import Result, Up, penstock_here
 from tests.services.until import until
 
 COMMAND = [sys.executable, "-m", "penstock.cli.main"]
@@ -67,13 +65,7 @@ class Cli:
         self.url = url
 
     def run(self, *args: str) -> Result:
-        """In this process: a command is as quick as what it asks for."""
-        out, err = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.setattr(sys, "argv", ["penstock", "harvest", *args, "--url", self.url])
-            with pytest.raises(SystemExit) as ended:
-                main.run()
-        done = Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+        done = penstock_here("harvest", *args, "--url", self.url)
         assert "Traceback" not in done.err
         assert "mistake in Penstock" not in done.err
         return done
@@ -105,7 +97,7 @@ def server(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
         url = runner.run(opened.__aenter__())
         feeds = {FEED: feed(source.url), "untouched": feed(source.url)}
-        config = {"database": {"url": url}, "harvest": {"feeds": feeds}}
+        config = {"database": {"url": url}, "harvest": {"retry_after": 0.2, "feeds": feeds}}
         (folder / "penstock.yaml").write_text(json.dumps(config))
         with Up(folder) as up:
             yield up

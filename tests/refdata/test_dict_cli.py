@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 
 from tests.refdata.rig import DOCUMENT, create_schemas, dictionaries
 from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up
+from tests.services.program import Result, Up, penstock_here
 
 WRONG_DIGITS = '{"name": "Krone", "digits": 9}'
 
@@ -29,9 +27,7 @@ class Cli:
         self.tenant = f"t{uuid4().hex[:8]}"
 
     def run(self, *args: str | bytes, given: bytes = b"") -> Result:
-        command = [sys.executable, "-m", "penstock.cli.main", "dict", *args, "--url", self.up.api]
-        done = subprocess.run(command, cwd=self.folder, input=given, capture_output=True, timeout=60, check=False)
-        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return penstock_here("dict", *args, "--url", self.up.api, cwd=self.folder, given=given)
 
     def json(self, *args: str, given: bytes = b"") -> Any:
         done = self.run(*args, "--json", given=given)

@@ -14,7 +14,13 @@ from penstock.settings import Settings
 
 TEMPLATE = "penstock_template"
 # Tests kill processes, never the machine: what the system holds in memory is safe, so no fsync is needed.
-SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "400"}
+SETTINGS = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "max_connections": "400",
+    "max_wal_size": "1GB",
+}
 _numbers = itertools.count()
 
 

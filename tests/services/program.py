@@ -1,5 +1,6 @@
 """The program as a user runs it: a process with arguments, output and an exit code."""
 
+import io
 import json
 import os
 import signal
@@ -13,6 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
+import pytest
+
+from penstock.cli import main
 
 _COMMAND = [sys.executable, "-m", "penstock.cli.main"]
 
@@ -30,6 +34,21 @@ def penstock(*args: str, cwd: Path, env: Mapping[str, str] | None = None, timeou
         [*_COMMAND, *args], cwd=cwd, env=_environment(env), capture_output=True, text=True, timeout=timeout, check=False
     )
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def penstock_here(*args: str | bytes, cwd: Path | None = None, given: bytes = b"") -> Result:
+    """Run a command to its end in this process: it is as quick as what it asks for."""
+    out, err = io.BytesIO(), io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["penstock", *map(os.fsdecode, args)])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), "utf-8"))
+        patch.setattr(sys, "stdout", io.TextIOWrapper(out, "utf-8", write_through=True))
+        patch.setattr(sys, "stderr", io.TextIOWrapper(err, "utf-8", "backslashreplace", write_through=True))
+        if cwd is not None:
+            patch.chdir(cwd)
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        return Result(int(ended.value.code or 0), out.getvalue().decode(), err.getvalue().decode())
 
 
 class Server(AbstractContextManager["Server"]):

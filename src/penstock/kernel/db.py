@@ -21,6 +21,7 @@ else:  # asyncpg's classes are generic only in their stubs
     Connection = asyncpg.Connection | PoolConnectionProxy
 ACQUIRE_TIMEOUT = 30.0
 _RELEASE_TIMEOUT = 5.0
+_NET = 10.0  # seconds more than a statement may take, should the server be frozen
 # A statement's plan is kept. One made while a table was small reads all of it, and goes on doing so, for a minute or
 # more, when the table has grown: on the first day of a queue, or after every large delivery.
 _LOOK_UP = dict.fromkeys(("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin"), "off")
@@ -99,7 +100,7 @@ class Database:
                 init=prepare,
                 reset=_leave_as_it_is,
                 timeout=10,
-                command_timeout=statement_timeout.total_seconds() + 10,  # the net, should the server be frozen
+                command_timeout=statement_timeout.total_seconds() + _NET,
                 server_settings=_session(statement_timeout, looks_up=looks_up) | dict(settings or {}),
             )
         try:

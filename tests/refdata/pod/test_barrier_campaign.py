@@ -233,7 +233,7 @@ async def test_whoever_names_a_version_never_sees_less(cluster: RedisCluster, tm
     seed = int(os.environ.get(SEED) or Random().getrandbits(32))
     log = structlog.get_logger().bind(**{SEED: seed})
     log.info("campaign_begins")
-    reads = examples(600, soak=10_000)
+    reads = examples(300, soak=10_000)
     async with staged(tmp_path, cluster, Random(seed)) as campaign:
         await _play(campaign, reads)
         await _converge(campaign)
