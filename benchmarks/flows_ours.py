@@ -38,7 +38,7 @@ from penstock.kernel.telemetry import Telemetry, configure_logging
 from penstock.settings import Settings
 
 CONCURRENCY = 200  # steps a worker has under way
-CREATING = 4  # runs a worker makes at once
+CREATING = 8  # runs a worker makes at once
 LOOK = 0.02  # seconds
 UNDER_WAY = "SELECT count(*) FROM flow_run WHERE status IN ('PENDING', 'RUNNING')"
 ASTRAY = """
