@@ -15,7 +15,7 @@ import pytest
 
 from penstock.ingest import layout
 from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
-from tests.services.program import Result, penstock
+from tests.services.program import Result, penstock_here
 
 ROOT = Path(__file__).parents[2]
 ONE = snapshot({"A": 1, "B": 2, "C": 3, "D": "none"})
@@ -43,7 +43,7 @@ main.run()
 
 
 def ingest(house: House, *args: str) -> Result:
-    done = penstock("ingest", *args, "--root", str(house.root), cwd=house.root.parent)
+    done = penstock_here("ingest", *args, "--root", str(house.root), cwd=house.root.parent)
     assert "Traceback" not in done.err
     assert "mistake in Penstock" not in done.err
     return done
@@ -141,7 +141,7 @@ def test_a_second_caller_is_told_who_is_first(house: House) -> None:
 )
 def test_mistakes_are_told_with_the_next_step(tmp_path: Path, args: list[str], code: int, said: str) -> None:
     """Exit codes as documented; a sentence and a hint, never a traceback."""
-    done = penstock("ingest", *args, cwd=tmp_path)
+    done = penstock_here("ingest", *args, cwd=tmp_path)
     assert (done.code, done.out) == (code, "")
     assert said in done.err
     assert done.err.startswith("error: ")
@@ -286,7 +286,7 @@ def test_gc_tells_what_goes(house: House) -> None:
     config.write_text(json.dumps(settings))
 
     def gc(*args: str) -> Result:
-        return penstock("ingest", "gc", *args, cwd=house.root.parent)
+        return penstock_here("ingest", "gc", *args, cwd=house.root.parent)
 
     dry = json.loads(gc("--dry-run", "--json").out)
     assert (dry["dry_run"], dry["busy"]) == (True, [])
