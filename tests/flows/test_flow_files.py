@@ -79,6 +79,18 @@ def test_a_folder_is_all_its_files(flow: Typed) -> None:
     assert (done.code, done.out.startswith("bad  none: there are no *.yaml in it")) == (2, True)
 
 
+def test_files_that_lead_back_to_each_other_are_told(flow: Typed) -> None:
+    """F14, F15: each is good by itself; the one that closes the circle is what a server would refuse."""
+    inner = "name: {name}\nsteps:\n  s: {{kind: flow, inputs: {{flow: {flow}}}}}\n"
+    Path("x.yaml").write_text(inner.format(name="x", flow="y"))
+    Path("y.yaml").write_text(inner.format(name="y", flow="x"))
+    assert flow("validate", "y.yaml").code == 0
+    done = flow("validate", "x.yaml", "y.yaml")
+    x, y = done.out.splitlines()
+    assert (done.code, x) == (2, "ok   x.yaml: x, 1 step")
+    assert y.startswith("bad  y.yaml: flow y would run within itself: y → x → y")
+
+
 def test_programs_read_json(flow: Typed) -> None:
     """F15: with --json, what is wrong is data."""
     done = flow("validate", "--json", "good.yaml", "ring.yaml")

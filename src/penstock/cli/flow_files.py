@@ -1,6 +1,6 @@
 """`penstock flow validate|graph`: look at flows as they are written, without running anything."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +32,7 @@ def validate(targets: TargetsArgument, json: JsonOption = False) -> None:
 
     Ends with 0 when all are good, 2 when any is not.
     """
-    looked = [one for target in targets for one in _looked_at(target)]
+    looked = list(_together(one for target in targets for one in _looked_at(target)))
     emit([row for one in looked for row in _rows(one)], as_json=json, text="\n".join(map(_line, looked)))
     if any(one.error for one in looked):
         raise typer.Exit(2)
@@ -66,6 +66,19 @@ def _looked_at(target: str) -> Iterator[_Looked]:
         none = NotFound("NO_FLOWS", "there are no *.yaml in it", hint="flows are files such as market-report.yaml")
         yield _Looked(target, [], none)
     yield from (_loaded(str(file)) for file in files)
+
+
+def _together(looked: Iterable[_Looked]) -> Iterator[_Looked]:
+    """The same beside each other: flows that lead back to themselves are wrong, each good by itself."""
+    from penstock.flows.nesting import within_itself
+
+    known: dict[str, FlowSpec] = {}
+    for one in looked:
+        errors = (within_itself(flow, known | {flow.name: flow for flow in one.flows}) for flow in one.flows)
+        error = next((error for error in errors if error), None)
+        if error is None:
+            known |= {flow.name: flow for flow in one.flows}
+        yield one if error is None else _Looked(one.place, [], error)
 
 
 def _loaded(target: str) -> _Looked:

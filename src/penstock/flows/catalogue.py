@@ -9,12 +9,12 @@ from pathlib import Path
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition import FlowSpec
 from penstock.flows.loading import load_file, load_module
-from penstock.flows.nesting import circle
+from penstock.flows.nesting import within_itself
 from penstock.flows.ordering import did_you_mean
 from penstock.flows.rules import KindChecks
 from penstock.flows.step import Workers
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.errors import BadConfig, NotFound, PenstockError
+from penstock.kernel.errors import NotFound, PenstockError
 
 __all__ = ["Catalogue", "flow_files", "load_file", "load_module"]
 
@@ -45,8 +45,8 @@ class Catalogue:
         self.workers: Sequence[Workers] = list(unique.values())
         self._fixed = {flow.name: flow for module in loaded for flow in module.flows}
         for flow in self._fixed.values():
-            if way := circle(flow, self._fixed):
-                raise BadConfig("FLOW_WITHIN_ITSELF", _within_itself(way), hint="take its steps into another flow")
+            if error := within_itself(flow, self._fixed):
+                raise error
         self._files: dict[Path, _File] = {}
         self._flows: Mapping[str, FlowSpec] = {}
         self._troubles: Mapping[str, str] = {}
@@ -109,15 +109,11 @@ class Catalogue:
             if (name := file.flow.name) in flows:
                 troubles[str(path)] = f"there is a flow {name!r} in {holders.get(name, 'a module')} already"
                 continue
-            if way := circle(file.flow, flows):
-                troubles[str(path)] = _within_itself(way)
+            if error := within_itself(file.flow, flows):
+                troubles[str(path)] = error.message
                 continue
             flows[name], holders[name] = file.flow, path.name
         self._flows, self._troubles = flows, troubles
-
-
-def _within_itself(way: Sequence[str]) -> str:
-    return f"flow {way[0]} would run within itself: {' → '.join(way)}"
 
 
 def flow_files(folder: Path) -> list[Path]:

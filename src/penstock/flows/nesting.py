@@ -5,15 +5,25 @@ from typing import Any
 
 from penstock.flows.contract import FLOW
 from penstock.flows.definition import FlowSpec
+from penstock.kernel.errors import BadConfig
 
 
-def circle(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> list[str] | None:
+def within_itself(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> BadConfig | None:
+    """Why *flow* cannot stand beside *others*, if it leads through them back to itself."""
+    way = _circle(flow, others)
+    if way is None:
+        return None
+    told = f"flow {flow.name} would run within itself: {' → '.join(way)}"
+    return BadConfig("FLOW_WITHIN_ITSELF", told, hint="take its steps into another flow")
+
+
+def _circle(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> list[str] | None:
     """The way from *flow* through *others* back to it, if there is one; names known only at run time are not seen."""
     came_from: dict[str, str] = {}
     ahead = [flow]
     while ahead:
         within = ahead.pop()
-        for name in inner(within):
+        for name in _inner(within):
             if name == flow.name:
                 return [*_way(within.name, came_from), name]
             if name in others and name not in came_from:
@@ -22,7 +32,7 @@ def circle(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> list[str] | None:
     return None
 
 
-def inner(flow: FlowSpec) -> Iterator[str]:
+def _inner(flow: FlowSpec) -> Iterator[str]:
     """The flows *flow* has within, at whatever depth of steps written inline."""
     yield from _named({"kind": step.kind, "inputs": step.inputs} for step in flow.steps.values())
 
