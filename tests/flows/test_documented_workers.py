@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,10 @@ from penstock.flows.loading import load_module
 from penstock.flows.sdk import Workers, serve
 from penstock.flows.sdk import workers as registered
 from tests.flows.page import blocks
-from tests.flows.rig import Rig, on_a_port, rigged
+from tests.flows.rig import Rig, on_a_port
 from tests.services.until import becomes
 
 ADDRESS = "http://127.0.0.1:8080"
-
-
-@pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rigged(database_url, tmp_path) as one:
-        yield one
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

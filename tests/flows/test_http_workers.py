@@ -8,26 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
-from tests.flows.rig import BASE, Rig, on_a_port, rigged
+from tests.flows.rig import BASE, Rig
 from tests.services.require import require
 from tests.services.until import becomes
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "flows-http"
 SHELL, NODE = str(EXAMPLES / "worker.sh"), str(EXAMPLES / "worker.mjs")
-
-
-@pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rigged(database_url, tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def url(rig: Rig) -> AsyncIterator[str]:
-    async with on_a_port(rig) as address:
-        yield address
 
 
 @asynccontextmanager

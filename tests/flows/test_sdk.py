@@ -22,23 +22,11 @@ from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
-from tests.flows.rig import Json, Rig, chain, on_a_port, rigged
+from tests.flows.rig import Json, Rig, chain
 from tests.services.until import becomes
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.flows.sdk_worker"
-
-
-@pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rigged(database_url, tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def url(rig: Rig) -> AsyncIterator[str]:
-    async with on_a_port(rig) as address:
-        yield address
 
 
 @asynccontextmanager

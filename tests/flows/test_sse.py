@@ -1,19 +1,12 @@
 """F18: moves as server-sent events."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
 
 from penstock.kernel import live
-from tests.flows.rig import BASE, Events, Json, Rig, chain, on_a_port, problem, rigged
-
-
-@pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rigged(database_url, tmp_path) as opened:
-        yield opened
+from tests.flows.rig import BASE, Events, Json, Rig, chain, on_a_port, problem
 
 
 @pytest.fixture
