@@ -20,7 +20,7 @@ from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import Authenticator
 from penstock.kernel.http import Caller, create_app
 from penstock.kernel.live import Live
-from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.middleware import Draining, HttpMetrics
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata import api as refdata_api
 from penstock.refdata.service import Refdata
@@ -103,6 +103,7 @@ def make_app(title: str, web: Web, pulse: Pulse) -> FastAPI:
     app = create_app(
         title, web.telemetry, web.metrics, web.authenticator, body_limit=server.body_limit, local_name=local_name
     )
+    app.add_middleware(Draining, pulse=pulse)
     app.include_router(actuator.router(pulse, web.telemetry))
     return app
 

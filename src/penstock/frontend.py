@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import orjson
 import uvloop
 
 from penstock.kernel.headers import LOCAL_NAMES
+from penstock.kernel.log_level import LOG_LEVEL
+from penstock.kernel.periodic import repeating
 from penstock.kernel.telemetry import configure_logging
 from penstock.kernel.waiting import ended
 from penstock.ports import make_authenticator
@@ -24,6 +28,7 @@ from penstock.refdata.pod.view import View
 from penstock.settings import Settings
 
 LIVENESS = "/actuator/health/liveness"
+LOG_LEVEL_EVERY = timedelta(seconds=1)
 _LOOKS_MISSED = 3  # after which the primary counts as out of sight
 
 
@@ -41,7 +46,8 @@ async def _serve(settings: Settings, told: dict[str, Any]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    loop.add_signal_handler(signal.SIGINT, lambda: None)  # of the terminal: the loader was told too, and tells us
+    for number in (signal.SIGINT, signal.SIGUSR1):  # of the terminal, or to all: the loader was told too, and tells us
+        loop.add_signal_handler(number, lambda: None)
     folder, query = Path(told["folder"]), settings.refdata.query
     with View.open(folder, query.memory_limit_mb * 1024 * 1024) as view:
         names = None if settings.auth.jwt else LOCAL_NAMES | {settings.server.host}
@@ -55,11 +61,18 @@ async def _answer(settings: Settings, told: dict[str, Any], front: Front, stoppi
     patience = (query.barrier_wait_ms + 2 * query.fallback_timeout_ms) / 1000 + 5
     server = Server(front, link, make_authenticator(settings), told["process"], patience)
     drain = settings.server.drain_timeout.total_seconds()
+    state = front.state
+
+    async def heed_log_level() -> None:
+        if state.log_level:
+            LOG_LEVEL.configure(logging.getLevelName(state.log_level))
+
     answers = asyncio.create_task(link.run(), name="link")
     answers.add_done_callback(lambda _ended: stopping.set())  # without a loader nothing is fresh any more
     await link.ask(Show(LIVENESS), patience)
     with socket.socket(fileno=told["listening"]) as listening:
-        await server.serve(listening, stopping, drain)
+        async with repeating("log level", heed_log_level, LOG_LEVEL_EVERY):
+            await server.serve(listening, stopping, drain)
     await ended(answers)
     await link.close()
 

@@ -16,11 +16,12 @@ import structlog
 from fastapi.openapi.docs import get_swagger_ui_html
 
 from penstock.app import RefdataPlatform
-from penstock.frontend import LIVENESS, patience_for
+from penstock.frontend import LIVENESS, LOG_LEVEL_EVERY, patience_for
 from penstock.kernel.actuator import EXPOSITION, Check, Health, Pulse
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.ids import worker_name
+from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.periodic import repeating
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.waiting import ended, happens
@@ -52,7 +53,7 @@ class Pod:
         self.memory = Memory(folder, limit=section.memory_limit_mb * 1024 * 1024)
         # It needs them once: then it serves, whoever is down.
         checks: dict[str, Check] = {"dictionaries": self.check, "primary": self._primary, "signals": self._signals}
-        self.pulse = Pulse(checks, needs=["dictionaries"])
+        self.pulse = Pulse(checks, needs=["dictionaries"], on_drain=self.memory.state.drain)
         self.desk = Desk(self._page)
         self._telemetry = telemetry
         self._metrics = PodMetrics(telemetry.registry)
@@ -64,6 +65,10 @@ class Pod:
         """Transient NOT_LOADED until every dictionary is in memory; whatever happens later, they stay there."""
         if not self.memory.state.is_loaded:
             raise Transient("NOT_LOADED", "not every dictionary is loaded yet", hint="is PostgreSQL there?")
+
+    async def tell_log_level(self) -> None:
+        """What its serving processes log, too."""
+        self.memory.state.log_level = LOG_LEVEL.number
 
     @asynccontextmanager
     async def following(self, platform: RefdataPlatform) -> AsyncIterator[asyncio.Event]:
@@ -103,7 +108,7 @@ class Pod:
         if path == "/actuator/health/readiness":
             return _health(await self.pulse.readiness())
         if path == "/actuator/prometheus":
-            return Document(200, EXPOSITION, self._telemetry.exposition())
+            return Document(200, EXPOSITION, await self.pulse.exposition(self._telemetry))
         if path == "/openapi.json":
             return Document(200, _JSON, files("penstock.refdata.pod").joinpath("openapi.json").read_bytes())
         if path == "/docs":
@@ -120,7 +125,8 @@ async def open_pod(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Po
     with pod_folder(settings.refdata.query.memory_dir, settings.data_dir, worker_name("query")) as folder:
         pod = Pod(settings, telemetry, folder)
         try:
-            yield pod
+            async with repeating("log level", pod.tell_log_level, LOG_LEVEL_EVERY):
+                yield pod
         finally:
             pod.memory.close()
 

@@ -62,16 +62,20 @@ async def serving(apps: Sequence[tuple[FastAPI, socket.socket]], section: Server
                 server.should_exit = True
 
 
-async def until_stopped(pulses: Sequence[Pulse], stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Serve until *stop*; not ready before, and no longer ready after."""
+async def until_stopped(
+    pulses: Sequence[Pulse], section: ServerSection, stop: asyncio.Event, on_ready: Callable[[], None]
+) -> None:
+    """Serve until *stop*; not ready before, and no longer ready after, when those who come are sent elsewhere."""
     for pulse in pulses:
         pulse.is_serving = True
     structlog.get_logger().info("ready")
     on_ready()
     await stop.wait()
     for pulse in pulses:
-        pulse.is_serving = False
-    structlog.get_logger().info("stopping")
+        pulse.drain()
+    delay = section.drain_delay.total_seconds()
+    structlog.get_logger().info("stopping", delay=delay)
+    await asyncio.sleep(delay)
 
 
 def _server_config(app: FastAPI, section: ServerSection) -> uvicorn.Config:

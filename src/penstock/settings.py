@@ -30,6 +30,9 @@ class ServerSection(Section):
     port: Port = Field(8080, description="The API; 0 takes a free port.")
     query_port: Port = Field(8081, description="The query server; 0 takes a free port.")
     body_limit: int = Field(10_000_000, ge=1_000, description="Bytes a request body may have.")
+    drain_delay: Duration = Field(
+        timedelta(), description="How long a stop goes on taking requests, not ready any more, until nobody sends any."
+    )
     drain_timeout: Duration = Field(timedelta(seconds=20), description="How long a stop waits for work under way.")
 
     @property

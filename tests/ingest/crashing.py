@@ -10,13 +10,13 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from penstock.ingest import provenance
 from penstock.ingest.config import RetentionSection
 from penstock.ingest.folder import FolderTree
 from penstock.ingest.hooks import Hooks
 from penstock.ingest.publishing import Step
 from penstock.ingest.retention import sweep
 from penstock.ingest.service import Ingestion
+from penstock.kernel.build import code_commit
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import PenstockError
 
@@ -28,7 +28,7 @@ DISK_CALLS = ("rename", "replace", "unlink", "rmdir", "link", "symlink", "mkdir"
 # Forked from a process that has loaded everything and used nothing: as good as a new one, and quick.
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload([__name__])
-provenance.code_commit()  # asks git, once for all of them
+code_commit()  # asks git, once for all of them
 
 
 def die() -> None:

@@ -349,8 +349,8 @@ def test_a_wheel_knows_its_commit(tmp_path: Path) -> None:
         opened.extractall(unpacked)
     code = (
         f"import sys; sys.path.insert(0, {str(unpacked)!r})\n"
-        "from penstock.ingest import provenance\n"
-        "print(provenance.__file__, provenance.code_commit())"
+        "from penstock.kernel import build\n"
+        "print(build.__file__, build.code_commit())"
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
     file, found = told.stdout.split()

@@ -331,7 +331,7 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
         in_process(tmp_path, schemas, CURRENCY) as (platform, file),
         other_connections(schemas) as (holder, looker),
     ):
-        rig, reloader = Rig(platform), _Reloader(platform)
+        rig, reloader = Rig(platform), _Reloader(platform.settings, platform.telemetry, platform)
         await rig.send("CURRENCY", NOK)
         await rig.apply()
         _write(file, schemas, redefined(CURRENCY))

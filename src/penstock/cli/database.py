@@ -1,10 +1,14 @@
 """`penstock db`: the schema."""
 
-from typing import Annotated
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit, say
+
+if TYPE_CHECKING:
+    from penstock.settings import Settings
 
 app = typer.Typer(help="Care for the database.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -47,3 +51,58 @@ def migrate(
         as_json=json,
         text="\n".join(lines),
     )
+
+
+@app.command()
+def wait(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    seconds: Annotated[float, typer.Option("--for", min=0, help="Seconds to wait at most.")] = 600,
+    json: JsonOption = False,
+) -> None:
+    """Wait until every database is there and its schema is at least this release's; 124 when it is not in time."""
+    import asyncio
+    from time import monotonic
+
+    from penstock.kernel.backoff import Backoff
+    from penstock.kernel.errors import TimedOut, Transient
+    from penstock.settings import load_settings
+
+    settings = load_settings(config, overrides={"data_dir": data_dir})
+    backoff, began, told = Backoff(most=timedelta(seconds=2)), monotonic(), ""
+
+    async def work() -> None:
+        nonlocal told
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    lacking = await _lacking(settings)
+                except Transient as error:
+                    lacking = error.message
+                if not lacking:
+                    return
+                if lacking != told:
+                    say(f"waiting: {lacking}")
+                    told = lacking
+                await asyncio.sleep(backoff.next().total_seconds())
+
+    try:
+        asyncio.run(work())
+    except TimeoutError:
+        hint = "is PostgreSQL there? `penstock db migrate` brings the schema up to this release"
+        raise TimedOut("NOT_IN_TIME", f"not within {seconds:g} s: {told or 'no answer'}", hint=hint) from None
+    waited = round(monotonic() - began, 3)
+    emit({"ready": True, "waited_seconds": waited}, as_json=json, text="the databases are there")
+
+
+async def _lacking(settings: "Settings") -> str:
+    """What the schemas lack, if anything."""
+    from penstock.app import schemas
+    from penstock.kernel import migrate as migrations
+
+    for name, opened, known in schemas(settings):
+        async with opened as db:
+            plan = await migrations.plan(db, known)
+        if plan.pending:
+            return f"the schema of the {name} lacks {len(plan.pending)} migrations"
+    return ""

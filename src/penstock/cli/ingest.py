@@ -73,10 +73,10 @@ def watch(
     from penstock.cli.serving import loading, serve
 
     with loading():
-        from penstock import ingesting, serving
+        from penstock import ingesting, worker_programs
 
     settings, uses_database = ingesting.settings_for(root, config, {"server.port": port})
-    serve(settings, partial(serving.ingest_watch, uses_database), tell_address("health", json))
+    serve(settings, partial(worker_programs.ingest_watch, uses_database), tell_address("health", json))
 
 
 @app.command()

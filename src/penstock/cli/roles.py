@@ -31,6 +31,23 @@ def _serve() -> None:
     """Serve one role alone."""
 
 
+@serve_app.command("api")
+def api(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    host: HostOption = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Serve the API of all parts, without workers, until Ctrl-C or SIGTERM."""
+    settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+
+    with loading():
+        from penstock import serving
+
+    serve(settings, serving.api, tell_address("api", json))
+
+
 @serve_app.command("command-api")
 def command_api(
     config: ConfigOption = None,
@@ -82,9 +99,11 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
         with loading():
-            from penstock import serving
+            from penstock import worker_programs
 
-        program = serving.work_harvest if role is WorkRole.HARVEST else partial(serving.work, role.value)
+        program = (
+            worker_programs.work_harvest if role is WorkRole.HARVEST else partial(worker_programs.work, role.value)
+        )
         serve(settings, program, tell_address("health", json))
 
     work.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
@@ -121,7 +140,7 @@ def flows(
     from functools import partial
 
     with loading():
-        from penstock import flow_work, serving
+        from penstock import flow_work, worker_programs
 
     settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
     if module:
@@ -131,7 +150,7 @@ def flows(
     if url is not None:
         serve(settings, partial(flow_work.work_from_afar, url, wanted), tell_address("server", json))
     else:
-        serve(settings, partial(serving.work_flows, wanted), tell_address("health", json))
+        serve(settings, partial(worker_programs.work_flows, wanted), tell_address("health", json))
 
 
 def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":

@@ -41,7 +41,10 @@ def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) ->
 
 
 async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
+    from penstock.kernel.log_level import LOG_LEVEL
+
     ending = _Ending()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, LOG_LEVEL.toggle_debugging)
 
     def ready(addresses: A) -> None:
         ending.is_ready = True

@@ -9,6 +9,7 @@ from penstock.ingest.facts import digest_of, document, small
 from penstock.ingest.ledger import Ledger
 from penstock.ingest.model import Arrival, Failed, Failure, Manifest, Pointer
 from penstock.ingest.tree import Changed, Tree
+from penstock.kernel.build import code_commit
 from penstock.kernel.clock import Clock
 
 
@@ -102,7 +103,7 @@ def _give_up(tree: Tree, supplier: str, known: Ledger, current: Pointer | None, 
         status=Status.FAIL,
         failure=Failure(FailureCode.INTERRUPTED, said, "nothing is to be done: the next run takes the file again"),
         previous_run=current.run_id if current else None,
-        code_commit=provenance.code_commit(),
+        code_commit=code_commit(),
         versions=provenance.versions(),
     )
     publishing.note(tree, manifest)

@@ -22,6 +22,7 @@ from penstock.ingest.publishing import Current, Publication, Step
 from penstock.ingest.selecting import Chosen, Ready
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree import Tree
+from penstock.kernel.build import code_commit
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound, PenstockError, Transient
 
@@ -287,7 +288,7 @@ class Begun:
             config_sha256=self._digest,
             key=self.config.key if self.config else (),
             previous_run=self.current.pointer.run_id if self.current else None,
-            code_commit=provenance.code_commit(),
+            code_commit=code_commit(),
             versions=provenance.versions(),
         )
 

@@ -36,10 +36,19 @@ class Health(BaseModel):
 class Pulse:
     """What a process knows of itself: whether it has begun, is ending, and how its dependencies do."""
 
-    def __init__(self, checks: Mapping[str, Check], *, needs: Collection[str]) -> None:
+    def __init__(
+        self, checks: Mapping[str, Check], *, needs: Collection[str], on_drain: Callable[[], None] = lambda: None
+    ) -> None:
         self._checks = {name: _Remembered(check) for name, check in checks.items()}
         self._needs = needs  # without these it cannot serve; the loss of any other must not take it out of service
+        self._on_drain = on_drain
         self.is_serving = False  # false until all is loaded, and again when it drains
+        self.is_draining = False
+
+    def drain(self) -> None:
+        """It is about to stop: whoever asks is sent elsewhere."""
+        self.is_serving, self.is_draining = False, True
+        self._on_drain()
 
     async def health(self) -> Health:
         return _health(await self._ask(self._checks))
@@ -47,6 +56,13 @@ class Pulse:
     async def readiness(self) -> Health:
         serving = Component(status="UP" if self.is_serving else "DOWN")
         return _health({"serving": serving, **await self._ask(self._needs)})
+
+    async def exposition(self, telemetry: Telemetry) -> bytes:
+        """The metrics, with how the process is at this moment."""
+        health, readiness = await self.health(), await self.readiness()
+        components = {name: one.status == "UP" for name, one in health.components.items()}
+        telemetry.health.tell(components, is_ready=readiness.status == "UP")
+        return telemetry.exposition()
 
     async def _ask(self, names: Iterable[str]) -> dict[str, Component]:
         wanted = list(names)
@@ -90,7 +106,7 @@ def router(pulse: Pulse, telemetry: Telemetry) -> APIRouter:
 
     @routes.get("/prometheus", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:
-        return Response(telemetry.exposition(), media_type=EXPOSITION)
+        return Response(await pulse.exposition(telemetry), media_type=EXPOSITION)
 
     return routes
 

@@ -9,6 +9,7 @@ from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.kernel import problems
+from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import PenstockError, TooLarge
 from penstock.kernel.headers import LOCAL_NAMES, foreign_page, is_request_id
 from penstock.kernel.telemetry import Telemetry
@@ -68,6 +69,22 @@ class Observed:
         getattr(structlog.get_logger(), level)(
             "request", method=method, path=scope["path"], status=status, seconds=round(seconds, 6)
         )
+
+
+class Draining:
+    """Sends clients of a process that is about to stop elsewhere: with their answer, not between two requests."""
+
+    def __init__(self, app: ASGIApp, pulse: Pulse) -> None:
+        self._app = app
+        self._pulse = pulse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_part(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._pulse.is_draining:
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, receive, send_and_part)
 
 
 class Gate:

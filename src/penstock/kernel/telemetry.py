@@ -16,14 +16,26 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON
 from opentelemetry.trace import SpanContext, Status, StatusCode, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from penstock import __version__
+from penstock.kernel.build import code_commit
+from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.outcome import Outcome
 
+disable_created_metrics()  # type: ignore[no-untyped-call] # a series more for each, and nobody asks for them
 LogFormat = Literal["auto", "json", "console"]
 TRACEPARENT = "traceparent"  # the header of W3C's Trace Context
 _CONTEXTS = TraceContextTextMapPropagator()
+_LEVELS = logging.getLevelNamesMapping()
 _HIDDEN = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
 _SECRET = re.compile(_HIDDEN, re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^\s'\"]+@")
@@ -59,11 +71,41 @@ class WorkMetrics:
         self._items.labels(queue, "superseded").inc(lost)
 
 
+class HealthMetrics:
+    """How the process is, as its metrics tell it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._is_ready = Gauge("penstock_ready", "1 when it is ready", registry=registry)
+        self._is_up = Gauge(
+            "penstock_component_up", "1 when what it depends on does well", ["component"], registry=registry
+        )
+        self._is_refused = Gauge(
+            "penstock_config_refused",
+            "1 while the configuration file is wrong and the one before is in force",
+            registry=registry,
+        )
+        self._build = Gauge("penstock_build_info", "Which code this is", ["version", "commit"], registry=registry)
+
+    def tell(self, components: Mapping[str, bool], *, is_ready: bool) -> None:
+        """What is so now; in a process with several servers each tells its own, just before it is read."""
+        self._is_ready.set(is_ready)
+        self._is_up.clear()
+        for name, is_up in components.items():
+            self._is_up.labels(name).set(is_up)
+        self._build.labels(__version__, code_commit()).set(1)
+
+    def refused(self, is_refused: bool) -> None:
+        """Whether the configuration on disk is one that cannot be used."""
+        self._is_refused.set(is_refused)
+
+
 class Telemetry:
     """The metrics and the tracer of one process."""
 
     def __init__(self, service: str = "penstock", spans: Sequence[SpanProcessor] = ()) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.health = HealthMetrics(self.registry)
         self.work = WorkMetrics(self.registry)
         resource = Resource.create({"service.name": service, "service.version": __version__})
         # Without anybody to send them to no trace begins here; those of others are handed on.
@@ -114,6 +156,7 @@ def _followed(context: SpanContext) -> str | None:
 
 def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None:  # noqa: A002 - the setting's own name
     """Send all logs of the process to standard error, structured, without secrets. Called once, by a program's main."""
+    LOG_LEVEL.configure(level)
     for_people = sys.stderr.isatty() if format == "auto" else format == "console"
     renderer = _for_people() if for_people else structlog.processors.JSONRenderer()
     shared: list[Any] = [
@@ -125,8 +168,7 @@ def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None: 
         redact,
     ]
     structlog.configure(
-        processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        processors=[_drop_what_is_below, *shared, renderer],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
@@ -134,8 +176,15 @@ def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None: 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[_drop_private, renderer])
     )
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # when a server starts and stops we say ourselves
+
+
+def _drop_what_is_below(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    # Not the logger's class, which a logger keeps for good once something is bound to it.
+    if _LEVELS.get(method.upper(), logging.ERROR) < LOG_LEVEL.number:
+        raise structlog.DropEvent
+    return event
 
 
 def _for_people() -> Any:

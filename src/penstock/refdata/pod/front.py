@@ -86,6 +86,8 @@ class Front:
             self.date = b"Date: %b\r\n" % formatdate(self.now, usegmt=True).encode()
         if is_new_second or bool(age) != bool(self._age):
             self._forget()  # how their answers begin
+        if self.state.is_draining and not self.is_draining:
+            self.drain()
         if self.cells[0] != self.sequence:  # also when nobody asks: old pages must not be held for ever
             self.renew()
 

@@ -17,6 +17,8 @@ class _Cell(IntEnum):
     LOOKED_AT = 1
     IS_CUT_OFF = 2
     IS_LOADED = 3
+    IS_DRAINING = 4
+    LOG_LEVEL = 5
 
 
 class Count(IntEnum):
@@ -65,6 +67,23 @@ class State:
 
     def loaded(self) -> None:
         self.cells[_Cell.IS_LOADED] = 1
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the pod is about to stop."""
+        return bool(self.cells[_Cell.IS_DRAINING])
+
+    def drain(self) -> None:
+        self.cells[_Cell.IS_DRAINING] = 1
+
+    @property
+    def log_level(self) -> int:
+        """How important a log line has to be, as a number of Python's; 0 before anybody said."""
+        return self.cells[_Cell.LOG_LEVEL]
+
+    @log_level.setter
+    def log_level(self, level: int) -> None:
+        self.cells[_Cell.LOG_LEVEL] = level
 
     def looked(self) -> None:
         """The primary's versions were seen just now."""
