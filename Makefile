@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
 
-.PHONY: help setup up demo test soak check format bench contracts kafka kafka-stop lock clean
+.PHONY: help setup up demo test soak check format bench load failover contracts dashboards kafka kafka-stop lock clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -37,6 +37,15 @@ format: setup ## Rewrite the code in our format
 
 bench: setup ## Measure; BENCH_ARGS="--json" for data, "--rounds 3" for less
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+load: setup ## Put a load on Penstock, here or on a cluster, and report; DRILL_ARGS="--help" says what can be set
+	@$(BIN)/python -m drills load $(DRILL_ARGS)
+
+failover: setup ## The same, and kill one thing after the other; fails when a promise was broken
+	@$(BIN)/python -m drills failover $(DRILL_ARGS)
+
+dashboards: setup ## Write the Grafana dashboards anew
+	@$(BIN)/python scripts/dashboards
 
 contracts: setup ## Write docs/contracts anew: JSON Schemas and AsyncAPI, from the code
 	@$(BIN)/python scripts/contracts

@@ -5,10 +5,12 @@ import asyncio
 import httpx
 import pytest
 from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.kernel import actuator
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import Transient
+from penstock.kernel.middleware import Draining
 from penstock.kernel.telemetry import Telemetry
 
 
@@ -78,3 +80,49 @@ async def test_many_probes_ask_once() -> None:
     pulse = Pulse({"database": count}, needs=[])
     await asyncio.gather(*(pulse.health() for _ in range(50)))
     assert asked == 1
+
+
+def samples(exposition: bytes, name: str) -> dict[str, float]:
+    """The values of one metric, by those of its labels."""
+    families = text_string_to_metric_families(exposition.decode())
+    found = [sample for family in families for sample in family.samples if sample.name == name]
+    return {",".join(sample.labels.values()): sample.value for sample in found}
+
+
+async def test_the_metrics_tell_how_the_process_is() -> None:
+    """R26, R27: readiness and each dependency as numbers an alert can be made of, as of this moment."""
+    telemetry, pulse = Telemetry(), Pulse({"database": well, "signals": down}, needs=["database"])
+    before = await pulse.exposition(telemetry)
+    pulse.is_serving = True
+    after = await pulse.exposition(telemetry)
+    assert (samples(before, "penstock_ready"), samples(after, "penstock_ready")) == ({"": 0}, {"": 1})
+    assert samples(after, "penstock_component_up") == {"database": 1, "signals": 0}
+    assert list(samples(after, "penstock_build_info").values()) == [1]
+    assert samples(after, "process_start_time_seconds")
+
+
+async def test_two_servers_of_a_process_each_tell_their_own() -> None:
+    """R27: what one of them depends on is not told by the other, whoever was asked before."""
+    telemetry = Telemetry()
+    api, pod = Pulse({"database": well}, needs=["database"]), Pulse({"primary": down}, needs=[])
+    api.is_serving = True
+    assert samples(await pod.exposition(telemetry), "penstock_component_up") == {"primary": 0}
+    told = await api.exposition(telemetry)
+    assert samples(told, "penstock_component_up") == {"database": 1}
+    assert samples(told, "penstock_ready") == {"": 1}
+
+
+async def test_a_server_that_drains_sends_its_clients_elsewhere() -> None:
+    """R23: it is not ready any more, answers all the same, and with each answer the connection ends."""
+    told: list[str] = []
+    pulse = Pulse({}, needs=[], on_drain=lambda: told.append("drain"))
+    pulse.is_serving = True
+    app = FastAPI()
+    app.include_router(actuator.router(pulse, Telemetry()))
+    app.add_middleware(Draining, pulse=pulse)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/actuator") as client:
+        assert "connection" not in (await client.get("/health/readiness")).headers
+        pulse.drain()
+        ready, live = await client.get("/health/readiness"), await client.get("/health/liveness")
+    assert (ready.status_code, live.status_code, told) == (503, 200, ["drain"])
+    assert [answer.headers["connection"] for answer in (ready, live)] == ["close", "close"]

@@ -1,6 +1,7 @@
 """A collector of traces: OTLP over HTTP, as any process may send them."""
 
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -14,7 +15,10 @@ class Span(NamedTuple):
 
     name: str
     trace: str
+    id: str
     parent: str
+    began: int
+    ended: int
     about: dict[str, Any]
 
 
@@ -62,6 +66,17 @@ class Collector(AbstractContextManager["Collector"]):
         def found() -> list[Span]:
             return [span for span in self._spans if span.trace == trace]
 
+        return self._once(found, names)
+
+    def about(self, event_id: str, *names: str) -> list[Span]:
+        """The spans that tell of an event, once each of *names* is among them."""
+
+        def found() -> list[Span]:
+            return [span for span in self._spans if span.about.get("eventId") == event_id]
+
+        return self._once(found, names)
+
+    def _once(self, found: Callable[[], list[Span]], names: Sequence[str]) -> list[Span]:
         with self._came:
             is_complete = self._came.wait_for(lambda: {*names} <= {span.name for span in found()}, timeout=30)
             assert is_complete, found()
@@ -78,4 +93,5 @@ class Collector(AbstractContextManager["Collector"]):
 
 def _span(span: Any) -> Span:
     about = {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
-    return Span(span.name, span.trace_id.hex(), span.parent_span_id.hex(), about)
+    began, ended = span.start_time_unix_nano, span.end_time_unix_nano
+    return Span(span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), began, ended, about)
