@@ -41,7 +41,7 @@ from tests.services.until import becomes
 FEED = "stones"
 TOPICS = (contract.PLANS, contract.WORK_ITEMS, contract.WORK_DONE, contract.CONSOLIDATIONS)
 WITHIN = 60.0
-_SESSION = 6  # seconds; a broker knows of a dead worker no sooner
+_SESSION = {"session.timeout.ms": "2000"}  # a broker knows of a dead worker no sooner; ours allows less than others
 Json = dict[str, Any]
 
 # Whatever is published in a transaction is counted in that transaction, on either bus.
@@ -104,14 +104,16 @@ def settings_on(
         },
         **feed,
     }
-    bus: Json = {"kafka": {"bootstrap": kafka.bootstrap, "group_prefix": new_group()}} if kafka else {}
+    bus: Json = {}
+    if kafka:
+        bus = {"kafka": {"bootstrap": kafka.bootstrap, "group_prefix": new_group(), "options": _SESSION}}
     return Settings.model_validate(
         {
             "data_dir": str(folder),
             "database": {"url": database_url},
             "bus": bus,
             "harvest": {
-                "lease": _SESSION if kafka else 1,
+                "lease": 1,
                 "retry_after": 0.2,
                 "feeds": {FEED: section},
                 **(harvest or {}),
