@@ -61,20 +61,24 @@ async def _answer(settings: Settings, told: dict[str, Any], front: Front, stoppi
     patience = (query.barrier_wait_ms + 2 * query.fallback_timeout_ms) / 1000 + 5
     server = Server(front, link, make_authenticator(settings), told["process"], patience)
     drain = settings.server.drain_timeout.total_seconds()
-    state = front.state
 
-    async def heed_log_level() -> None:
-        if state.log_level:
-            LOG_LEVEL.configure(logging.getLevelName(state.log_level))
+    async def heed() -> None:
+        heed_log_level(front.state)
 
     answers = asyncio.create_task(link.run(), name="link")
     answers.add_done_callback(lambda _ended: stopping.set())  # without a loader nothing is fresh any more
     await link.ask(Show(LIVENESS), patience)
     with socket.socket(fileno=told["listening"]) as listening:
-        async with repeating("log level", heed_log_level, LOG_LEVEL_EVERY):
+        async with repeating("log level", heed, LOG_LEVEL_EVERY):
             await server.serve(listening, stopping, drain)
     await ended(answers)
     await link.close()
+
+
+def heed_log_level(state: State) -> None:
+    """Log as much as the loader does."""
+    if state.log_level:
+        LOG_LEVEL.configure(logging.getLevelName(state.log_level))
 
 
 def patience_for(settings: Settings) -> float:

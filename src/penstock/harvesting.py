@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
+from functools import partial
 
 import msgspec
 import structlog
@@ -42,6 +43,7 @@ async def harvesting(platform: HarvestPlatform) -> AsyncIterator[None]:
     """Work on all feeds, until the end."""
     section, db, bus, name = platform.settings.harvest, platform.db, platform.bus, worker_name("harvest")
     metrics = HarvestMetrics(platform.telemetry.registry)
+    metrics.due_every({feed: its.every for feed, its in section.feeds.items()})
     async with AsyncExitStack() as stack:
         feeds = await stack.enter_async_context(Feeds.open(section, db))
         planner = Planner(db, bus, feeds, name)
@@ -125,5 +127,12 @@ def _chores(
         ("harvest rescue", rescuer.look, _LOOK),
         ("harvest parked", fetcher.unpark, _UNPARK),
         ("harvest alerts", tell_alerts, _TELL),
+        ("harvest watermarks", partial(_show_watermarks, platform, metrics), _LOOK),
         ("harvest retention", forget_old_runs, _PRUNE),
     ]
+
+
+async def _show_watermarks(platform: HarvestPlatform, metrics: HarvestMetrics) -> None:
+    """Whoever completed the run: every process knows, and one that starts does not begin with nothing."""
+    rows = await platform.db.fetch(SQL["feed_watermarks"], list(platform.settings.harvest.feeds))
+    metrics.known_up_to({row["feed"]: row["watermark"] for row in rows})

@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from time import monotonic
 
 import structlog
 import uvicorn
@@ -13,38 +14,49 @@ from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import BadConfig, Conflict
 from penstock.settings import ServerSection
 
+_IDLE_SECONDS = 75  # longer than proxies keep a connection: who closes it first must be the one who sends requests
+_PARTING_SECONDS = 1.0
+
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
     """A socket bound before anything else starts, so that a taken port costs nothing."""
+    with _bound(host, port) as listening:
+        listening.listen(1024)
+        yield listening
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         hint = "check server.host"
         raise BadConfig("BAD_HOST", f"{host} is no address of this machine: {error.strerror}", hint=hint) from error
-    with socket.socket(family, kind, protocol) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family, kind, protocol) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind(address)
-            listening.listen(1024)
+            bound.bind(address)
         except OSError as error:
             hint = "stop what uses it, or choose another with --port or --query-port; 0 takes a free one"
             raise Conflict("PORT_IN_USE", f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
-        yield listening
+        yield bound
 
 
 @contextmanager
 def listening_together(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
-    """Sockets on one port, among which the kernel deals out connections; what others use is taken all the same."""
+    """Sockets on one port, among which the kernel deals out connections; what others use is taken all the same.
+
+    Nobody can connect before a process serves one of them: whoever came earlier would wait for it to start.
+    """
     with ExitStack() as stack:
-        with listening(host, port) as alone:
+        with _bound(host, port) as alone:
             address = alone.getsockname()
         sockets = [stack.enter_context(socket.socket(alone.family, alone.type, alone.proto)) for _ in range(count)]
         for sock in sockets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             sock.bind(address)
-            sock.listen(1024)
         yield sockets
 
 
@@ -86,6 +98,7 @@ def _server_config(app: FastAPI, section: ServerSection) -> uvicorn.Config:
         lifespan="off",
         server_header=False,
         http="httptools",
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=int(section.drain_timeout.total_seconds()),
     )
 
@@ -95,6 +108,15 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are for the program, which has more to stop than a server."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take nobody in any more, but do not hang up on whoever is about to ask: it is told with its last answer."""
+        for server in self.servers:
+            server.close()
+        until = monotonic() + _PARTING_SECONDS
+        while self.server_state.connections and monotonic() < until:  # noqa: ASYNC110 - uvicorn tells nobody
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
 
 
 def address_of(listening: socket.socket) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
 from penstock.kernel.telemetry import Telemetry
@@ -22,6 +23,7 @@ async def working(
     count: int = 1,
 ) -> AsyncIterator[None]:
     """*count* workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
+    delivering = replace(delivering, on_dead=telemetry.work.dead_letters(topic))
     async with AsyncExitStack() as stack:
         workers: list[Worker[Delivery]] = []
         for _ in range(count):

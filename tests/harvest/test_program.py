@@ -94,6 +94,8 @@ async def test_the_example_runs_by_itself_and_through_a_restart(
                 known = await connection.fetchval("SELECT watermark FROM harvest_feed WHERE feed = $1", name)
                 until(lambda name=name: metric(up.api, "watermark_seconds", name) > 0, "it is counted")  # type: ignore[misc]
                 assert metric(up.api, "watermark_seconds", name) == pytest.approx(known.timestamp())
+            assert metric(up.api, "every_seconds", "diamonds") == 3600
+            assert metric(up.api, "every_seconds", FEED) == 0
             assert up.stop() == 0
         kept = await connection.fetch("SELECT feed, key FROM canonical_record WHERE deleted_at IS NULL")
         keys = source.keys()

@@ -554,8 +554,10 @@ async def test_a_message_is_set_aside_after_so_many_attempts(rig: Rig) -> None:
         await notes.add("w", delivery)
         return Retry("disk full", after=QUICK) if delivery.message.value == b"bad" else Done()
 
-    async with working(rig, handle, delivering=Delivering(max_attempts=3)):
+    dead: list[int] = []
+    async with working(rig, handle, delivering=Delivering(max_attempts=3, on_dead=dead.append)):
         await notes.until_handled(2)
+    assert sum(dead) == 1
     assert notes.of_key("a") == ["bad", "bad", "bad", "good"]
     [letter] = await rig.bus.dead_letters(rig.topic)
     assert letter.message == Message(rig.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})

@@ -137,7 +137,7 @@ class Consolidator:
                 await store.save_watermark(tx, run.feed, run.run_id, reached, now)
                 # Last, and before the commit: without the copy nothing of this has happened.
                 await watermark.save(self._storage, run.feed, watermark.document(reached, run.run_id, now))
-        self._metrics.completed(run.feed, run.run_type, reached)
+        self._metrics.completed(run.feed, run.run_type)
         structlog.get_logger().info("run_completed", feed=run.feed, run=str(run.run_id), deleted=deleted)
         return True
 

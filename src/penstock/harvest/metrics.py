@@ -1,7 +1,7 @@
 """What Prometheus sees of harvest."""
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -25,6 +25,9 @@ class HarvestMetrics:
         self._watermark = Gauge(
             "penstock_harvest_watermark_seconds", "Up to when a feed is known", ["feed"], registry=registry
         )
+        self._every = Gauge(
+            "penstock_harvest_every_seconds", "How often a run of a feed is due", ["feed"], registry=registry
+        )
         self._alerts = Gauge("penstock_harvest_alerts_untold", "Alerts nobody could be told of yet", registry=registry)
 
     def fetched(self, feed: str, pages: int, records: int, rejects: int) -> None:
@@ -42,10 +45,17 @@ class HarvestMetrics:
     def partition_ended(self, feed: str, status: str) -> None:
         self._partitions.labels(feed, status).inc()
 
-    def completed(self, feed: str, run_type: RunType, watermark: datetime | None) -> None:
+    def completed(self, feed: str, run_type: RunType) -> None:
         self._runs.labels(feed, run_type.value).inc()
-        if watermark is not None:
+
+    def known_up_to(self, watermarks: Mapping[str, datetime]) -> None:
+        for feed, watermark in watermarks.items():
             self._watermark.labels(feed).set(watermark.timestamp())
+
+    def due_every(self, feeds: Mapping[str, timedelta | None]) -> None:
+        for feed, every in feeds.items():
+            if every is not None:
+                self._every.labels(feed).set(every.total_seconds())
 
     def untold(self, alerts: int) -> None:
         self._alerts.set(alerts)

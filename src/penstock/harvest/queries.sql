@@ -216,6 +216,10 @@ SET state = {run.COMPLETED}, completed_at = $2, watermark_after = $3, deleted = 
 WHERE run_id = $1 AND state IN {run.complete}
 RETURNING feed;
 
+-- name: feed_watermarks
+-- Up to when feeds are known.
+SELECT feed, watermark FROM harvest_feed WHERE feed = ANY ($1::text[]) AND watermark IS NOT NULL;
+
 -- name: save_watermark
 -- H9: it never goes back.
 UPDATE harvest_feed

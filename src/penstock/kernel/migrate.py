@@ -1,13 +1,17 @@
 """Migrations: numbered SQL files per part, applied once, in order, by one process at a time."""
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.resources import files
 
 import asyncpg
+import structlog
 
+from penstock.kernel.backoff import Backoff
 from penstock.kernel.db import Connection, Database, is_transient
 from penstock.kernel.errors import Conflict, Corrupt
 from penstock.kernel.locks import advisory_lock
@@ -25,6 +29,9 @@ CREATE TABLE IF NOT EXISTS schema_migration (
 """
 _RECORD = "INSERT INTO schema_migration (part, version, name, checksum) VALUES ($1, $2, $3, $4)"
 _PATIENCE = 86_400.0
+# Whoever comes after one who waits for a table's lock, waits too: so one waits briefly, and again later. Less than
+# PostgreSQL's deadlock_timeout: of two who wait for each other the migration gives way, not those at work.
+_LOCK_PATIENCE = "500ms"
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ def load(package: str) -> list[Migration]:
 async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migration]:
     """Apply what is missing and return it; each file is one transaction, two callers never apply one file twice."""
     wanted = list(migrations)
+    if not (await plan(db, wanted)).pending:  # nor need one wait for a newer release's that is under way
+        return []
     async with db.session() as connection:
         await connection.execute("SET statement_timeout = 0")  # an index on a large table takes what it takes
         async with advisory_lock(connection, "penstock.migrate", timeout=_PATIENCE):
@@ -74,11 +83,24 @@ async def migrate(db: Database, migrations: Iterable[Migration]) -> list[Migrati
 
 
 async def _apply(connection: Connection, migration: Migration) -> None:
+    backoff = Backoff(most=timedelta(seconds=10))
+    while not await _is_applied(connection, migration):
+        pause = backoff.next()
+        told = {"part": migration.part, "version": migration.version, "again_in": pause.total_seconds()}
+        structlog.get_logger().warning("migration_gives_way", **told)
+        await asyncio.sleep(pause.total_seconds())
+
+
+async def _is_applied(connection: Connection, migration: Migration) -> bool:
+    """Apply it; False when somebody at work held a table for too long, and nothing of it was applied."""
     row = (migration.part, migration.version, migration.name, migration.checksum)
     try:
         async with connection.transaction():
+            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_PATIENCE}'")
             await connection.execute(migration.sql, timeout=_PATIENCE)
             await connection.execute(_RECORD, *row)
+    except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+        return False
     except asyncpg.PostgresError as error:
         if is_transient(error):
             raise
@@ -87,6 +109,7 @@ async def _apply(connection: Connection, migration: Migration) -> None:
             f"migration {migration.part} {migration.version:04} ({migration.name}) failed: {error}",
             hint="nothing of it was applied; mend the cause and run `penstock db migrate` again",
         ) from error
+    return True
 
 
 async def plan(db: Database, migrations: Iterable[Migration]) -> Plan:

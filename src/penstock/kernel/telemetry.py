@@ -4,7 +4,7 @@ import logging
 import re
 import sys
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Literal
@@ -55,6 +55,12 @@ class WorkMetrics:
         self._seconds = Histogram(
             "penstock_work_batch_seconds", "Time to handle one batch", ["queue"], registry=registry
         )
+
+        self._dead = Counter("penstock_bus_dead_letters", "Messages set aside, by topic", ["topic"], registry=registry)
+
+    def dead_letters(self, topic: str) -> Callable[[float], None]:
+        """Where those of *topic* are counted; from now on it is there, so that the first one is noticed."""
+        return self._dead.labels(topic).inc
 
     @contextmanager
     def timed(self, queue: str) -> Iterator[None]:

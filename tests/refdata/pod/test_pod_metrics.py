@@ -54,7 +54,7 @@ async def quiet_settings(database_url: str) -> Settings:
 
 
 async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: Path) -> None:
-    """R26: every load is in `cache_reload_duration_seconds`, by dictionary and kind, when it is done."""
+    """R26: every load is in `cache_reload_duration_seconds`, by dictionary and kind; every version in the freshness."""
     name = "cache_reload_duration_seconds_count"
     async with running_pod(quiet_settings, tmp_path) as pod:
         first = await pod.put("LOOSE", {"a": 0})
@@ -69,6 +69,10 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
         await shows(pod, name, ("COUNTRY", "full"), full + 1)
         total = await exposed(pod, "cache_reload_duration_seconds_sum")
         assert 0 < total["LOOSE", "delta"] < 60
+        assert (await exposed(pod, "penstock_refdata_freshness_seconds_count"))["LOOSE",] == 4
+        assert 0 < (await exposed(pod, "penstock_refdata_freshness_seconds_sum"))["LOOSE",] < 60
+        used, limit = [(await exposed(pod, f"penstock_refdata_memory{name}_bytes"))[()] for name in ("", "_limit")]
+        assert 0 < used < limit
         assert await exposed(pod, "cache_reload_errors_total") == {}
         assert (await exposed(pod, "dict_version_lag"))["LOOSE",] == 0
         assert (await exposed(pod, "penstock_refdata_items"))["LOOSE",] == 1

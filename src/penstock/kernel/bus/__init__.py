@@ -7,7 +7,7 @@ published in a transaction comes after the commit, so it has no order with those
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -62,6 +62,7 @@ class Delivering:
     lease_for: timedelta = timedelta(seconds=60)
     first_delay: timedelta = timedelta(milliseconds=100)
     most_delay: timedelta = timedelta(seconds=30)
+    on_dead: Callable[[int], None] = lambda _count: None  # so many were set aside
 
 
 class Subscription(Queue[Delivery], Protocol):

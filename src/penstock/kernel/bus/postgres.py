@@ -153,6 +153,7 @@ class PostgresSubscription:
         for delivery, _ in results:
             self._out.pop((delivery.partition, delivery.fence), None)
         freed = {row["partition"] for row in rows}
+        self._delivering.on_dead(sum(delivery.partition in freed for delivery, _ in dead))
         return sum(delivery.partition not in freed for delivery, _ in results)
 
     def lane(self, item: Delivery) -> Hashable:

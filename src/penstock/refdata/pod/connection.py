@@ -17,6 +17,7 @@ from penstock.refdata.pod.request import Request, TooSlow
 
 HEAD_SECONDS = 10.0
 IDLE_SECONDS = 75.0
+PARTING_SECONDS = 1.0  # at the end: until then a request of a kept connection may be on its way
 STUCK_SECONDS = 30.0
 _WAITING_LIMIT = 128  # requests that came before those ahead of them were answered
 
@@ -43,6 +44,7 @@ class House(Protocol):
     now: float  # monotonic, as of a moment ago
     hits: int
     heads: dict[bytes, Head]  # headers that were read before
+    is_ending: bool  # nobody connects any more
 
     def joined(self, connection: "Connection") -> bool:
         """Whether there is room for one more."""
@@ -169,7 +171,7 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
         elif self._task is None and not self._reader.is_between and for_long > HEAD_SECONDS:
             self._refuse(TooSlow("TOO_SLOW", f"a request is sent within {HEAD_SECONDS:g} s"))
-        elif self._task is None and (for_long > IDLE_SECONDS or (self._front.is_draining and for_long > 1)):
+        elif self._task is None and for_long > (PARTING_SECONDS if self._house.is_ending else IDLE_SECONDS):
             self._close()
 
     def abort(self) -> None:

@@ -139,10 +139,11 @@ class Loads:
         about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
         log = structlog.get_logger()
         made = [_made(step) for step in loaded.steps]
-        just_now = stamp_of(self._db.clock.now()) - _JUST_NOW
+        now = stamp_of(self._db.clock.now())
         for step, said in zip(loaded.steps, made, strict=True):
             # A pod that starts loads what was committed long ago: that is no part of its trace any more.
-            if step.mark.stamp > just_now:
+            if step.mark.stamp > now - _JUST_NOW:
+                self._metrics.freshness.labels(target.dict_code).observe(max(now - step.mark.stamp, 0) / 1_000_000)
                 self._telemetry.trace("refdata.swap", step.trace, began, **about, **said)
             if kind == "delta":
                 log.debug("dictionary_changed", **about, **said)

@@ -35,7 +35,7 @@ class Memory:
             readahead=False,
             max_readers=READERS,
         )
-        self._limit = limit
+        self.limit = limit
         self._pages_for = pages_for
         self._shelves: dict[Dict, Shelf] = {}
         self._retired: list[tuple[float, Dict, int]] = []  # generations to be freed, and when
@@ -181,8 +181,8 @@ class Memory:
     @contextmanager
     def _growing(self) -> "Iterator[lmdb.Transaction[bytes]]":
         """As `_writing`, but not beyond the limit: what is above it is for those who make room."""
-        if self.used >= self._limit:
-            raise _full(f"it has its {self._limit} bytes")
+        if self.used >= self.limit:
+            raise _full(f"it has its {self.limit} bytes")
         with self._writing() as txn:
             yield txn
 

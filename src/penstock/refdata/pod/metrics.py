@@ -34,6 +34,13 @@ class PodMetrics:
             registry=registry,
             buckets=_BUCKETS,
         )
+        self.freshness = Histogram(
+            "penstock_refdata_freshness_seconds",
+            "From the commit of a version to the swap that shows it",
+            ["dict_code"],
+            registry=registry,
+            buckets=_BUCKETS,
+        )
         self.errors = Counter("cache_reload_errors", "Loads that failed", ["dict_code", "code"], registry=registry)
         self.fallbacks = Counter(
             "postgres_fallback_reads", "Reads answered from the primary", ["dict_code"], registry=registry
@@ -69,6 +76,7 @@ class _Looked(Collector):
         yield self._lags()
         yield self._items()
         yield _gauge("penstock_refdata_memory_bytes", "Memory taken by all dictionaries", self._memory.used)
+        yield _gauge("penstock_refdata_memory_limit_bytes", "Memory they may take", self._memory.limit)
         yield _gauge(
             "penstock_refdata_data_age_seconds", "How long ago the primary was last seen, 0 while it is", self._age()
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from time import monotonic
 
@@ -35,6 +36,7 @@ class Server:
         self.now = monotonic()
         self.hits = 0
         self.heads: dict[bytes, Head] = {}
+        self.is_ending = False
         self._link = link
         self._authenticator = authenticator
         self._patience = patience
@@ -52,10 +54,11 @@ class Server:
         server = await loop.create_server(lambda: Connection(self), sock=listening, backlog=1024)
         keeping_time = asyncio.create_task(self._keep_time(), name="time")
         await stopping.wait()
-        await asyncio.sleep(TICK)  # whoever has connected already is taken in
-        server.close()
         self.front.drain()
-        self._streams.is_ending = True
+        for waiting in _queued(listening):  # whoever has connected already is taken in
+            await loop.connect_accepted_socket(lambda: Connection(self), waiting)
+        server.close()
+        self.is_ending = self._streams.is_ending = True
         self._tick()
         with suppress(TimeoutError):
             async with asyncio.timeout(drain):
@@ -152,6 +155,13 @@ class Server:
             self._seen = front.sequence
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
+
+
+def _queued(listening: socket.socket) -> Iterator[socket.socket]:
+    """Those the kernel has greeted and nobody has taken yet; whoever is left when it closes would be cut off."""
+    with suppress(BlockingIOError):
+        while True:
+            yield listening.accept()[0]
 
 
 def _from_primary(found: Items, request: Request) -> Answered:

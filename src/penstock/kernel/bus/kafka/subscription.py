@@ -119,6 +119,7 @@ class KafkaSubscription:
         counted = self._member.commit(commits) if commits else set()
         for partition in counted:
             places[partition].settle(commits[partition])
+        self._delivering.on_dead(sum(len(lane.dead) for lane in lanes if lane.partition in counted))
         return len(results) - sum(delivery.partition in counted for delivery, _ in held)
 
     def _bury(self, lanes: Sequence[Settled]) -> None:
