@@ -1,0 +1,1 @@
+"""A load test and a failover test that anyone can run."""

@@ -1,0 +1,252 @@
+"""The picture of a drill: latency, freshness and errors over time, and what was broken when."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from drills.figures import Bucket
+from drills.recorder import Struck
+
+WIDTH, LEFT, RIGHT = 1200, 74, 184
+PANEL, GAP, FOOT, HEAD, LANE = 190, 34, 44, 48, 18
+LETTER = 6.7  # the width of one in a label, about
+_FONT = "font-family='system-ui, sans-serif'"
+_BLUE, _NAVY, _ORANGE, _GREEN, _RED, _GREY = "#4c9be8", "#1b4f8f", "#e08a1e", "#2e9e5b", "#d03a3a", "#8a929c"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: its name in the legend, its colour, and what it shows of a stretch of time."""
+
+    name: str
+    colour: str
+    value: Callable[[Bucket], float | None]
+    is_dots: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over one axis."""
+
+    title: str
+    lines: Sequence[Line]
+    is_log: bool
+
+
+PANELS = (
+    Panel(
+        "latency, ms",
+        (
+            Line("read p50", _BLUE, lambda one: one.read_p50),
+            Line("read p99", _NAVY, lambda one: one.read_p99),
+            Line("write p50", "#f2bf7d", lambda one: one.write_p50),
+            Line("write p99", _ORANGE, lambda one: one.write_p99),
+        ),
+        is_log=True,
+    ),
+    Panel(
+        "freshness, ms",
+        (
+            Line("p50", "#8fd0a8", lambda one: one.fresh_p50),
+            Line("p99", _GREEN, lambda one: one.fresh_p99),
+            Line("max", "#14532d", lambda one: one.fresh_max),
+            Line("pod was away", _GREY, lambda one: one.away_max, is_dots=True),
+        ),
+        is_log=True,
+    ),
+    Panel(
+        "errors per second",
+        (
+            Line("all", _RED, lambda one: float(one.errors)),
+            Line("reads, after 1 retry", "#6b1d1d", lambda one: float(one.errors_after_retry)),
+        ),
+        is_log=False,
+    ),
+)
+
+
+def draw(title: str, buckets: Sequence[Bucket], faults: Sequence[Struck]) -> str:
+    """The picture as SVG."""
+    end = max((one.at for one in buckets), default=0.0) + _width_of(buckets)
+    lanes = _lanes(faults, end)
+    top = HEAD + LANE * (max(lanes, default=-1) + 1)
+    height = top + len(PANELS) * (PANEL + GAP) + FOOT - GAP
+    bottom = height - FOOT
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' width='{WIDTH}' height='{height}'>",
+        f"<rect width='{WIDTH}' height='{height}' fill='#ffffff'/>",
+        _text(LEFT, 24, title, size=16, weight=600),
+        *(_fault(fault, lane, end, top, bottom) for fault, lane in zip(faults, lanes, strict=True)),
+    ]
+    for number, panel in enumerate(PANELS):
+        parts += _panel(panel, buckets, end, top + number * (PANEL + GAP))
+    parts += [_time_axis(end, bottom), _fault_key(bottom) if faults else "", "</svg>"]
+    return "\n".join(parts)
+
+
+def _width_of(buckets: Sequence[Bucket]) -> float:
+    return buckets[1].at - buckets[0].at if len(buckets) > 1 else 1.0
+
+
+def _x(at: float, end: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * min(max(at / end, 0.0), 1.0)
+
+
+def label_of(fault: Struck) -> str:
+    """What is written at a fault's line."""
+    if fault.failure:
+        return f"{fault.name}: not done"
+    if not fault.is_judged:
+        return f"{fault.name}: stopped"
+    if fault.seconds is None:
+        return f"{fault.name}: not well again"
+    return f"{fault.name}: well after {fault.seconds:.1f} s" if fault.seconds else f"{fault.name}: not felt"
+
+
+def _extent(fault: Struck, end: float) -> tuple[float, float]:
+    """Where its label begins and ends: right of its line, or left where there is no room."""
+    line, width = _x(fault.began, end), LETTER * len(label_of(fault)) + 10
+    return (line, line + width) if line + width <= WIDTH else (line - width, line)
+
+
+def _lanes(faults: Sequence[Struck], end: float) -> list[int]:
+    """A row for each label, 0 at the top: above those of the faults whose lines it would lie over."""
+    depths: list[int] = []  # of the later faults, the last one's first
+    for number in range(len(faults) - 1, -1, -1):
+        left, right = _extent(faults[number], end)
+        later = zip(faults[:number:-1], depths, strict=True)
+        depths.append(max((1 + depth for fault, depth in later if left < _x(fault.began, end) <= right + 4), default=0))
+    deepest = max(depths, default=0)
+    return [deepest - depth for depth in reversed(depths)]
+
+
+def _fault(fault: Struck, lane: int, end: float, top: float, bottom: float) -> str:
+    left, right = _x(fault.began, end), _x(end if fault.end is None else fault.end, end)
+    well = right if fault.well is None else _x(fault.well, end)
+    row = HEAD + LANE * lane
+    shade = _RED if fault.seconds != 0 else _GREY
+    parts = [
+        f"<g class='fault'><title>{escape(f'{fault.name} at {fault.began:.1f} s: {fault.what}')}</title>",
+        f"<rect x='{left:.1f}' y='{top}' width='{max(right - left, 0):.1f}' height='{bottom - top}'"
+        f" fill='{shade}' fill-opacity='0.1'/>",
+        f"<path d='M{left:.1f} {row - 8}V{bottom}' stroke='{_RED}' stroke-width='1.3'/>",
+        f"<path d='M{well:.1f} {top}V{bottom}' stroke='{_GREEN}' stroke-width='1.3' stroke-dasharray='4 3'/>"
+        if fault.seconds
+        else "",
+        "<g paint-order='stroke' stroke='#ffffff' stroke-width='3'>",
+        _text(_extent(fault, end)[0] + 5, row + 3, label_of(fault), colour=_RED),
+        "</g>",
+        "</g>",
+    ]
+    return "".join(parts)
+
+
+def _panel(panel: Panel, buckets: Sequence[Bucket], end: float, top: float) -> list[str]:
+    values = [value for line in panel.lines for one in buckets if (value := line.value(one)) is not None]
+    scale = _Scale(values, top, is_log=panel.is_log)
+    right = WIDTH - RIGHT
+    parts = [f"<path d='M{LEFT} {top}V{top + PANEL}H{right}' fill='none' stroke='#5b626b'/>"]
+    for value in scale.ticks:
+        y = scale.y(value)
+        parts.append(f"<path d='M{LEFT} {y:.1f}H{right}' stroke='#5b626b' stroke-opacity='0.16'/>")
+        parts.append(_text(LEFT - 7, y + 4, f"{value:,g}", anchor="end", colour="#5b626b"))
+    middle = top + PANEL / 2
+    parts.append(
+        f"<text transform='translate(16 {middle:.0f}) rotate(-90)' text-anchor='middle' font-size='12' {_FONT}"
+        f" fill='#22272e'>{escape(panel.title)}</text>"
+    )
+    half = _width_of(buckets) / 2
+    for number, line in enumerate(panel.lines):
+        points = [(_x(one.at + half, end), line.value(one)) for one in buckets]
+        parts.append(_curve(line, points, scale))
+        parts.append(_key(line, right + 16, top + 12 + number * 20))
+    return parts
+
+
+def _curve(line: Line, points: Sequence[tuple[float, float | None]], scale: "_Scale") -> str:
+    """A curve with a gap where nothing was measured; what stands alone is a dot."""
+    if line.is_dots:
+        return "".join(_dot(line, x, scale.y(value)) for x, value in points if value is not None)
+    parts, path = [], ""
+    for number, (x, value) in enumerate(points):
+        if value is None:
+            continue
+        follows = number > 0 and points[number - 1][1] is not None
+        leads = number + 1 < len(points) and points[number + 1][1] is not None
+        path += f"{'L' if follows else 'M'}{x:.1f} {scale.y(value):.1f}"
+        if not follows and not leads:
+            parts.append(_dot(line, x, scale.y(value)))
+    parts.append(f"<path d='{path or 'M0 0'}' fill='none' stroke='{line.colour}' stroke-width='1.8'/>")
+    return "".join(parts)
+
+
+def _dot(line: Line, x: float, y: float) -> str:
+    return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='none' stroke='{line.colour}' stroke-width='1.6'/>"
+
+
+def _key(line: Line, x: float, y: float) -> str:
+    if line.is_dots:
+        return _dot(line, x + 9, y) + _text(x + 25, y + 4, line.name)
+    return f"<path d='M{x} {y}h18' stroke='{line.colour}' stroke-width='3'/>" + _text(x + 25, y + 4, line.name)
+
+
+def _fault_key(bottom: float) -> str:
+    x, y = WIDTH - RIGHT + 16, bottom - 34
+    return "".join(
+        (
+            f"<path d='M{x + 9} {y - 8}v16' stroke='{_RED}' stroke-width='1.3'/>",
+            _text(x + 25, y + 4, "something is broken"),
+            f"<path d='M{x + 9} {y + 14}v16' stroke='{_GREEN}' stroke-width='1.3' stroke-dasharray='4 3'/>",
+            _text(x + 25, y + 26, "all is well again"),
+        )
+    )
+
+
+def _time_axis(end: float, bottom: float) -> str:
+    step = next((step for step in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600) if end / step <= 16), 1800)
+    parts = []
+    for number in range(int(end / step) + 1):
+        x = _x(number * step, end)
+        parts.append(f"<path d='M{x:.1f} {bottom}v5' stroke='#5b626b'/>")
+        parts.append(_text(x, bottom + 19, f"{number * step}", anchor="middle", colour="#5b626b"))
+    parts.append(_text(_x(end / 2, end), bottom + 36, "seconds since the load began", anchor="middle"))
+    return "".join(parts)
+
+
+def _text(
+    x: float, y: float, said: str, *, size: int = 12, weight: int = 400, anchor: str = "start", colour: str = "#22272e"
+) -> str:
+    return (
+        f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' font-weight='{weight}' text-anchor='{anchor}' {_FONT}"
+        f" fill='{colour}'>{escape(said)}</text>"
+    )
+
+
+class _Scale:
+    """Values to heights."""
+
+    def __init__(self, values: Sequence[float], top: float, *, is_log: bool) -> None:
+        self._top = top
+        self._is_log = is_log
+        if is_log:
+            known = [max(value, 0.1) for value in values] or [1.0]
+            low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known) * 1.05))
+            self._low, self._high = float(low), float(max(high, low + 1))
+            self.ticks = [10.0**power for power in range(low, int(self._high) + 1)]
+        else:
+            step = _round_step(max(values, default=0.0) / 4)
+            self._low, self._high = 0.0, max(step * math.ceil(max(values, default=0.0) / step), step)
+            self.ticks = [step * number for number in range(round(self._high / step) + 1)]
+
+    def y(self, value: float) -> float:
+        shown = math.log10(max(value, 10**self._low)) if self._is_log else value
+        return self._top + PANEL * (1 - (shown - self._low) / (self._high - self._low))
+
+
+def _round_step(rough: float) -> float:
+    """1, 2 or 5 times a power of ten, and at least 1."""
+    if rough <= 1:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
