@@ -8,6 +8,7 @@ from pathlib import Path
 import uvloop
 
 from benchmarks import (
+    capacity,
     flows,
     flows_large,
     freshness,
@@ -22,6 +23,7 @@ from benchmarks import (
 from penstock.kernel.telemetry import configure_logging
 
 GROUPS = {
+    "capacity": capacity.benches,
     "kernel": kernel.benches,
     "tracking": tracking.benches,
     "tracking-large": tracking.large_benches,
