@@ -7,10 +7,10 @@ BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
 
-.PHONY: help setup up demo test soak check format bench load failover contracts dashboards kafka kafka-stop lock clean
+.PHONY: help setup up demo test soak check format bench load failover contracts dashboards deploy-tools kafka kafka-stop lock clean
 
 help: ## Say what can be done here
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: .venv/.ready ## Make the virtual environment (uv when it is there, else venv and pip)
 
@@ -49,6 +49,9 @@ dashboards: setup ## Write the Grafana dashboards anew
 
 contracts: setup ## Write docs/contracts anew: JSON Schemas and AsyncAPI, from the code
 	@$(BIN)/python scripts/contracts
+
+deploy-tools: setup ## Bring Helm, Envoy and the schemas that the tests judge deploy/ by; needs Go
+	@scripts/deploy-tools
 
 kafka: ## Bring a real Apache Kafka with Maven and start one node on 127.0.0.1
 	@scripts/kafka start

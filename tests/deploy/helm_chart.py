@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+from ruamel.yaml import YAML
 
 from tests.services.require import require
 
@@ -73,7 +73,7 @@ def render(*files: Path, values: Mapping[str, Any] | None = None) -> Rendered:
     given = [f"--set-json={path}={json.dumps(value)}" for path, value in (values or {}).items()]
     named = [f"--values={file}" for file in files]
     text = run("template", RELEASE, str(CHART), f"--namespace={NAMESPACE}", *named, *given)
-    return Rendered([one for one in yaml.load_all(text, Loader=yaml.CSafeLoader) if one])
+    return Rendered([one for one in YAML(typ="safe").load_all(text) if one])
 
 
 @cache
@@ -105,10 +105,10 @@ def selects(selector: Document, labels: Document) -> bool:
 
 
 def load(text: str) -> Document:
-    return dict(yaml.load(text, Loader=yaml.CSafeLoader))
+    return dict(YAML(typ="safe").load(text))
 
 
 def _helm() -> str:
     built = ROOT / ".build" / "tools" / "bin" / "helm"
     found = str(built) if built.exists() else shutil.which("helm")
-    return found or require("helm", "this machine has no helm; scripts/helm builds it")
+    return found or require("helm", "this machine has no helm; scripts/deploy-tools builds it")

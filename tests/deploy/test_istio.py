@@ -391,7 +391,7 @@ def _is_let_in(component: str, method: str, path: str, *, claims: Mapping[str, s
 @cache
 def _crds() -> list[dict[str, Any]]:
     if not CRDS.exists():
-        require("istio-crds", "Istio's schemas are not here: scripts/istio-crds brings them")
+        require("istio-crds", "Istio's schemas are not here: scripts/deploy-tools brings them")
     found: list[dict[str, Any]] = json.loads(CRDS.read_text())
     return found
 
