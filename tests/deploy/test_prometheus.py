@@ -1,0 +1,179 @@
+"""R27: a real Prometheus with our rules: silent while all is well, and telling of each fault until it is mended."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.deploy import plant
+from tests.deploy.named import of_dashboards
+from tests.deploy.promql import metrics_of
+from tests.deploy.server import Prometheus, Tap, prometheus
+from tests.ingest.house import snapshot
+from tests.services.program import Up
+from tests.services.until import until
+
+_WITHIN = 90.0  # seconds: gauges are set every five or ten, and the machine may be busy
+_REMEMBERED = {"PenstockReloadErrors"}  # it counts what failed in a quarter of an hour
+# Series that begin with the first trouble of their kind.
+_IN_TROUBLE = {
+    "ALERTS",
+    "cache_reload_errors_total",
+    "penstock_harvest_failures_total",
+    "penstock_refdata_drifts_total",
+    "penstock_refdata_history_resets_total",
+    "postgres_fallback_reads_total",
+}
+# Panels of trouble, of slopes over minutes, and of shares of what is not being done just now.
+_LATER = {
+    "penstock-tracking: Rows done",
+    "penstock-ingest: Alerts",
+    "penstock-ingest: Why runs failed",
+    "penstock-harvest: Records set aside",
+}
+
+
+@dataclass
+class House:
+    """All parts in one process, the relay once more in its own, and who watches them."""
+
+    site: plant.Plant
+    up: Up
+    relay: plant.Role
+    tap: Tap
+    url: str
+    prometheus: Prometheus
+
+    def fires(self, alert: str) -> bool:
+        return alert in self.prometheus.firing()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    """Driven until every part has something to show, then watched."""
+    with ExitStack() as stack:
+        url = stack.enter_context(plant.database())
+        tap = stack.enter_context(Tap(url))
+        one = plant.Plant(tmp_path, tap.url, stack.enter_context(plant.source()))
+        up, relay = stack.push(Up(tmp_path, env=plant.NO_CHECKOUT)), stack.push(plant.Role(tmp_path, "relay"))
+        for process in (up, relay):
+            process.__enter__()
+        plant.harvest(up.api)
+        plant.move(one, up.api, up.query)
+        plant.shows(up.api, *_SHOWN)
+        targets = {"everything": up.api, "relay": relay.api}
+        watching = stack.enter_context(prometheus(_folder(tmp_path), targets))
+        found = House(one, up, relay, tap, url, watching)
+        yield found
+        found.relay.__exit__(None, None, None)
+
+
+_SHOWN = (
+    "penstock_flow_oldest_ready_seconds",
+    "penstock_flow_steps_total",
+    "penstock_harvest_watermark_seconds",
+    "penstock_ingest_state_age_seconds",
+    "penstock_refdata_audits_total",
+)
+
+
+def _folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "prometheus"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.timeout(400)
+def test_alerts_tell_of_what_is_broken_and_of_nothing_else(house: House) -> None:
+    """R27: nothing fires while all is well, and every panel has its data; each fault is told of, until it is mended."""
+    watching = house.prometheus
+    watching.looked(4)
+    until(lambda: watching.unwell() == [], "every rule is evaluated")
+    assert watching.firing() == {}
+    assert _without_data(watching) == set()
+    _break_and_mend(house, _PARTS)
+    _break_and_mend(house, _PLATFORM)
+    until(lambda: set(watching.firing()) <= _REMEMBERED, f"{set(watching.firing())} is over", _WITHIN)
+
+
+def _without_data(watching: Prometheus) -> set[str]:
+    """Panels that are empty and should not be."""
+    empty = set()
+    for one in of_dashboards():
+        found = watching.query(one.query)
+        if not found and not metrics_of(one.query) & _IN_TROUBLE:
+            empty.add(one.place)
+    return empty - _LATER
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a running Penstock, and how it is set right again."""
+
+    breaks: Callable[[House], None]
+    mends: Callable[[House], None]
+
+
+def _break_and_mend(house: House, faults: dict[str, Fault]) -> None:
+    for fault in faults.values():
+        fault.breaks(house)
+    for alert in faults:
+        until(lambda alert=alert: house.fires(alert), f"{alert} fires", _WITHIN)  # type: ignore[misc]
+    for fault in faults.values():
+        fault.mends(house)
+    for alert in faults:
+        until(lambda alert=alert: not house.fires(alert), f"{alert} is over", _WITHIN)  # type: ignore[misc]
+
+
+def _restart_relay(house: House) -> None:
+    house.relay = plant.Role(house.site.folder, "relay", house.relay.port)
+    house.relay.__enter__()
+
+
+def _age_the_step(house: House) -> None:
+    plant.execute(house.url, "UPDATE flow_step SET due_at = due_at - interval '1 hour' WHERE status = 'READY'")
+
+
+def _do_the_step(house: House) -> None:
+    """As a worker of its kind would."""
+    steps = f"{house.up.api}/api/v1/flow_steps"
+    claimed = httpx.post(f"{steps}/claim", json={"worker": "w", "kinds": [plant.NOBODY], "limit": 1}, timeout=30)
+    (item,) = claimed.json()["items"]
+    path = f"{house.up.api}/api/v1/flow_runs/{item['runId']}/steps/{item['stepId']}/report"
+    httpx.post(path, json={"fence": item["fence"], "status": "SUCCEEDED"}, timeout=30).raise_for_status()
+
+
+def _lose_a_view(house: House) -> None:
+    plant.execute(house.url, "ALTER VIEW countries RENAME TO away")
+    plant.put(house.up.api, plant.THEIRS, "SE", "Sweden")
+
+
+_SECOND_FILE = "20250101000001"
+_PARTS = {
+    "PenstockInstanceDown": Fault(lambda house: house.relay.kill(), _restart_relay),
+    "PenstockTrackingStandsStill": Fault(
+        lambda house: plant.queue_up(house.up.api, _SECOND_FILE), lambda house: plant.carry(house.up.api, _SECOND_FILE)
+    ),
+    "PenstockIngestFails": Fault(
+        lambda house: _drop(house, {"A": "none", "B": "none"}), lambda house: _drop(house, {"A": 3, "B": 4})
+    ),
+    "PenstockFlowStepsWait": Fault(_age_the_step, _do_the_step),
+    "PenstockPodBehind": Fault(
+        _lose_a_view, lambda house: plant.execute(house.url, "ALTER VIEW away RENAME TO countries")
+    ),
+}
+# Apart: whatever a process starts meanwhile, a run of ingest for one, would read the broken file.
+_PLATFORM = {
+    "PenstockConfigRefused": Fault(
+        lambda house: house.site.configure("server: [1\n"), lambda house: house.site.configure(house.site.config)
+    ),
+    "PenstockDatabaseDown": Fault(lambda house: house.tap.shut(), lambda house: house.tap.open()),
+    "PenstockNotReady": Fault(lambda _: None, lambda _: None),
+}
+
+
+def _drop(house: House, prices: dict[str, object]) -> None:
+    house.site.house.drop(snapshot(prices))
