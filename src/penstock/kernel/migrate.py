@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS schema_migration (
 _RECORD = "INSERT INTO schema_migration (part, version, name, checksum) VALUES ($1, $2, $3, $4)"
 _PATIENCE = 86_400.0
 # Whoever comes after one who waits for a table's lock, waits too: so one waits briefly, and again later. Less than
-# PostgreSQL's deadlock_timeout: of two who wait for each other the migration gives way, not those at work.
+# PostgreSQL's deadlock_timeout: of two who wait for each other the migration is, as a rule, the first to give way.
 _LOCK_PATIENCE = "500ms"
 
 

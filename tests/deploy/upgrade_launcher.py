@@ -1,0 +1,43 @@
+"""Starts roles of the version whose sources are first in its path; forked, so that the program is read only once."""
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.cli import main
+
+
+def launch() -> None:
+    """Answer each line: the process id of what it starts, or the exit code of what it waits for."""
+    for name in ("penstock.serving", "penstock.worker_programs"):
+        if importlib.util.find_spec(name):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        told = json.loads(line)
+        if "wait" in told:
+            print(os.waitstatus_to_exitcode(os.waitpid(told["wait"], 0)[1]), flush=True)  # noqa: T201
+        elif pid := os.fork():
+            print(pid, flush=True)  # noqa: T201
+        else:
+            _become(told)
+            return
+
+
+def _become(told: Mapping[str, Any]) -> None:
+    os.chdir(told["folder"])
+    for target, name, mode in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, told["out"], os.O_WRONLY),
+        (2, told["log"], os.O_WRONLY),
+    ):
+        os.dup2(os.open(name, mode | os.O_CREAT | os.O_APPEND), target)
+    sys.argv = ["penstock", *told["args"]]
+    main.run()
+
+
+if __name__ == "__main__":
+    launch()
