@@ -90,8 +90,7 @@ def _database_looks(db: Database, settings: Settings) -> dict[str, Look]:
         return f"PostgreSQL {await db.check()}"
 
     async def schema() -> str:
-        plan = await migrate.plan(db, app.known_migrations(settings))
-        return f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
+        return await _schema(db, app.known_migrations(settings))
 
     return {"database": database, "schema": schema}
 
@@ -114,9 +113,13 @@ def _remote_looks(settings: Settings) -> dict[str, Look]:
 
 async def _database(opened: AbstractAsyncContextManager[Database], known: Sequence[migrate.Migration]) -> str:
     async with opened as db:
-        plan = await migrate.plan(db, known)
-        schema = f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
-        return f"PostgreSQL {await db.check()}, {schema}"
+        return f"PostgreSQL {await db.check()}, {await _schema(db, known)}"
+
+
+async def _schema(db: Database, known: Sequence[migrate.Migration]) -> str:
+    plan = await migrate.plan(db, known)
+    found = f"{len(plan.pending)} migrations to apply" if plan.pending else "up to date"
+    return f"{found}; of a newer release: {', '.join(plan.newer)}" if plan.newer else found
 
 
 async def _checked(port: Bus | Signals, name: str) -> str:

@@ -107,6 +107,7 @@ async def test_the_older_program_tells_of_the_newer_schema(
         for command in (waits, ("doctor", "--json")):
             done = await asyncio.to_thread(penstock_here, *command, cwd=tmp_path)
             assert done.code == 0, done
+        assert "of a newer release: " in done.out
 
 
 def test_the_older_program_refuses_settings_it_does_not_know(before: Version, tmp_path: Path) -> None:

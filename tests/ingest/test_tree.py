@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
+import orjson
 import pytest
 
 from penstock.ingest import bucket, disk, layout
@@ -18,7 +19,7 @@ from penstock.ingest.bucket import BucketTree
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Arrival, Failed, Pointer
 from penstock.ingest.supplier import load_supplier
-from penstock.ingest.tree import Changed, Tree
+from penstock.ingest.tree import Changed, Tree, pointer_in
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, Transient
 from penstock.kernel.storage.objects import ObjectStorage
 from tests.ingest.trees import SUPPLIER, BucketRig, FolderRig, Rig, drop, paths, s3_rig, stored_rig
@@ -543,6 +544,15 @@ def test_a_damaged_pointer_is_told(rig: Rig) -> None:
     with pytest.raises(Corrupt) as damaged:
         rig.tree.pointer(SUPPLIER)
     assert damaged.value.code == "POINTER_DAMAGED"
+
+
+def test_a_pointer_of_a_later_release_is_read() -> None:
+    """R27: what it tells besides is left alone; what it does not tell makes it none."""
+    known = Pointer("r1", "ab", 3, "2026-01-01T00:00:00Z")
+    assert pointer_in(orjson.dumps({**known.as_dict(), "region": "eu"}), "here") == known
+    for content in (b"[]", b"3", orjson.dumps({"run_id": "r1"})):
+        with pytest.raises(Corrupt):
+            pointer_in(content, "here")
 
 
 def _overwrite(file: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -112,8 +112,10 @@ def superseded(supplier: str, now: Pointer | None) -> Failed:
 def pointer_in(content: bytes, where: str) -> Pointer:
     """The pointer that is written there; Corrupt POINTER_DAMAGED when it is none."""
     try:
-        return Pointer(**orjson.loads(content))
-    except (orjson.JSONDecodeError, TypeError) as error:
+        told = orjson.loads(content)
+        # A later release may tell more.
+        return Pointer(**{one.name: told[one.name] for one in fields(Pointer)})
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         hint = "restore it from a backup; state_store keeps a pointer.json beside every state"
         raise Corrupt("POINTER_DAMAGED", f"{where} is no pointer: {error}", hint=hint) from error
 
