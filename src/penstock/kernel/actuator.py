@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from penstock.kernel.build import code_commit
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.telemetry import Telemetry
 
@@ -60,8 +61,9 @@ class Pulse:
     async def exposition(self, telemetry: Telemetry) -> bytes:
         """The metrics, with how the process is at this moment."""
         health, readiness = await self.health(), await self.readiness()
+        commit = await asyncio.to_thread(code_commit)  # a checkout asks git, the first time
         components = {name: one.status == "UP" for name, one in health.components.items()}
-        telemetry.health.tell(components, is_ready=readiness.status == "UP")
+        telemetry.health.tell(components, commit, is_ready=readiness.status == "UP")
         return telemetry.exposition()
 
     async def _ask(self, names: Iterable[str]) -> dict[str, Component]:
