@@ -17,7 +17,7 @@ from penstock.flowing import Ties, flowing, open_flows
 from penstock.harvesting import harvesting
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingesting import Workplace, forget_old_runs, workplace
-from penstock.kernel.actuator import Pulse
+from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.middleware import HttpMetrics
@@ -88,11 +88,13 @@ async def ingest_watch(
             await asyncio.to_thread(place.tree.suppliers)
             return settings.ingest.root or "."
 
+        checks: dict[str, Check] = {"tree": tree}
         if uses_database:
             db = await stack.enter_async_context(open_database(settings))
             await stack.enter_async_context(_forgetting(settings, db))
+            checks["database"] = db.check
         await stack.enter_async_context(reloading(settings, telemetry))
-        pulse = Pulse({"tree": tree}, needs=["tree"])
+        pulse = Pulse(checks, needs=list(checks))
         app = make_app("Penstock ingest", web, pulse)
         await stack.enter_async_context(serving([(app, socket)], settings.server))
         await stack.enter_async_context(watcher.watching())

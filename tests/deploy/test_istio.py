@@ -96,9 +96,9 @@ def test_every_service_has_a_circuit_breaker_and_they_are_those_routed_to() -> N
 
 
 def test_a_proxy_lets_go_of_idle_connections_before_penstock_does() -> None:
-    """R27: no write meets a connection that is being closed; uvicorn keeps one for 5 s, a pod for 75."""
+    """R27: no write meets a connection that is being closed: Penstock keeps one for 75 s."""
     [found] = of_kind("Sidecar")
-    assert _seconds(found["spec"]["inboundConnectionPool"]["http"]["idleTimeout"]) < 5
+    assert _seconds(found["spec"]["inboundConnectionPool"]["http"]["idleTimeout"]) < 75
 
 
 # --- who answers what ---

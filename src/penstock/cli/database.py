@@ -78,6 +78,8 @@ def wait(
                 try:
                     lacking = await _lacking(settings)
                 except Transient as error:
+                    if error.code == "DATABASE_REFUSED":  # a wrong password becomes no better
+                        raise
                     lacking = error.message
                 if not lacking:
                     return

@@ -183,6 +183,7 @@ def configure_logging(level: str = "INFO", format: LogFormat = "auto") -> None: 
     )
     logging.basicConfig(handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # when a server starts and stops we say ourselves
+    logging.getLogger("asyncpg").setLevel(logging.CRITICAL)  # that PostgreSQL is away, too, and without a traceback
 
 
 def _drop_what_is_below(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -1,0 +1,104 @@
+"""Every role as a process, and what its probes, its metrics and its log say."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.deploy.nginx import free_port
+from tests.harvest.crank import feed
+from tests.services.program import Server
+from tests.services.until import until
+
+Json = dict[str, Any]
+API, QUERY, FLOWS, INGEST, TRACKING = "api", "query", "flows", "ingest", "pipeline-apid"
+_PATIENCE = 30.0
+AT_MOST = 120.0  # seconds; on a busy machine eight programs start slowly
+_PENSTOCK = "penstock.cli.main"
+COMMANDS = {
+    API: [_PENSTOCK, "serve", "api"],
+    "command-api": [_PENSTOCK, "serve", "command-api"],
+    QUERY: [_PENSTOCK, "serve", "query-api"],
+    "apply": [_PENSTOCK, "work", "apply"],
+    "relay": [_PENSTOCK, "work", "relay"],
+    "harvest": [_PENSTOCK, "work", "harvest"],
+    FLOWS: [_PENSTOCK, "work", "flows"],
+    INGEST: [_PENSTOCK, "ingest", "watch"],
+    TRACKING: ["penstock.cli.pipeline_apid"],
+}
+ONE = {"code": "ONE", "loadSql": "select 'a' as k, '1'::jsonb as v where :tenantId <> ''"}
+
+
+class Role(Server):
+    """One role on a port of its own, not waited for."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.address = f"http://127.0.0.1:{(port := free_port())}"
+        super().__init__(name, [sys.executable, "-m", *COMMANDS[name], "--port", str(port), "--json"], folder)
+        self.name = name
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"{self.address}{path}", timeout=_PATIENCE)
+
+    def status(self, probe: str) -> int:
+        """What a probe is answered; 0 when nobody answers."""
+        try:
+            return self.get(f"/actuator/health/{probe}").status_code
+        except httpx.TransportError:
+            return 0
+
+    def becomes_ready(self, *, is_ready: bool = True) -> None:
+        wanted = 200 if is_ready else 503
+        until(lambda: self.status("readiness") == wanted, f"{self.name} answers {wanted}", within=AT_MOST)
+        assert self.status("liveness") == 200, self.name
+
+    def logged(self, event: str) -> list[Json]:
+        """The lines of its log that tell of *event*."""
+        lines = self.log_file.read_text().split("\n")[:-1]
+        return [told for line in lines if line.startswith("{") and (told := json.loads(line))["event"] == event]
+
+    def metric(self, name: str, **labels: str) -> float:
+        text = self.get("/actuator/prometheus").text
+        families = text_string_to_metric_families(text)
+        [value] = [
+            one.value for family in families for one in family.samples if (one.name, one.labels) == (name, labels)
+        ]
+        return value
+
+    def tells(self, component: str, *, is_up: bool) -> bool:
+        return self.metric("penstock_component_up", component=component) == is_up
+
+
+@contextmanager
+def running(folder: Path, *names: str, waits: bool = True) -> Iterator[dict[str, Role]]:
+    """Roles, begun side by side, ready unless nobody *waits* for that; all are gone afterwards."""
+    with ExitStack() as stack:
+        roles = {}
+        for name in names:
+            role = roles[name] = Role(name, folder)
+            stack.push(role.__exit__)
+        for role in roles.values() if waits else ():
+            role.__enter__()
+        yield roles
+
+
+def configure(folder: Path, url: str, **more: Json) -> None:
+    """A configuration that serves every role, written as a whole."""
+    (folder / "root" / "etl_data").mkdir(parents=True, exist_ok=True)
+    query = {"reconcileEvery": "PT0.2S", "memoryDir": str(folder / "memory")}
+    config = {
+        "database": {"url": url},
+        "refdata": {"dictionaries": [ONE], "tenants": ["acme"], "query": query},
+        "harvest": {"feeds": {"stones": feed("http://127.0.0.1:9")}},
+        "flows": {"python": ["json"]},
+        "ingest": {"root": str(folder / "root")},
+        **more,
+    }
+    new = folder / "penstock.new"
+    new.write_text(json.dumps(config))
+    new.replace(folder / "penstock.yaml")

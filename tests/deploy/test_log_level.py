@@ -1,0 +1,154 @@
+"""R1, R27: how much is logged changes while a process runs: by a signal for one, by the file for all."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.frontend import heed_log_level
+from penstock.kernel.log_level import LOG_LEVEL
+from penstock.refdata.pod.state import State
+from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, Role, configure, running
+from tests.services.postgres import fresh_database
+from tests.services.until import until
+
+ROLES = ("command-api", QUERY, "harvest", INGEST, TRACKING)
+WITHOUT_A_POD = ("command-api", "harvest", INGEST, TRACKING)
+
+
+@dataclass
+class House:
+    """Roles that run on one file."""
+
+    folder: Path
+    url: str
+    roles: dict[str, Role]
+
+    def write(self, level: str) -> None:
+        configure(self.folder, self.url, telemetry={"log_level": level})
+
+    @property
+    def pod_state(self) -> State:
+        [folder] = (self.folder / "memory").glob("penstock-pod-*")
+        return State(folder)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    with asyncio.Runner() as runner:
+        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
+        url = runner.run(opened.__aenter__())
+        configure(folder, url)
+        with running(folder, *ROLES) as roles:
+            yield House(folder, url, roles)
+        runner.run(opened.__aexit__(None, None, None))
+
+
+def details(role: Role) -> int:
+    """How many lines it has logged that are of no interest but to whoever looks closer."""
+    role.status("liveness")
+    return sum(one["level"] == "debug" for one in role.logged("request"))
+
+
+def switch(role: Role) -> str:
+    """Send the signal; what the log level is from then on."""
+    before = len(role.logged("log_level_changed"))
+    os.kill(role.pid, signal.SIGUSR1)
+    until(lambda: len(role.logged("log_level_changed")) > before, f"{role.name} says so")
+    return str(role.logged("log_level_changed")[-1]["to"])
+
+
+def reloaded(role: Role) -> int:
+    """How often it has said, with a logger it made at its start, that it read the file."""
+    return len(role.logged("configuration_reloaded"))
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_POD)
+def test_a_signal_shows_details_and_hides_them(house: House, name: str) -> None:
+    """R27: SIGUSR1 switches DEBUG on for one process, and off again."""
+    role = house.roles[name]
+    assert details(role) == 0
+    assert switch(role) == "DEBUG"
+    until(lambda: details(role) > 0, "it tells more")
+    assert switch(role) == "INFO"
+    shown = details(role)
+    assert details(role) == shown
+
+
+def test_a_signal_reaches_the_serving_processes(house: House) -> None:
+    """R27: those of a pod log as much as its loader; one that gets the signal itself goes on."""
+    pod, state = house.roles[QUERY], house.pod_state
+    until(lambda: state.log_level == logging.INFO, "the loader has told")
+    assert switch(pod) == "DEBUG"
+    until(lambda: state.log_level == logging.DEBUG, "the loader tells")
+    serving = psutil.Process(pod.pid).children()
+    assert serving
+    for process in serving:
+        process.send_signal(signal.SIGUSR1)
+    assert pod.get("/v1/tenants/acme/dictionaries/ONE/items/a").json() == 1
+    assert psutil.Process(pod.pid).children() == serving
+    assert switch(pod) == "INFO"
+    until(lambda: state.log_level == logging.INFO, "the loader tells")
+    state.close()
+
+
+def test_a_serving_process_heeds_what_the_loader_says(tmp_path: Path) -> None:
+    """R27: through the numbers they share; as long as nothing is said it logs as it was started."""
+    root = logging.getLogger()
+    before, state = root.level, State(tmp_path, makes=True)
+    try:
+        LOG_LEVEL.configure("warning")
+        heed_log_level(state)
+        assert root.level == logging.WARNING
+        for level in (logging.DEBUG, logging.ERROR):
+            state.log_level = level
+            heed_log_level(State(tmp_path))
+            assert root.level == level
+    finally:
+        LOG_LEVEL.configure("info")
+        root.setLevel(before)
+        state.close()
+
+
+def test_the_file_tells_all(house: House) -> None:
+    """R1: telemetry.log_level is taken over while running, by loggers made long before; nothing is to be restarted."""
+    state = house.pod_state
+    house.write("WARNING")
+    until(lambda: state.log_level == logging.WARNING, "the pod takes it over")
+    for name in WITHOUT_A_POD:
+        role = house.roles[name]
+        assert switch(role) == "DEBUG"
+        before = reloaded(role)
+        os.kill(role.pid, signal.SIGHUP)
+        until(lambda role=role, before=before: reloaded(role) > before, f"{name} says that it read the file")  # type: ignore[misc]
+        assert switch(role) == "WARNING"
+    house.write("DEBUG")
+    for name in WITHOUT_A_POD:
+        role, shown = house.roles[name], details(house.roles[name])
+        until(lambda role=role, shown=shown: details(role) > shown + 1, f"{name} tells details")  # type: ignore[misc]
+    until(lambda: state.log_level == logging.DEBUG, "the pod takes it over")
+    house.write("INFO")
+    until(lambda: state.log_level == logging.INFO, "the pod takes it over")
+    assert [name for name, role in house.roles.items() if role.logged("restart_needed")] == []
+    state.close()
+
+
+def test_a_wrong_file_is_refused_and_said(house: House) -> None:
+    """R1: the metric is 1 as long as the file is wrong, and the one before counts; 0 when it is mended."""
+    for role in house.roles.values():
+        assert role.metric("penstock_config_refused") == 0
+    (house.folder / "penstock.yaml").write_text("telemetry: {log_level: loud}")
+    for role in house.roles.values():
+        until(lambda role=role: role.metric("penstock_config_refused") == 1, f"{role.name} refuses it")  # type: ignore[misc]
+        assert role.logged("configuration_refused")[-1]["kept"] == "the one before"
+        assert role.status("readiness") == 200
+    house.write("INFO")
+    for role in house.roles.values():
+        until(lambda role=role: role.metric("penstock_config_refused") == 0, f"{role.name} takes it")  # type: ignore[misc]
