@@ -7,9 +7,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.peers.ingest_facts import SUPPLIER, measured
-from penstock.ingest import layout, provenance
+from penstock.ingest import layout
 from penstock.ingest.folder import FolderTree
 from penstock.ingest.service import Ingestion
+from penstock.kernel.build import code_commit
 
 CONFIG = """
 min_fact_count: 1
@@ -40,5 +41,5 @@ def ingest(source: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    provenance.code_commit()  # asks git, which is no part of the work
+    code_commit()  # asks git, which is no part of the work
     measured(ingest)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-THINKING = 0.01  # seconds a client is busy with an answer
+THINKING = 0.03  # seconds a client is busy with an answer
 WITHIN = 20.0
 
 
