@@ -364,7 +364,10 @@ TOKENS: dict[str, list[str | None]] = {
     "TOKEN_EXPIRED": [f"Bearer {signed(exp=1)}"],
     "BAD_TOKEN": [
         f"Bearer {token}"
-        for token in ("x", signed("t" * 32), signed() + "x", signed(exp=None), forged({"alg": "none"}, CLAIMS))
+        for token in (
+            *("x", signed("t" * 32), signed() + "x", signed(exp=None), forged({"alg": "none"}, CLAIMS)),
+            *(signed(tenant_id=claim) for claim in (5, ["acme"], {"acme": 1})),
+        )
     ],
 }
 
@@ -379,7 +382,7 @@ async def test_only_a_tenants_token_acts_for_it(database_url: str) -> None:
                 for one in said:
                     headers = {"Authorization": one} if one is not None else {}
                     problem(await api.http.request(method, url, headers=headers), 401, code)
-            for claim in ("globex", "ACME", "acme ", "", ["acme"], {"acme": 1}, None):
+            for claim in ("globex", "ACME", "acme ", "", None):
                 token = {"Authorization": f"Bearer {signed(tenant_id=claim)}", "X-Tenant-Id": "acme"}
                 problem(await api.http.request(method, url, headers=token), 403, "WRONG_TENANT")
         mine = {"Authorization": f"Bearer {signed()}"}

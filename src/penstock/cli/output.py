@@ -13,7 +13,13 @@ from penstock.kernel.errors import PenstockError
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", metavar="FILE", help="The configuration; ./penstock.yaml when there is one."),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        envvar="PENSTOCK_CONFIG",
+        help="The configuration; ./penstock.yaml when there is one.",
+    ),
 ]
 DataDirOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where embedded data lives.")]
 

@@ -89,7 +89,10 @@ class JwtAuthenticator:
         except Unauthorized as error:
             return time.time() + REFUSAL_SECONDS, _anew(error)
         tenant = claims.get(self._tenant_claim)
-        principal = Principal(str(claims.get("sub", "")), tenant if isinstance(tenant, str) else None, claims)
+        if not (tenant is None or isinstance(tenant, str)):  # it means some tenant, so it must not pass for none
+            wrong = f"the token's {self._tenant_claim} is no text"
+            return time.time() + REFUSAL_SECONDS, Unauthorized("BAD_TOKEN", wrong, hint="get a new one")
+        principal = Principal(str(claims.get("sub", "")), tenant, claims)
         return min(int(claims["exp"]), time.time() + REMEMBER_SECONDS) + self._leeway, principal
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
