@@ -141,6 +141,16 @@ def test_a_newer_data_directory_is_refused_by_every_command(tmp_path: Path) -> N
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_the_environment_can_name_the_configuration(tmp_path: Path) -> None:
+    """R27: so that whoever looks into a container need not know where it is; the command line goes first."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(f"data_dir: /{name}\n")
+    env = {"PENSTOCK_CONFIG": str(tmp_path / "one.yaml")}
+    assert "/one" in penstock("config", "show", cwd=tmp_path, env=env).out
+    assert "/two" in penstock("config", "show", "--config", str(tmp_path / "two.yaml"), cwd=tmp_path, env=env).out
+    assert penstock("config", "show", cwd=tmp_path, env={"PENSTOCK_CONFIG": "none.yaml"}).code == 3
+
+
 def test_up_says_when_nobody_needs_a_token(tmp_path: Path) -> None:
     """R25: without authentication it says so."""
     with Up(tmp_path) as up:
