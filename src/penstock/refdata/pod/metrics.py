@@ -19,7 +19,7 @@ _STATUSES = {
     Count.CONFLICT: "409",
     Count.SERVER_ERROR: "5xx",
 }
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.3, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class PodMetrics:
@@ -36,7 +36,7 @@ class PodMetrics:
         )
         self.freshness = Histogram(
             "penstock_refdata_freshness_seconds",
-            "From the commit of a version to the swap that shows it",
+            "From when a version is made, just before it commits, to the swap that shows it",
             ["dict_code"],
             registry=registry,
             buckets=_BUCKETS,
