@@ -3,11 +3,14 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from penstock.flows import sdk
 from penstock.flows.catalogue import Catalogue
 from penstock.flows.step import Workers
 from penstock.kernel.errors import BadConfig
+from penstock.ports import make_telemetry
+from penstock.reloading import reloading
 from penstock.settings import Settings
 
 
@@ -17,16 +20,18 @@ async def work_from_afar(
     """Do steps of the server at *url* until *stop*; only of some *kinds*, when they are named."""
     section = settings.flows
     workers = _chosen(Catalogue(section).workers, kinds)
-    on_ready(url)
-    await sdk.serve(
-        workers,
-        stop,
-        url=url,
-        token=os.environ.get("PENSTOCK_TOKEN"),
-        concurrency=section.work.concurrency,
-        lease_for=section.lease,
-        drain=settings.server.drain_timeout,
-    )
+    with closing(make_telemetry(settings)) as telemetry:
+        async with reloading(settings, telemetry):
+            on_ready(url)
+            await sdk.serve(
+                workers,
+                stop,
+                url=url,
+                token=os.environ.get("PENSTOCK_TOKEN"),
+                concurrency=section.work.concurrency,
+                lease_for=section.lease,
+                drain=settings.server.drain_timeout,
+            )
 
 
 def _chosen(known: Sequence[Workers], kinds: Sequence[str]) -> Workers:

@@ -36,7 +36,7 @@ async def reloading(
             yield
     finally:
         with contextlib.suppress(RuntimeError, ValueError):
-            loop.remove_signal_handler(signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)  # a process that ends is not ended by it
 
 
 class _Reloader:

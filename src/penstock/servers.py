@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import BadConfig, Conflict
+from penstock.kernel.sockets import queued
 from penstock.settings import ServerSection
 
 _IDLE_SECONDS = 75  # longer than proxies keep a connection: who closes it first must be the one who sends requests
@@ -111,12 +112,22 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nobody in any more, but do not hang up on whoever is about to ask: it is told with its last answer."""
+        loop = asyncio.get_running_loop()
+        for listening in sockets or ():
+            for waiting in queued(listening):  # whoever has connected already is taken in
+                await loop.connect_accepted_socket(self._protocol, waiting)
         for server in self.servers:
             server.close()
         until = monotonic() + _PARTING_SECONDS
         while self.server_state.connections and monotonic() < until:  # noqa: ASYNC110 - uvicorn tells nobody
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg] # uvicorn's own, which has them
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
 
 def address_of(listening: socket.socket) -> str:

@@ -39,7 +39,7 @@ from penstock.reloading import reloading
 from penstock.roles import ROLES
 from penstock.servers import address_of, listening, listening_together, serving, until_stopped
 from penstock.settings import Settings
-from penstock.standing import alone, platform_checks, refdata_checks
+from penstock.standing import SELDOM_ASKED, alone, platform_checks, refdata_checks
 from penstock.tracking.service import Tracking
 from penstock.worker_programs import watching_inboxes
 
@@ -106,7 +106,7 @@ async def api(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str],
 def _api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform, **more: Check) -> Pulse:
     """The API cannot do without its databases."""
     checks = {**platform_checks(platform), "tracking": tracking.check, **refdata_checks(refdata), **more}
-    return Pulse(checks, needs=["database", "tracking", "refdata"])
+    return Pulse(checks, needs=["database", "tracking", "refdata"], seldom=SELDOM_ASKED)
 
 
 def _end_streams(parts: Parts) -> None:

@@ -21,6 +21,8 @@ from penstock.ports import make_authenticator, make_telemetry
 from penstock.servers import address_of, listening, serving, until_stopped
 from penstock.settings import Settings
 
+SELDOM_ASKED = ("storage",)  # it writes, reads and removes an object, and some buckets keep what is removed
+
 
 @asynccontextmanager
 async def alone(settings: Settings, role: str) -> AsyncIterator[tuple[AsyncExitStack, Web, socket.socket]]:
@@ -44,7 +46,7 @@ async def standing(
         socket = stack.enter_context(listening(settings.server.host, settings.server.port))
         platform = await stack.enter_async_context(open_platform(settings, telemetry))
         yield stack, platform
-        pulse = Pulse(platform_checks(platform), needs=needs)
+        pulse = Pulse(platform_checks(platform), needs=needs, seldom=SELDOM_ASKED)
         await stack.enter_async_context(serving([(make_app(title, web, pulse), socket)], settings.server))
         await until_stopped([pulse], settings.server, stop, lambda: on_ready(address_of(socket)))
 

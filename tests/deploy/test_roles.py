@@ -20,7 +20,7 @@ from penstock.settings import Settings
 from tests.deploy.nginx import free_port
 from tests.deploy.rolling_roles import API, AT_MOST, COMMANDS, FLOWS, INGEST, QUERY, TRACKING, Role, configure, running
 from tests.services.postgres import SETTINGS, fresh_database
-from tests.services.program import penstock
+from tests.services.program import penstock, penstock_here
 from tests.services.until import until
 
 # Which component of each role is its PostgreSQL.
@@ -107,7 +107,6 @@ def begin_a_run(api: Role) -> None:
 
 def is_done_by(worker: Role, api: Role) -> None:
     """The run that nobody had claimed ends as soon as there is a worker."""
-    assert status_of_run(api) == "RUNNING"
     worker.becomes_ready()
     until(lambda: status_of_run(api) != "RUNNING", "the run ends")
     assert status_of_run(api) == "SUCCEEDED"
@@ -162,6 +161,8 @@ async def test_wait_for_the_schema(postgres_url: str, tmp_path: Path) -> None:
         out, _ = await waiting.communicate()
         assert waiting.returncode == 0
         assert json.loads(out)["ready"] is True
+        looked = await asyncio.to_thread(penstock_here, "db", "wait", "--for", "0", cwd=tmp_path)
+        assert looked.code == 0
 
 
 def test_wait_in_vain(tmp_path: Path) -> None:
@@ -180,3 +181,12 @@ def test_wait_for_what_does_not_come(tmp_path: Path, postgres_url: str) -> None:
     told = penstock("db", "wait", "--for", "300", cwd=tmp_path)
     assert told.code == 7
     assert "PostgreSQL refused the connection" in told.err
+
+
+def test_wait_for_a_database_nobody_has_made_yet(tmp_path: Path, postgres_url: str) -> None:
+    """R27: whoever makes it may come later: `db wait` waits, and looks once even when it has no time."""
+    url = postgres_url.replace("/penstock?", "/not_made_yet?")
+    (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+    told = penstock_here("db", "wait", "--for", "0", cwd=tmp_path)
+    assert told.code == 124
+    assert "not_made_yet" in told.err

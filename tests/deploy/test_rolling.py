@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
@@ -253,6 +254,24 @@ async def test_a_kept_connection_has_its_last_answer() -> None:
         last = await wire.ask(LIVENESS)
         assert (last.status, last.is_last) == (200, True)
         await stopping
+
+
+async def test_whoever_has_connected_is_answered() -> None:
+    """R27: a server that ends takes in those the kernel has greeted and nobody has taken yet."""
+    app, pulse = FastAPI(), Pulse({}, needs=[])
+    app.include_router(actuator.router(pulse, Telemetry()))
+    with listening("127.0.0.1", 0) as sock:
+        async with serving([(app, sock)], ServerSection()):
+            port = sock.getsockname()[1]
+            async with connected(port) as first:
+                await first.ask(LIVENESS)
+            # No turn of the loop comes between these and the end: they are in the kernel's queue when it closes.
+            waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+            for one in waiting:
+                one.sendall(f"GET {LIVENESS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert [one.recv(100).split(b" ")[1] for one in waiting] == [b"200"] * len(waiting)
+    for one in waiting:
+        one.close()
 
 
 async def nobody_listens(port: int) -> bool:

@@ -126,3 +126,30 @@ async def test_a_server_that_drains_sends_its_clients_elsewhere() -> None:
         ready, live = await client.get("/health/readiness"), await client.get("/health/liveness")
     assert (ready.status_code, live.status_code, told) == (503, 200, ["drain"])
     assert [answer.headers["connection"] for answer in (ready, live)] == ["close", "close"]
+
+
+async def test_a_check_that_crashes_does_not_hide_the_others() -> None:
+    """R26: it is down, the log says why, and the metrics are told all the same."""
+
+    async def crashed() -> None:
+        raise RuntimeError("a bug")
+
+    pulse = Pulse({"database": well, "bus": crashed}, needs=[])
+    assert samples(await pulse.exposition(Telemetry()), "penstock_component_up") == {"database": 1, "bus": 0}
+    assert (await pulse.health()).components["bus"].code == "CHECK_CRASHED"
+
+
+async def test_what_costs_something_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R26: while it is well; as soon as it is not, as often as all the others."""
+    monkeypatch.setattr(actuator, "FRESH_FOR", 0.0)
+    asked: list[str] = []
+
+    async def check() -> None:
+        asked.append("storage")
+        if len(asked) < 3:
+            await down()
+
+    pulse = Pulse({"storage": check}, needs=[], seldom=["storage"])
+    states = [(await pulse.health()).status for _ in range(6)]
+    assert states == ["DOWN", "DOWN", "UP", "UP", "UP", "UP"]
+    assert len(asked) == 3

@@ -1,5 +1,6 @@
 """`penstock db`: the schema."""
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit, s
 if TYPE_CHECKING:
     from penstock.settings import Settings
 
+_ONE_LOOK = 10.0  # seconds, however short the wait
 app = typer.Typer(help="Care for the database.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -64,47 +66,56 @@ def wait(
     import asyncio
     from time import monotonic
 
-    from penstock.kernel.backoff import Backoff
-    from penstock.kernel.errors import TimedOut, Transient
     from penstock.settings import load_settings
 
     settings = load_settings(config, overrides={"data_dir": data_dir})
-    backoff, began, told = Backoff(most=timedelta(seconds=2)), monotonic(), ""
-
-    async def work() -> None:
-        nonlocal told
-        async with asyncio.timeout(seconds):
-            while True:
-                try:
-                    lacking = await _lacking(settings)
-                except Transient as error:
-                    if error.code == "DATABASE_REFUSED":  # a wrong password becomes no better
-                        raise
-                    lacking = error.message
-                if not lacking:
-                    return
-                if lacking != told:
-                    say(f"waiting: {lacking}")
-                    told = lacking
-                await asyncio.sleep(backoff.next().total_seconds())
-
-    try:
-        asyncio.run(work())
-    except TimeoutError:
-        hint = "is PostgreSQL there? `penstock db migrate` brings the schema up to this release"
-        raise TimedOut("NOT_IN_TIME", f"not within {seconds:g} s: {told or 'no answer'}", hint=hint) from None
+    began = monotonic()
+    asyncio.run(_until_there(settings, seconds))
     waited = round(monotonic() - began, 3)
     emit({"ready": True, "waited_seconds": waited}, as_json=json, text="the databases are there")
 
 
+async def _until_there(settings: "Settings", seconds: float) -> None:
+    """Look once, however short the time, and then again and again; what is lacking is told when it changes."""
+    import asyncio
+    from time import monotonic
+
+    from penstock.kernel.backoff import Backoff
+    from penstock.kernel.errors import TimedOut
+
+    backoff, until, told = Backoff(most=timedelta(seconds=2)), monotonic() + seconds, "no answer"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(seconds, _ONE_LOOK)):
+            while lacking := await _lacking(settings):
+                if lacking != told:
+                    say(f"waiting: {lacking}")
+                    told = lacking
+                if monotonic() >= until:
+                    break
+                await asyncio.sleep(backoff.next().total_seconds())
+            else:
+                return
+    hint = "is PostgreSQL there? `penstock db migrate` brings the schema up to this release"
+    raise TimedOut("NOT_IN_TIME", f"not within {seconds:g} s: {told}", hint=hint)
+
+
 async def _lacking(settings: "Settings") -> str:
-    """What the schemas lack, if anything."""
+    """What is not there yet, if anything."""
+    import asyncpg
+
     from penstock.app import schemas
     from penstock.kernel import migrate as migrations
+    from penstock.kernel.errors import Transient
 
     for name, opened, known in schemas(settings):
-        async with opened as db:
-            plan = await migrations.plan(db, known)
+        try:
+            async with opened as db:
+                plan = await migrations.plan(db, known)
+        except Transient as error:
+            is_made = not isinstance(error.__cause__, asyncpg.InvalidCatalogNameError)
+            if error.code == "DATABASE_REFUSED" and is_made:  # a wrong password becomes no better
+                raise
+            return error.message
         if plan.pending:
             return f"the schema of the {name} lacks {len(plan.pending)} migrations"
     return ""

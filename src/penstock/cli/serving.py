@@ -32,8 +32,10 @@ def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) ->
     """Run *role* until SIGINT or SIGTERM; *on_ready* tells where it listens."""
     import uvloop
 
+    from penstock.kernel.build import code_commit
     from penstock.kernel.telemetry import configure_logging
 
+    code_commit()  # a checkout asks git; later that would be on the event loop
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
     if settings.auth.jwt is None:
         say(f"no authentication is set, so only this machine can connect ({settings.server.host})")
@@ -44,7 +46,9 @@ async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], Non
     from penstock.kernel.log_level import LOG_LEVEL
 
     ending = _Ending()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, LOG_LEVEL.toggle_debugging)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, LOG_LEVEL.toggle_debugging)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until somebody looks at the configuration
 
     def ready(addresses: A) -> None:
         ending.is_ready = True

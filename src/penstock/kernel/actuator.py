@@ -5,16 +5,17 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from time import monotonic
 from typing import Any, Literal
 
+import structlog
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
-from penstock.kernel.build import code_commit
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.telemetry import Telemetry
 
 Check = Callable[[], Awaitable[object]]
 CHECK_TIMEOUT = 3.0
 FRESH_FOR = 1.0  # probes of many watchers must not become a load of their own
+SELDOM = 60.0
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
 Status = Literal["UP", "DOWN"]
 
@@ -38,9 +39,16 @@ class Pulse:
     """What a process knows of itself: whether it has begun, is ending, and how its dependencies do."""
 
     def __init__(
-        self, checks: Mapping[str, Check], *, needs: Collection[str], on_drain: Callable[[], None] = lambda: None
+        self,
+        checks: Mapping[str, Check],
+        *,
+        needs: Collection[str],
+        seldom: Collection[str] = (),
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
-        self._checks = {name: _Remembered(check) for name, check in checks.items()}
+        self._checks = {
+            name: _Remembered(check, SELDOM if name in seldom else FRESH_FOR) for name, check in checks.items()
+        }
         self._needs = needs  # without these it cannot serve; the loss of any other must not take it out of service
         self._on_drain = on_drain
         self.is_serving = False  # false until all is loaded, and again when it drains
@@ -61,9 +69,8 @@ class Pulse:
     async def exposition(self, telemetry: Telemetry) -> bytes:
         """The metrics, with how the process is at this moment."""
         health, readiness = await self.health(), await self.readiness()
-        commit = await asyncio.to_thread(code_commit)  # a checkout asks git, the first time
         components = {name: one.status == "UP" for name, one in health.components.items()}
-        telemetry.health.tell(components, commit, is_ready=readiness.status == "UP")
+        telemetry.health.tell(components, is_ready=readiness.status == "UP")
         return telemetry.exposition()
 
     async def _ask(self, names: Iterable[str]) -> dict[str, Component]:
@@ -73,17 +80,19 @@ class Pulse:
 
 
 class _Remembered:
-    """A check whose answer is good for a moment."""
+    """A check whose answer is good for a moment; for longer when all is well and to ask costs something."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: Check, well_for: float) -> None:
         self._check = check
+        self._well_for = well_for
         self._answer = Component(status="DOWN")
         self._asked_at = -FRESH_FOR
         self._asking = asyncio.Lock()
 
     async def ask(self) -> Component:
         async with self._asking:
-            if monotonic() - self._asked_at >= FRESH_FOR:
+            good_for = self._well_for if self._answer.status == "UP" else FRESH_FOR
+            if monotonic() - self._asked_at >= good_for:
                 self._answer, self._asked_at = await _component(self._check), monotonic()
             return self._answer
 
@@ -131,4 +140,7 @@ async def _component(check: Check) -> Component:
         return Component(status="DOWN", code=error.code, detail=error.hint)
     except TimeoutError:
         return Component(status="DOWN", code="TIMED_OUT", detail=f"no answer within {CHECK_TIMEOUT:g} s")
+    except Exception:  # noqa: BLE001 - the edge: a check's bug must not hide what the others say
+        structlog.get_logger().exception("check_crashed")
+        return Component(status="DOWN", code="CHECK_CRASHED", detail="see the log")
     return Component(status="UP")

@@ -27,6 +27,7 @@ from prometheus_client import (
 )
 
 from penstock import __version__
+from penstock.kernel.build import code_commit
 from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.outcome import Outcome
 
@@ -91,13 +92,13 @@ class HealthMetrics:
         )
         self._build = Gauge("penstock_build_info", "Which code this is", ["version", "commit"], registry=registry)
 
-    def tell(self, components: Mapping[str, bool], commit: str, *, is_ready: bool) -> None:
+    def tell(self, components: Mapping[str, bool], *, is_ready: bool) -> None:
         """What is so now; in a process with several servers each tells its own, just before it is read."""
         self._is_ready.set(is_ready)
         self._is_up.clear()
         for name, is_up in components.items():
             self._is_up.labels(name).set(is_up)
-        self._build.labels(__version__, commit).set(1)
+        self._build.labels(__version__, code_commit()).set(1)
 
     def refused(self, is_refused: bool) -> None:
         """Whether the configuration on disk is one that cannot be used."""

@@ -44,7 +44,7 @@ class House(Protocol):
     now: float  # monotonic, as of a moment ago
     hits: int
     heads: dict[bytes, Head]  # headers that were read before
-    is_ending: bool  # nobody connects any more
+    ends_at: float  # from then on nobody connects any more
 
     def joined(self, connection: "Connection") -> bool:
         """Whether there is room for one more."""
@@ -171,8 +171,11 @@ class Connection(asyncio.Protocol):
                 self._transport.abort()
         elif self._task is None and not self._reader.is_between and for_long > HEAD_SECONDS:
             self._refuse(TooSlow("TOO_SLOW", f"a request is sent within {HEAD_SECONDS:g} s"))
-        elif self._task is None and for_long > (PARTING_SECONDS if self._house.is_ending else IDLE_SECONDS):
+        elif self._task is None and (for_long > IDLE_SECONDS or self._has_parted(now)):
             self._close()
+
+    def _has_parted(self, now: float) -> bool:
+        return now - max(self._since, self._house.ends_at) > PARTING_SECONDS
 
     def abort(self) -> None:
         self._transport.abort()

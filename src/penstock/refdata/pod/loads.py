@@ -58,7 +58,7 @@ class Loads:
             self._failed(holding, known)
             raise known from error
         self._metrics.duration.labels(holding.target.dict_code, kind).observe(perf_counter() - began)
-        self._tell(holding.target, loaded, kind, began_ns)
+        self._tell(holding.target, loaded, kind, began_ns, is_first=holding.mark is None)
         if loaded.has_other_past:
             self._tell_reset(holding, loaded.mark)
         return loaded.mark
@@ -134,16 +134,18 @@ class Loads:
         told = log.error if is_lasting(error) else log.warning
         told("dictionary_not_loaded", code=error.code, error=error.message, hint=error.hint)
 
-    def _tell(self, target: Dict, loaded: "_Loaded", kind: str, began: int) -> None:
+    def _tell(self, target: Dict, loaded: "_Loaded", kind: str, began: int, *, is_first: bool) -> None:
         """R26: say what is read from now on, and add it to the traces that led to it."""
         about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
         log = structlog.get_logger()
         made = [_made(step) for step in loaded.steps]
         now = stamp_of(self._db.clock.now())
         for step, said in zip(loaded.steps, made, strict=True):
-            # A pod that starts loads what was committed long ago: that is no part of its trace any more.
-            if step.mark.stamp > now - _JUST_NOW:
+            # A pod that starts loads what was committed long ago: that says nothing of how fresh it is, and is no part
+            # of its trace any more.
+            if not is_first:
                 self._metrics.freshness.labels(target.dict_code).observe(max(now - step.mark.stamp, 0) / 1_000_000)
+            if step.mark.stamp > now - _JUST_NOW:
                 self._telemetry.trace("refdata.swap", step.trace, began, **about, **said)
             if kind == "delta":
                 log.debug("dictionary_changed", **about, **said)

@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
+from math import inf
 from time import monotonic
 
 from penstock.kernel.auth import Authenticator
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
+from penstock.kernel.sockets import queued
 from penstock.kernel.waiting import happens
 from penstock.refdata.model import Mark
 from penstock.refdata.pod import answers, layout, reads
@@ -36,7 +37,7 @@ class Server:
         self.now = monotonic()
         self.hits = 0
         self.heads: dict[bytes, Head] = {}
-        self.is_ending = False
+        self.ends_at = inf
         self._link = link
         self._authenticator = authenticator
         self._patience = patience
@@ -55,10 +56,10 @@ class Server:
         keeping_time = asyncio.create_task(self._keep_time(), name="time")
         await stopping.wait()
         self.front.drain()
-        for waiting in _queued(listening):  # whoever has connected already is taken in
+        for waiting in queued(listening):  # whoever has connected already is taken in
             await loop.connect_accepted_socket(lambda: Connection(self), waiting)
         server.close()
-        self.is_ending = self._streams.is_ending = True
+        self.ends_at, self._streams.is_ending = monotonic(), True
         self._tick()
         with suppress(TimeoutError):
             async with asyncio.timeout(drain):
@@ -155,13 +156,6 @@ class Server:
             self._seen = front.sequence
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
-
-
-def _queued(listening: socket.socket) -> Iterator[socket.socket]:
-    """Those the kernel has greeted and nobody has taken yet; whoever is left when it closes would be cut off."""
-    with suppress(BlockingIOError):
-        while True:
-            yield listening.accept()[0]
 
 
 def _from_primary(found: Items, request: Request) -> Answered:
