@@ -112,12 +112,11 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take nobody in any more, but do not hang up on whoever is about to ask: it is told with its last answer."""
-        loop = asyncio.get_running_loop()
-        for listening in sockets or ():
-            for waiting in queued(listening):  # whoever has connected already is taken in
-                await loop.connect_accepted_socket(self._protocol, waiting)
+        waiting = [one for listening in sockets or () for one in queued(listening)]
         for server in self.servers:
             server.close()
+        for one in waiting:  # whoever had connected is taken in
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, one)
         until = monotonic() + _PARTING_SECONDS
         while self.server_state.connections and monotonic() < until:  # noqa: ASYNC110 - uvicorn tells nobody
             await asyncio.sleep(0.02)

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+import uvicorn
 from fastapi import FastAPI
 
 from penstock.kernel import actuator
@@ -256,20 +257,24 @@ async def test_a_kept_connection_has_its_last_answer() -> None:
         await stopping
 
 
-async def test_whoever_has_connected_is_answered() -> None:
+async def test_whoever_has_connected_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """R27: a server that ends takes in those the kernel has greeted and nobody has taken yet."""
-    app, pulse = FastAPI(), Pulse({}, needs=[])
-    app.include_router(actuator.router(pulse, Telemetry()))
+    app, waiting = FastAPI(), []
+    app.include_router(actuator.router(Pulse({}, needs=[]), Telemetry()))
+    served = uvicorn.Server.main_loop
+
+    async def until_the_end(server: uvicorn.Server) -> None:
+        await served(server)
+        # No turn of the loop comes between this and the end: they are in the kernel's queue when it closes.
+        for _ in range(20):
+            waiting.append(one := socket.create_connection(sock.getsockname()))
+            one.sendall(f"GET {LIVENESS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+    monkeypatch.setattr(uvicorn.Server, "main_loop", until_the_end)
     with listening("127.0.0.1", 0) as sock:
-        async with serving([(app, sock)], ServerSection()):
-            port = sock.getsockname()[1]
-            async with connected(port) as first:
-                await first.ask(LIVENESS)
-            # No turn of the loop comes between these and the end: they are in the kernel's queue when it closes.
-            waiting = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
-            for one in waiting:
-                one.sendall(f"GET {LIVENESS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    assert [one.recv(100).split(b" ")[1] for one in waiting] == [b"200"] * len(waiting)
+        async with serving([(app, sock)], ServerSection()), connected(sock.getsockname()[1]) as first:
+            await first.ask(LIVENESS)
+    assert [one.recv(100).split(b" ")[1] for one in waiting] == [b"200"] * 20
     for one in waiting:
         one.close()
 

@@ -56,9 +56,10 @@ class Server:
         keeping_time = asyncio.create_task(self._keep_time(), name="time")
         await stopping.wait()
         self.front.drain()
-        for waiting in queued(listening):  # whoever has connected already is taken in
-            await loop.connect_accepted_socket(lambda: Connection(self), waiting)
+        waiting = list(queued(listening))
         server.close()
+        for one in waiting:  # whoever had connected is taken in
+            await loop.connect_accepted_socket(lambda: Connection(self), one)
         self.ends_at, self._streams.is_ending = monotonic(), True
         self._tick()
         with suppress(TimeoutError):
