@@ -61,6 +61,15 @@ class Rendered:
             elif one["kind"] in ("Deployment", "Job"):
                 yield name, one["spec"]["template"]["spec"]
 
+    def pod_metadata(self) -> Iterator[tuple[str, Document]]:
+        """The labels and annotations of every kind of pod, with a name for it."""
+        for one in self.objects:
+            name = f"{one['kind']} {one['metadata']['name']}"
+            if one["kind"] == "Pod":
+                yield name, one["metadata"]
+            elif one["kind"] in ("Deployment", "Job"):
+                yield name, one["spec"]["template"]["metadata"]
+
     def containers(self) -> Iterator[tuple[str, Document]]:
         """Every container, the init containers too, with a name for it."""
         for name, pod in self.pods():

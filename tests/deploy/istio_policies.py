@@ -16,7 +16,7 @@ class Asked:
     method: str
     path: str
     peer: str
-    claims: Mapping[str, str] = field(default_factory=dict)
+    claims: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -68,9 +68,15 @@ def _all(fields: Json, asked: Asked) -> bool:
 
 def _holds(condition: Json, asked: Asked) -> bool:
     assert condition["key"].startswith(_CLAIM)
-    value = asked.claims.get(condition["key"].removeprefix(_CLAIM).removesuffix("]"), "")
-    wanted = _matches(condition["values"], value) if "values" in condition else True
-    return wanted and not _matches(condition.get("notValues", ()), value)
+    texts = _texts(asked.claims.get(condition["key"].removeprefix(_CLAIM).removesuffix("]")))
+    wanted = any(_matches(condition["values"], text) for text in texts) if "values" in condition else True
+    return wanted and not any(_matches(condition.get("notValues", ()), text) for text in texts)
+
+
+def _texts(claim: object) -> list[str]:
+    """What of a claim is compared: a text, or the texts of a list; anything else is as if it were not there."""
+    listed = claim if isinstance(claim, list) else [claim]
+    return [one for one in listed if isinstance(one, str)]
 
 
 def _matches(values: Sequence[str], text: str) -> bool:

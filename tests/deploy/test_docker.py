@@ -36,8 +36,11 @@ FOLDER = ROOT / "deploy" / "docker"
 CONFIG = FOLDER / "config" / "penstock.yaml"
 SCHEMA = ROOT / ".build" / "tools" / "compose-spec-v2.16.2.json"
 SECRETS = ("postgres_password", "redis_password", "jwt_secret")
+ROLES = ("migrate", "api", "command-api", "query", "apply", "relay", "kafka-adapter", "flows", "ingest", "harvest")
 TRIED = ("command-api", "apply", "relay", "query")  # the way of a write to a reader
 _PROGRAM = [sys.executable, "-m", "penstock.cli.main"]
+_OWN_SECONDS = {"ingest": 30.0}  # a run that is asked to stop
+_MARGIN = 10.0  # seconds, for what comes after
 _UNSECURED = ("postgres", "kafka")  # their images write here and there
 
 # --- the image ---
@@ -175,9 +178,7 @@ def test_no_secret_is_in_the_repository(tmp_path: Path) -> None:
     assert "secrets/" in (FOLDER / ".gitignore").read_text().splitlines()
 
 
-@pytest.mark.parametrize(
-    "role", ["migrate", "api", "command-api", "query", "apply", "relay", "kafka-adapter", "flows", "ingest", "harvest"]
-)
+@pytest.mark.parametrize("role", ROLES)
 def test_every_command_is_one_of_ours(role: str) -> None:
     """R27: with options it has; the port is the one its health is asked for on."""
     command = _services()[role]["command"]
@@ -188,6 +189,24 @@ def test_every_command_is_one_of_ours(role: str) -> None:
     if role != "migrate":
         port = command[command.index("--port") + 1]
         assert f"127.0.0.1:{port}/actuator/health/readiness" in _services()[role]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_whatever_runs_in_a_container_looks_at_its_configuration(role: str) -> None:
+    """R27: the environment names the file, so `docker compose exec ROLE penstock doctor` asks the same one."""
+    service = _services()[role]
+    [mount] = [volume for volume in service["volumes"] if volume["type"] == "bind"]
+    assert service["environment"]["PENSTOCK_CONFIG"] == f"{mount['target']}/{CONFIG.name}"
+    assert (FOLDER / mount["source"] / CONFIG.name) == CONFIG
+    assert "--config" not in service["command"]
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "migrate"])
+def test_a_container_has_time_to_end(role: str) -> None:
+    """R27: what is under way is finished; a run of ingest has half a minute of its own besides."""
+    server = _settings().server
+    needed = server.drain_delay.total_seconds() + server.drain_timeout.total_seconds() + _OWN_SECONDS.get(role, 0.0)
+    assert float(_services()[role]["stop_grace_period"].removesuffix("s")) >= needed + _MARGIN
 
 
 def test_the_configuration_is_one() -> None:
@@ -290,10 +309,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         env = {
             "PENSTOCK__REFDATA__KAFKA__COMMANDSTOPIC": f"commands.{folder.name}.{os.getpid()}",
             "PENSTOCK__BUS__KAFKA__GROUP_PREFIX": f"compose.{os.getpid()}",
+            "PENSTOCK_CONFIG": str(config),
         }
-        done = penstock(*_arguments("migrate", config), cwd=folder, env=env)
+        elsewhere = tmp_path_factory.mktemp("elsewhere")  # the file is found by its name alone
+        done = penstock(*_arguments("migrate"), cwd=elsewhere, env=env)
         assert done.code == 0, done.err
-        begun = {role: Server(role, [*_PROGRAM, *_arguments(role, config), "--json"], folder, env) for role in TRIED}
+        begun = {role: Server(role, [*_PROGRAM, *_arguments(role), "--json"], elsewhere, env) for role in TRIED}
         for server in begun.values():
             stack.enter_context(server)
         urls = {role: server.api.replace("0.0.0.0", "127.0.0.1") for role, server in begun.items()}
@@ -359,9 +380,8 @@ def _adapted(folder: Path, database: str, broker: Kafka, redis_ports: list[int])
     return folder / "penstock.yaml"
 
 
-def _arguments(role: str, config: Path) -> list[str]:
-    command: list[str] = _services()[role]["command"]
-    given = [word.replace("/etc/penstock/penstock.yaml", str(config)) for word in command]
+def _arguments(role: str) -> list[str]:
+    given: list[str] = _services()[role]["command"]
     return ["0" if before == "--port" else word for before, word in zip(["", *given], given, strict=False)]
 
 

@@ -210,7 +210,7 @@ def test_no_secret_is_in_a_release(name: str) -> None:
     found = example(name)
     assert found.of_kind("Secret") == {}
     for place, container in found.containers():
-        assert [one["name"] for one in container["env"] if "value" in one] == ["HOME"], place
+        assert [one["name"] for one in container["env"] if "value" in one] == ["HOME", "PENSTOCK_CONFIG"], place
 
 
 @each_example
@@ -248,7 +248,96 @@ def test_every_folder_penstock_writes_to_is_mounted(name: str) -> None:
     for place, container in found.containers():
         config_mount = next(one for one in container["volumeMounts"] if one["name"] == "config")
         assert "subPath" not in config_mount, place  # it would never change
-        assert f"{config_mount['mountPath']}/penstock.yaml" in container["args"], place
+
+
+@each_example
+def test_whatever_runs_in_a_container_looks_at_its_configuration(name: str) -> None:
+    """R27: the file is named by the environment, so that `kubectl exec POD -- penstock doctor` asks the same one."""
+    for place, container in example(name).containers():
+        config_mount = next(one for one in container["volumeMounts"] if one["name"] == "config")
+        named = {one["name"]: one.get("value") for one in container["env"]}
+        assert named["PENSTOCK_CONFIG"] == f"{config_mount['mountPath']}/penstock.yaml", place
+        assert "--config" not in container["args"], place
+
+
+def test_what_all_are_given_is_mounted_in_every_container() -> None:
+    """R27: a certificate of PostgreSQL's from a ConfigMap is needed by whoever waits, migrates or diagnoses too."""
+    certificates = {"name": "certificates", "configMap": {"name": "certificates"}}
+    mount = {"name": "certificates", "mountPath": "/etc/certificates", "readOnly": True}
+    found = render(MINIMAL, values={"defaults.extraVolumes": [certificates], "defaults.extraVolumeMounts": [mount]})
+    for place, pod in found.pods():
+        assert certificates in pod["volumes"], place
+    for place, container in found.containers():
+        assert mount in container["volumeMounts"], place
+    assert {"Job penstock-migrate penstock", "Pod penstock-doctor penstock", "Deployment penstock-query wait"} <= {
+        place for place, _ in found.containers()
+    }
+
+
+def test_what_a_role_is_given_is_mounted_in_its_pods_only() -> None:
+    """R27: in the container that waits as well."""
+    values = {
+        "roles.flows.extraVolumes": [{"name": "own", "emptyDir": {}}],
+        "roles.flows.extraVolumeMounts": [{"name": "own", "mountPath": "/own"}],
+    }
+    having = {
+        place
+        for place, container in render(MINIMAL, values=values).containers()
+        if "/own" in {mount["mountPath"] for mount in container["volumeMounts"]}
+    }
+    assert having == {"Deployment penstock-flows wait", "Deployment penstock-flows penstock"}
+
+
+OURS = {
+    "podLabels": {"app.kubernetes.io/name": "x", "app.kubernetes.io/component": "x", "app.kubernetes.io/version": "x"},
+    "podAnnotations": {CHECKSUM: "x", "helm.sh/hook": "x", "helm.sh/hook-delete-policy": "x"},
+}
+
+
+def test_labels_and_annotations_that_are_given_take_nothing_of_ours_away() -> None:
+    """R27: a key the chart has too comes once, as the chart has it; `render` refuses one that comes twice."""
+    theirs = {key: {**ours, "team": "data"} for key, ours in OURS.items()}
+    values = {"defaults": theirs, "migrate": theirs, "serviceAccount.annotations": {"helm.sh/hook": "x"}}
+    found = render(MINIMAL, values=values)
+    for place, metadata in found.pod_metadata():
+        assert metadata["labels"]["team"] == metadata["annotations"]["team"] == "data", place
+        assert "x" not in metadata["labels"].values(), place
+    assert {*_checksums(found)} == {*_checksums(example("minimal"))}
+    assert found.of_kind("Pod")[f"{RELEASE}-doctor"]["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    account = found.of_kind("ServiceAccount")[f"{RELEASE}-migrate"]["metadata"]["annotations"]
+    assert account["helm.sh/hook"] == "pre-install,pre-upgrade"
+
+
+def test_pods_that_end_can_be_kept_out_of_a_mesh() -> None:
+    """R27: what migrates and what `helm test` runs have the same labels and annotations of their own."""
+    values = {"migrate.podLabels": {"sidecar.istio.io/inject": "false"}, "migrate.podAnnotations": {"team": "data"}}
+    metadata = dict(render(MINIMAL, values=values).pod_metadata())
+    for place, found in metadata.items():
+        ends = not place.startswith("Deployment")
+        assert (found["labels"].get("sidecar.istio.io/inject") == "false") is ends, place
+        assert (found.get("annotations", {}).get("team") == "data") is ends, place
+
+
+@each_example
+def test_prometheus_finds_pods_by_their_labels_alone(name: str) -> None:
+    """R27: with annotations an agent of a mesh would offer the metrics without TLS."""
+    for place, metadata in example(name).pod_metadata():
+        assert [key for key in metadata.get("annotations", {}) if "prometheus" in key] == [], place
+    for place, container in example(name).containers():
+        is_scraped = "http" in {port["name"] for port in container.get("ports", ())}
+        assert is_scraped == (place.startswith("Deployment") and not place.endswith(" wait")), place
+    for place, metadata in example(name).pod_metadata():
+        assert metadata["labels"]["app.kubernetes.io/name"] == "penstock", place
+        is_role = metadata["labels"]["app.kubernetes.io/component"] in EVERY
+        assert is_role == place.startswith("Deployment"), place
+
+
+def test_a_certificate_is_named_wherever_it_is_verified() -> None:
+    """R27: without `sslrootcert` a connection with `sslmode=verify-full` is refused for want of one."""
+    documents = [*(CHART.parents[2] / "docs" / "deploy").glob("*.md"), *EXAMPLES]
+    verified = [part for file in documents for part in file.read_text().split("sslmode=verify-full")[1:]]
+    assert len(verified) >= 2
+    assert all(part.startswith("&sslrootcert=") for part in verified)
 
 
 @each_example
@@ -263,9 +352,6 @@ def test_probes_ask_what_there_is(name: str) -> None:
         assert {get["path"] for get in asked.values()} <= (set(pod_pages) if role == "query" else pages)
         for get in asked.values():
             assert str(ports[get["port"]]) == _option(container, "--port"), role
-        annotations = one["spec"]["template"]["metadata"]["annotations"]
-        assert annotations["prometheus.io/port"] == _option(container, "--port")
-        assert annotations["prometheus.io/path"] in pages
 
 
 def test_no_load_is_too_long_and_no_outage_kills() -> None:
@@ -353,13 +439,12 @@ def test_the_schema_is_brought_up_before_anything_else() -> None:
     (job,) = found.of_kind("Job").values()
     pod = job["spec"]["template"]["spec"]
     assert pod["containers"][0]["args"][:2] == ["db", "migrate"]
-    config_maps = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
-    needed = [("ConfigMap", name) for name in config_maps] + [("ServiceAccount", pod["serviceAccountName"])]
-    for kind, name in needed:
+    [config] = [volume["configMap"]["name"] for volume in pod["volumes"] if volume["name"] == "config"]
+    for kind, name in [("ConfigMap", config), ("ServiceAccount", pod["serviceAccountName"])]:
         brought = found.of_kind(kind)[name]["metadata"]["annotations"]
         assert brought["helm.sh/hook"] == job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
         assert int(brought["helm.sh/hook-weight"]) < int(job["metadata"]["annotations"]["helm.sh/hook-weight"])
-    assert found.of_kind("ConfigMap")[config_maps[0]]["data"]["penstock.yaml"] == found.config_text()
+    assert found.of_kind("ConfigMap")[config]["data"]["penstock.yaml"] == found.config_text()
 
 
 def test_only_the_pods_of_a_release_are_shut_off_and_all_of_them() -> None:
@@ -423,6 +508,14 @@ def test_only_those_named_may_call() -> None:
         ({"serviceAccount.create": False}, "/serviceAccount/name"),
         ({"securityContext.runAsUser": 0}, "/securityContext/runAsUser"),
         ({"fullnameOverride": "x" * 46}, "/fullnameOverride"),
+        ({"nameOverride": "pipes"}, "'nameOverride'"),
+        ({"config.flows.images.url": "https://draw/v1?api_key=hunter2"}, "/config/flows/images/url"),
+        ({"config.flows.images.url": "https://draw/v1?size=1&apiKey=hunter2"}, "/config/flows/images/url"),
+        ({"config.flows.images.url": "https://draw/v1?sig=hunter2"}, "/config/flows/images/url"),
+        ({"config.flows.images.url": "https://draw/v1?X-Amz-Signature=hunter2"}, "/config/flows/images/url"),
+        ({"config.harvest.feeds.f.source.headers": {"X-Auth": "hunter2"}}, "/source/headers/X-Auth"),
+        ({"config.harvest.feeds.f.source.headers": {"auth": "hunter2"}}, "/source/headers/auth"),
+        ({"config.harvest.feeds.f.source.params": {"sig": "hunter2"}}, "/source/params/sig"),
         ({"storage.url": ""}, "storage.url"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
@@ -431,6 +524,36 @@ def test_bad_values_are_refused_by_name(values: Mapping[str, Any], key: str) -> 
     """R27: what cannot work, and what would put a secret into a release, is refused with the key that is wrong."""
     with pytest.raises(Refused, match=re.escape(key)):
         render(MINIMAL, values=values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"config.flows.images.url": "https://draw/v1?design=flat&signal=1"},
+        {
+            "config.harvest.feeds.f.source": {
+                "kind": "rest",
+                "headers": {"X-Author": "ann"},
+                "params": {"author": "ann"},
+            }
+        },
+        {"config.ingest.options": {"skip_signature": "true"}},
+    ],
+    ids=",".join,
+)
+def test_what_only_resembles_a_secret_is_taken(values: Mapping[str, Any]) -> None:
+    """R27: names that have a part in common with those of secrets are no secrets."""
+    assert render(MINIMAL, values=values).objects
+
+
+def test_values_on_the_page_are_taken() -> None:
+    """R27: what docs/deploy/kubernetes.md shows of values renders, to objects Kubernetes understands."""
+    page = (CHART.parents[2] / "docs" / "deploy" / "kubernetes.md").read_text()
+    shown = [load(text) for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
+    assert {key for values in shown for key in values} == {"secrets", "networkPolicy"}
+    for values in shown:
+        found = render(MINIMAL, values=values)
+        assert [mistake for one in found.objects for mistake in mistakes(one, newest())] == []
 
 
 def _option(container: Mapping[str, Any], name: str) -> str:

@@ -13,18 +13,21 @@ from typing import Any, cast
 
 import httpx
 import jsonschema
+import jwt
 import pytest
 from ruamel.yaml import YAML
 
 from penstock.applications import Parts, Web, make_api, make_command_api
 from penstock.flows.contract import WAIT_LIMIT as FLOWS_WAIT
 from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import NoAuthenticator
+from penstock.kernel.auth import JwtAuthenticator, NoAuthenticator
+from penstock.kernel.errors import Unauthorized
+from penstock.kernel.keys import SharedSecret
 from penstock.kernel.middleware import HttpMetrics
 from penstock.ports import make_telemetry
 from penstock.refdata.config import QuerySection
 from penstock.refdata.service import Refdata
-from penstock.settings import Settings
+from penstock.settings import JwtSection, Settings
 from penstock.tracking.contract import WAIT_LIMIT as TRACKING_WAIT
 from tests.deploy.istio_envoy import BREAKS, Envoy, envoy
 from tests.deploy.istio_policies import Asked, is_let_in
@@ -44,6 +47,8 @@ SAFE_TO_REPEAT = {"connect-failure", "refused-stream", "reset-before-request"}
 _METHODS = ("get", "head", "post", "put", "delete", "patch", "options")
 _SAMPLES = {"tenantId": "acme", "key": "a%2Fb", "name": "charts/one.png", "transition": "start"}
 _STREAMED = {"text/event-stream", "application/x-ndjson", "application/octet-stream", "*/*"}
+_SECRET = "0123456789abcdef0123456789abcdef"
+_PAGE = ROOT / "docs" / "deploy" / "istio.md"
 _DURATION_RULE = "duration(self) >= duration('1ms')"
 
 # --- what Istio would take ---
@@ -246,6 +251,47 @@ def test_a_token_without_a_tenant_reads_no_dictionary_and_one_with_a_tenant_no_f
         assert _is_let_in("api", "GET", path, claims=_token())
 
 
+@pytest.mark.parametrize("tenant", [42, True, {"id": "acme"}, [42]], ids=repr)
+async def test_a_tenant_that_is_no_text_is_none_to_istio_and_no_token_to_penstock(tenant: object) -> None:
+    """R25: the mesh, for which such a claim is not there, would let it to the house's paths; Penstock does not."""
+    claims = _token(tenant_id=tenant)
+    assert not _is_let_in("query", "GET", "/v1/tenants/acme/dictionaries/RATES/version", claims=claims)
+    assert _is_let_in("api", "GET", "/api/v1/harvest/feeds", claims=claims)
+    token = jwt.encode({**claims, "exp": 4_000_000_000}, _SECRET, algorithm="HS256")
+    authenticator = JwtAuthenticator(SharedSecret(_SECRET), algorithms=["HS256"])
+    with pytest.raises(Unauthorized, match="tenant_id"):
+        await authenticator.authenticate(f"Bearer {token}")
+
+
+def test_a_list_of_tenants_is_each_of_them_to_istio() -> None:
+    """R25: to the mesh, that is; Penstock takes a text only."""
+    assert _is_let_in("query", "GET", "/v1/tenants/acme/dictionaries/RATES/version", claims=_token(tenant_id=["acme"]))
+    assert not _is_let_in("api", "GET", "/api/v1/harvest/feeds", claims=_token(tenant_id=["acme"]))
+
+
+def test_the_claim_is_the_one_penstock_reads() -> None:
+    """R25: unless it is told another."""
+    conditions = [
+        condition["key"]
+        for policy in [*of_kind("AuthorizationPolicy"), *objects("tenant.example.yaml")]
+        for rule in policy["spec"].get("rules", ())
+        for condition in rule.get("when", ())
+    ]
+    assert set(conditions) == {f"request.auth.claims[{JwtSection.model_fields['tenant_claim'].default}]"}
+
+
+def test_what_has_to_be_changed_first_is_told() -> None:
+    """R27: hosts, issuer, keys, audience, the tenant's claim and principals of the files are all in the list."""
+    told = re.search(r"^Change first.*?(?=^\| file)", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert told is not None
+    [gateway], [authentication] = of_kind("Gateway"), of_kind("RequestAuthentication")
+    [rule] = authentication["spec"]["jwtRules"]
+    own = {host for server in gateway["spec"]["servers"] for host in server["hosts"]}
+    own |= {rule["issuer"], *rule["audiences"], "jwksUri", "tenant_id", "auth.jwt.tenant_claim"}
+    own |= {"/".join(name.split("/")[2::2]) for name in (GATEWAY, PROMETHEUS)}
+    assert [word for word in own if f"`{word}`" not in told[0]] == []
+
+
 def test_another_issuers_token_is_nobodys() -> None:
     """R25: the issuer of the rules is that of the RequestAuthentication, and the token goes on to Penstock."""
     [found] = of_kind("RequestAuthentication")
@@ -308,13 +354,40 @@ def test_the_network_is_open_to_the_gateway_and_to_istiod() -> None:
     assert [port["port"] for port in outward["ports"]] == [15012]
 
 
+def test_prometheus_finds_in_the_mesh_what_it_finds_without() -> None:
+    """R27: the scrape configuration is that of deploy/prometheus but for TLS: the same pods, with the same labels."""
+    plain, meshed = (
+        YAML(typ="safe").load(file)["scrape_configs"]
+        for file in (ROOT / "deploy" / "prometheus" / "prometheus-kubernetes.yaml", FOLDER / "prometheus-scrape.yaml")
+    )
+    [job] = meshed
+    assert [{key: value for key, value in job.items() if key not in ("scheme", "tls_config")}] == plain
+
+
+def test_the_values_for_the_mesh_are_taken_by_the_chart() -> None:
+    """R27: as docs/deploy/istio.md gives them they keep merged metrics off every role, and proxies off what ends."""
+    given = re.findall(r"^```yaml\n(# values of the chart\n.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    pods = {
+        one["metadata"]["labels"]["app.kubernetes.io/component"]: one.get("spec", {}).get("template", one)["metadata"]
+        for one in _rendered(*given)
+        if one["kind"] in ("Deployment", "Job", "Pod")
+    }
+    assert {"migrate", "doctor", "api"} < set(pods)
+    for component, metadata in pods.items():
+        if component in ("migrate", "doctor"):
+            assert metadata["labels"]["sidecar.istio.io/inject"] == "false", component
+        else:
+            assert metadata["annotations"]["prometheus.istio.io/merge-metrics"] == "false", component
+            assert metadata["annotations"]["sidecar.istio.io/nativeSidecar"] == "true", component
+
+
 def test_prometheus_takes_the_scrape_configuration(tmp_path: Path) -> None:
     """R27: with a client's certificate; Debian's promtool has no Kubernetes in it, so that part is left out here."""
     if shutil.which("promtool") is None:
         require("promtool")
     given = YAML(typ="safe").load(FOLDER / "prometheus-scrape.yaml")
     [job] = given["scrape_configs"]
-    assert job.pop("kubernetes_sd_configs") == [{"role": "pod", "namespaces": {"names": [NAMESPACE]}}]
+    del job["kubernetes_sd_configs"]
     assert job["scheme"] == "https"
     assert job["tls_config"].keys() >= {"cert_file", "key_file"}
     (tmp_path / "prometheus.yml").write_text(json.dumps(given))
@@ -380,11 +453,11 @@ def _longest_barrier() -> float:
     return (query.barrier_wait_ms + query.fallback_timeout_ms) / 1000
 
 
-def _token(**claims: str) -> dict[str, str]:
+def _token(**claims: object) -> dict[str, object]:
     return {"iss": "https://issuer.example.com", "sub": "ann", **claims}
 
 
-def _is_let_in(component: str, method: str, path: str, *, claims: Mapping[str, str], peer: str = GATEWAY) -> bool:
+def _is_let_in(component: str, method: str, path: str, *, claims: Mapping[str, object], peer: str = GATEWAY) -> bool:
     return is_let_in(of_kind("AuthorizationPolicy"), Asked(component, method, path, peer, claims))
 
 
@@ -439,7 +512,8 @@ def _seconds(text: str) -> float:
 
 
 @cache
-def _rendered() -> list[dict[str, Any]]:
+def _rendered(*files: str) -> list[dict[str, Any]]:
+    """The chart's objects, with values of these texts."""
     helm = shutil.which("helm") or (str(HELM) if HELM.exists() else None)
     if helm is None:
         require("helm")
@@ -450,8 +524,8 @@ def _rendered() -> list[dict[str, Any]]:
         "storage.url=s3://penstock",
     ]
     sets = [word for value in values for word in ("--set", value)]
-    command = [helm, "template", "penstock", str(CHART), "--namespace", NAMESPACE, *sets]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [helm, "template", "penstock", str(CHART), "--namespace", NAMESPACE, "--values=-", *sets]
+    done = subprocess.run(command, input="\n".join(files), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [found for found in YAML(typ="safe").load_all(done.stdout) if found]
 

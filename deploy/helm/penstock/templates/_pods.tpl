@@ -39,6 +39,8 @@ securityContext:
 {{- define "penstock.env" -}}
 - name: HOME
   value: /tmp
+- name: PENSTOCK_CONFIG
+  value: /etc/penstock/config/penstock.yaml
 {{- range .Values.secrets.env }}
 - name: {{ .name }}
   valueFrom:
