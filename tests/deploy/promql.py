@@ -36,6 +36,19 @@ def groupings(query: str) -> frozenset[str] | None:
     return frozenset(found.modifier.labels if found.modifier else ())
 
 
+def kept(query: str) -> list[frozenset[str]]:
+    """The labels that each aggregation of it keeps, and that each join names."""
+    return list(_kept(promql_parser.parse(query)))
+
+
+def _kept(expr: Expr) -> Iterator[frozenset[str]]:
+    joins = isinstance(expr, BinaryExpr) and expr.modifier is not None and expr.modifier.matching is not None
+    if joins or isinstance(expr, AggregateExpr):
+        yield frozenset(_grouped(expr))
+    for one in _below(expr):
+        yield from _kept(one)
+
+
 def _uses(expr: Expr) -> Iterator[Use]:
     if isinstance(expr, MatrixSelector):
         expr = expr.vector_selector

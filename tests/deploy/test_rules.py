@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ import typer
 from ruamel.yaml import YAML
 
 from penstock.cli.main import app
+from tests.deploy.named import Named, of_rules
+from tests.deploy.promql import kept
 from tests.services.require import require
 
 ROOT = Path(__file__).parent.parent.parent
@@ -82,6 +85,32 @@ def test_targets_have_the_labels_that_rules_ask_for(name: str) -> None:
     relabelled = {one.get("target_label") for one in job.get("relabel_configs", [])}
     fixed = [set(one["labels"]) for one in job.get("static_configs", [])]
     assert "role" in relabelled or (fixed and all("role" in labels for labels in fixed))
+
+
+def test_pods_are_found_as_the_chart_labels_them() -> None:
+    """R27: by their labels and the port's name, without annotations; not those that end by themselves."""
+    (job,) = _yaml(PROMETHEUS / "prometheus-kubernetes.yaml")["scrape_configs"]
+    steps = [(one["source_labels"], one.get("regex"), one.get("action")) for one in job["relabel_configs"]]
+    assert (["__meta_kubernetes_pod_label_app_kubernetes_io_component"], "migrate|doctor", "drop") in steps
+    assert (["__meta_kubernetes_pod_phase"], "Running", "keep") in steps
+    assert (["__meta_kubernetes_pod_container_port_name"], "http", "keep") in steps
+    assert "annotation" not in str(job)
+
+
+def test_the_manual_names_jobs_that_exist() -> None:
+    """R27: whoever looks for a job finds it where the manual says."""
+    told = re.findall(
+        r"job\s+`([\w-]+)`\s+of\s+\[([\w.-]+)\]", (ROOT / "docs" / "deploy" / "monitoring.md").read_text()
+    )
+    assert told
+    for name, file in told:
+        assert name in {job["job_name"] for job in _yaml(PROMETHEUS / file)["scrape_configs"]}
+
+
+@pytest.mark.parametrize("rule", of_rules(), ids=lambda rule: rule.place)
+def test_installations_are_kept_apart(rule: Named) -> None:
+    """R27: with two in one Prometheus, none is added to the other, nor hides what is wrong with it."""
+    assert [labels for labels in kept(rule.query) if "namespace" not in labels] == []
 
 
 def _evaluations(path: Path) -> Iterator[tuple[str, bool]]:
@@ -161,6 +190,62 @@ def test_only_alerts_that_exist_are_routed() -> None:
     assert set(named) <= set(ALERTS)
 
 
+def _matches(matchers: list[str], labels: Mapping[str, str]) -> bool:
+    parts = [re.fullmatch(r'(\w+)(=~?)"(.+)"', one) for one in matchers]
+    return all(one and re.fullmatch(one[3] if one[2] == "=~" else re.escape(one[3]), labels[one[1]]) for one in parts)
+
+
+def _inhibits(source: Mapping[str, str], target: Mapping[str, str]) -> bool:
+    """Whether Alertmanager keeps *target* from being told while *source* fires; labels that lack are empty."""
+    rules = _yaml(PROMETHEUS / "alertmanager.yaml")["inhibit_rules"]
+    one, other = defaultdict(str, source), defaultdict(str, target)
+    return any(
+        _matches(rule["source_matchers"], one)
+        and _matches(rule["target_matchers"], other)
+        and all(one[label] == other[label] for label in rule.get("equal", []))
+        for rule in rules
+    )
+
+
+def _alert(name: str, **labels: str) -> dict[str, str]:
+    return {"alertname": f"Penstock{name}", **labels}
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (_alert("RoleGone", role="query"), _alert("NotReady", role="query")),
+        (_alert("DatabaseDown", component="database"), _alert("DependencyDown", component="database")),
+        (_alert("DatabaseDown", component="refdata"), _alert("CommandsStand")),
+        (_alert("DatabaseDown", component="primary"), _alert("PodDataOld")),
+        (_alert("CommandsStand", topic="refdata.commands"), _alert("BusLag", topic="refdata.commands")),
+        (_alert("HarvestPartitionsFail"), _alert("WorkSetAside", topic="harvest.work-items")),
+        (_alert("HarvestRunFailed"), _alert("WorkSetAside", topic="harvest.consolidations")),
+        (_alert("ReadBudgetBurnsFast"), _alert("ReadBudgetBurnsSlowly")),
+    ],
+)
+def test_one_cause_is_one_call_within_an_installation(source: dict[str, str], target: dict[str, str]) -> None:
+    """R27: what follows from a cause that is told is not told, but only in the same namespace."""
+    assert _inhibits(source, target)
+    assert _inhibits({**source, "namespace": "prod"}, {**target, "namespace": "prod"})
+    assert not _inhibits({**source, "namespace": "staging"}, {**target, "namespace": "prod"})
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (_alert("DatabaseDown", component="database"), _alert("RoleGone", role="query")),
+        (_alert("DatabaseDown", component="tracking"), _alert("PodDataOld")),
+        (_alert("DatabaseDown", component="database"), _alert("DependencyDown", component="bus")),
+        (_alert("CommandsStand", topic="refdata.commands"), _alert("BusLag", topic="mdm.rates")),
+        (_alert("HarvestRunFailed"), _alert("WorkSetAside", topic="harvest.work-items")),
+    ],
+)
+def test_what_has_another_cause_is_told(source: dict[str, str], target: dict[str, str]) -> None:
+    """R27: an alert hides only what it explains."""
+    assert not _inhibits(source, target)
+
+
 def _commands(text: str) -> Iterator[str]:
     """What a page tells somebody to type of ours: in the lines after a prompt, and within backquotes."""
     blocks = re.findall(r"^( *)```(\w*)\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL)
@@ -197,6 +282,16 @@ def _is_known(command: str) -> bool:
 def test_the_commands_of_a_page_exist(page: Path) -> None:
     """R27: whoever is woken can type what the page says."""
     assert [command for command in _commands(page.read_text()) if not _is_known(command)] == []
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOK.glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_asks_only_what_answers(page: Path) -> None:
+    """R27: no `/actuator` at the gateway, no address of a pod, no call without a token, no header by its capitals."""
+    text = page.read_text()
+    assert re.findall(r"URL/actuator|http://INSTANCE|--config penstock\.yaml|grep X-\S+", text) == []
+    calls = [line for line in text.splitlines() if re.search(r"curl .*\$PENSTOCK_(QUERY_)?URL/", line)]
+    assert [line for line in calls if "Authorization: Bearer $PENSTOCK_TOKEN" not in line] == []
+    assert text.count("port-forward") or "127.0.0.1:180" not in text or "README.md#reaching-one-instance" in text
 
 
 @pytest.mark.parametrize(
