@@ -14,7 +14,7 @@ import uvloop
 from drills import report, running
 from drills.cluster import Setup, chosen, embedded
 from drills.faults import Schedule
-from drills.given import Given
+from drills.given import Given, without_password
 from drills.running import Plan, Ramp
 from drills.target import Rates, Target
 from penstock.cli.main import guarded
@@ -46,6 +46,10 @@ Out = Annotated[Path | None, typer.Option(help="Folder of the report.", show_def
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")]
 
 
+_EXIT_CODES = {report.PASSED: 0, report.FAILED: 1, report.STOPPED: 130}
+_OF_THE_EMBEDDED = ("pods", "lease", "kafka", "redis")
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a drill is run: here, unless a cluster is given."""
@@ -60,6 +64,7 @@ class _Place:
 
 @app.command()
 def load(
+    context: typer.Context,
     reads: Reads = 500,
     writes: Writes = 20,
     seconds: Annotated[float, typer.Option(min=1, help="How long.")] = 30,
@@ -79,7 +84,7 @@ def load(
     json: Json = False,
 ) -> None:
     """Read and write at a constant rate, and report latency and freshness."""
-    given = _described(command_url, query_url, tenant, dict_code, token_env, [])
+    given = _described(context, command_url, query_url, tenant, dict_code, token_env, [])
     setup = Setup(running.new_run(), pods, lease, kafka, redis)
     plan = Plan(Rates(reads, writes), seconds=seconds, ramp=Ramp(step, p99) if ramp else None)
     _run(_Place(setup, given, []), plan, out, as_json=json)
@@ -87,6 +92,7 @@ def load(
 
 @app.command()
 def failover(
+    context: typer.Context,
     reads: Reads = 200,
     writes: Writes = 20,
     fault: Annotated[
@@ -112,7 +118,7 @@ def failover(
     json: Json = False,
 ) -> None:
     """Break one thing after the other under load, and report what was felt and for how long."""
-    given = _described(command_url, query_url, tenant, dict_code, token_env, fault or [])
+    given = _described(context, command_url, query_url, tenant, dict_code, token_env, fault or [])
     if given and not fault:
         raise Invalid("NO_FAULT", "nothing to break", hint="--fault 'NAME=COMMAND', such as kubectl delete pod")
     setup = Setup(running.new_run(), pods, lease, kafka, redis)
@@ -121,6 +127,7 @@ def failover(
 
 
 def _described(
+    context: typer.Context,
     command_url: str | None,
     query_url: list[str] | None,
     tenant: str | None,
@@ -133,6 +140,11 @@ def _described(
             hint = "--command-url, --query-url, --tenant and --dict go together"
             raise Invalid("CLUSTER_INCOMPLETE", "a given cluster needs --command-url", hint=hint)
         return None
+    for name in _OF_THE_EMBEDDED:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            hint = "leave it out: a given cluster is taken as it is"
+            raise Invalid("NOT_OURS", f"--{name} is of the embedded set-up", hint=hint)
     return Given(command_url, query_url or [], tenant, dict_code, token_env, faults)
 
 
@@ -151,11 +163,15 @@ def _run(place: _Place, plan: Plan, out: Path | None, *, as_json: bool) -> None:
     configure_logging("CRITICAL", "console")
     folder = out or report.default_folder()
     tell: Callable[[str], None] = _silent if as_json else say
-    tell("starting PostgreSQL and the roles" if place.given is None else f"reaching {place.given.command_url}")
+    tell(
+        "starting PostgreSQL and the roles"
+        if place.given is None
+        else f"reaching {without_password(place.given.command_url)}"
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         told = runner.run(running.run(place.opened(folder / "logs"), plan, place.setup.run, folder, tell))
     emit(told, as_json=as_json, text=report.as_text(told, folder))
-    sys.exit(0 if told["verdict"] == "passed" else 1)
+    sys.exit(_EXIT_CODES[told["verdict"]])
 
 
 def _silent(_said: str) -> None:

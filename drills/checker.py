@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from drills.recorder import Outcome, Read, Struck, Write
 
@@ -16,13 +17,23 @@ class Evidence:
     """All that can be held against each other when a drill is over."""
 
     base: int  # the version under which every key was first written, with sequence 0
+    settled: int  # the last version when nothing was under way any more
     reads: Sequence[Read]
     writes: Sequence[Write]
     history: Sequence[tuple[int, str]]  # (version, event id) after base, in order, as the primary tells
-    finals: Mapping[str, Mapping[int, int | None]]  # pod -> key -> sequence; a pod that could not be asked is missing
+    finals: Mapping[str, Mapping[int, "Held"]]  # pod -> key -> what it has; a pod that could not be asked is missing
     audits: Mapping[str, str]  # pod -> "" when it agrees with the primary, else what it said
     faults: Sequence[Struck] = ()
-    unreached: Sequence[str] = ()  # what could not be asked at the end
+    chosen: Sequence[str] = ()  # the faults that were to be struck
+    unreached: Sequence[str] = ()  # pods that could not be asked at the end
+    no_history: str = ""  # why the history is not known
+
+
+class Held(NamedTuple):
+    """What a pod answers for a key: the write, None when it is of none of ours, as of which version."""
+
+    version: int
+    sequence: int | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,9 @@ def judge(evidence: Evidence) -> list[Finding]:
         _finding("the last write of a key wins, in every pod", truth.wrong_ends(), f"{len(evidence.finals)} pods"),
         _finding("the pods agree with the primary", _disagreements(evidence), f"{len(evidence.audits)} audits"),
     ]
+    if evidence.chosen:
+        struck = f"{sum(fault.is_judged for fault in evidence.faults)} of {len(evidence.chosen)} faults"
+        findings.append(_finding("every chosen fault was struck and judged", _not_struck(evidence), struck))
     if evidence.faults:
         well = sum(fault.well is not None for fault in evidence.faults)
         told = f"{well} of {len(evidence.faults)} faults"
@@ -73,8 +87,8 @@ class _Truth:
         for version, event_id in evidence.history:
             self._versions.setdefault(event_id, []).append(version)
         self._by_key: dict[int, list[tuple[int, int]]] = {}
-        made = sorted((v, write) for write in evidence.writes for v in self._versions.get(write.event_id, ()))
-        for version, write in made:
+        made = ((v, write) for write in evidence.writes for v in self._versions.get(write.event_id, ()))
+        for version, write in sorted(made, key=lambda one: one[0]):
             self._by_key.setdefault(write.key, []).append((version, write.sequence))
 
     def sequence_at(self, key: int, version: int) -> int:
@@ -83,6 +97,9 @@ class _Truth:
         return made[place - 1][1] if place else SEED
 
     def lies(self) -> Iterator[str]:
+        if self._evidence.no_history:
+            yield self._evidence.no_history
+            return
         for read in self._evidence.reads:
             if read.error:
                 continue
@@ -95,6 +112,9 @@ class _Truth:
                 yield f"{about}: write {read.sequence} as version {read.version}, which holds write {true}"
 
     def lost(self) -> Iterator[str]:
+        if self._evidence.no_history:
+            yield self._evidence.no_history
+            return
         for write in self._evidence.writes:
             versions = self._versions.get(write.event_id, [])
             about = f"write {write.sequence} of key {write.key}, {write.outcome.value} at {write.ended:.3f} s"
@@ -104,6 +124,9 @@ class _Truth:
                 yield f"{about} as version {write.version}: it is version {versions[0]}"
 
     def doubled(self) -> Iterator[str]:
+        if self._evidence.no_history:
+            yield self._evidence.no_history
+            return
         for event_id, versions in self._versions.items():
             if len(versions) > 1:
                 yield f"event {event_id} made versions {', '.join(map(str, versions))}"
@@ -114,10 +137,15 @@ class _Truth:
 
     def wrong_ends(self) -> Iterator[str]:
         yield from self._evidence.unreached
+        if self._evidence.no_history:
+            yield self._evidence.no_history
+            return
         for pod, held in self._evidence.finals.items():
-            for key, sequence in held.items():
-                if sequence != (true := self.sequence_at(key, self._last)):
-                    yield f"{pod} has write {sequence} of key {key}, the last is {true}"
+            for key, (version, sequence) in held.items():
+                if not self._evidence.settled <= version <= self._last:
+                    yield f"{pod} answers as version {version}, the last is {self._last}"
+                elif sequence != (true := self.sequence_at(key, version)):
+                    yield f"{pod} has write {sequence} of key {key} as version {version}, which holds write {true}"
 
 
 def _idle(evidence: Evidence) -> Iterator[str]:
@@ -152,6 +180,14 @@ def _disagreements(evidence: Evidence) -> Iterator[str]:
     for pod, said in evidence.audits.items():
         if said:
             yield f"{pod}: {said}"
+
+
+def _not_struck(evidence: Evidence) -> Iterator[str]:
+    for number, name in enumerate(evidence.chosen):
+        if number >= len(evidence.faults):
+            yield f"{name} was not struck"
+        elif not evidence.faults[number].is_judged:
+            yield f"{name} was struck, and not judged"
 
 
 def _unwell(faults: Sequence[Struck]) -> Iterator[str]:

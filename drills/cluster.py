@@ -179,18 +179,26 @@ def chosen(faults: Sequence[Fault], names: Sequence[str]) -> list[Fault]:
 class Postgres:
     """The embedded server, which whoever runs it starts again when it is gone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, start_timeout: float = _START_TIMEOUT) -> None:
         self.folder = folder
         self.url = ""
+        self.start_timeout = start_timeout
 
     async def restart(self) -> None:
         """Immediate stop, as if the machine had lost power; back when it answers again."""
-        pid = int((self.folder / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
-        os.kill(pid, signal.SIGQUIT)
+        try:
+            pid = int((self.folder / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
+            os.kill(pid, signal.SIGQUIT)
+        except (OSError, ValueError) as error:
+            raise Transient("POSTGRES_GONE", f"PostgreSQL is not there to be stopped: {error}") from error
         await asyncio.sleep(0.1)
-        async with asyncio.timeout(_START_TIMEOUT):
-            while not await self._answers():  # noqa: ASYNC110 - another process makes it so
-                await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(self.start_timeout):
+                while not await self._answers():  # noqa: ASYNC110 - another process makes it so
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            late = f"PostgreSQL does not answer {self.start_timeout:g} s after it was stopped"
+            raise TimedOut("POSTGRES_NOT_BACK", late) from None
 
     async def _answers(self) -> bool:
         try:

@@ -7,12 +7,12 @@ from time import monotonic
 
 import orjson
 
-from drills.checker import Evidence
+from drills.checker import Evidence, Held
 from drills.load import Keys
 from drills.recorder import Outcome, Recorder, Write
 from drills.target import Target
 from penstock.kernel.errors import NotFound, PenstockError, Transient
-from penstock.refdata.client import PodClient, RefdataClient
+from penstock.refdata.client import PodClient, RefdataClient, version_of
 from penstock.refdata.sdk import Dictionaries
 
 _PAGE = 1_000
@@ -66,38 +66,90 @@ class Inspector:
             await _patiently(pod, self._target, version)
         return version
 
-    async def remove(self, keys: Keys) -> None:
-        """Leave nothing behind in somebody's dictionary."""
-        async with self._dictionaries() as dictionaries:
-            await dictionaries.put(self._target.dict_code, {}, deletes=[keys.name(n) for n in range(keys.count)])
+    async def remove(self, keys: Keys, writes: Sequence[Write], within: float) -> str:
+        """Leave nothing behind in somebody's dictionary; what is left all the same, in words."""
+        code = self._target.dict_code
+        about = f"of keys {keys.prefix}… in {code} of {self._target.tenant}"
+        try:
+            pending = await self._settled(writes, within)
+            async with self._dictionaries(within) as dictionaries:
+                await dictionaries.put(code, {}, deletes=[keys.name(n) for n in range(keys.count)])
+        except PenstockError as error:
+            return f"all {keys.count:,} {about} may be left: {error.message}"
+        return f"{len(pending):,} writes {about} are under way still and may come after the removal" if pending else ""
 
     async def evidence(self, keys: Keys, base: int, recorder: Recorder, within: float) -> Evidence:
-        """All there is to judge, once what was accepted is settled."""
-        history = await self._settled_history(base, recorder.writes, within)
-        last = history[-1][0] if history else base
-        finals: dict[str, dict[int, int | None]] = {}
+        """All there is to judge, once what was sent is settled; what could not be asked is told, not raised."""
+        try:
+            await self._settled(recorder.writes, within)
+            history = await self._history(base)
+        except PenstockError as error:
+            why = f"the history could not be asked: {error.message}"
+            return Evidence(base, base, recorder.reads, recorder.writes, [], {}, {}, recorder.faults, no_history=why)
+        settled = history[-1][0] if history else base
+        finals: dict[str, dict[int, Held]] = {}
         audits: dict[str, str] = {}
         unreached = []
         for name, pod in self._pods.items():
             try:
-                finals[name] = await self._held(pod, keys, last)
+                finals[name] = await self._held(pod, keys, settled)
                 audits[name] = await self._audit(pod)
             except PenstockError as error:
                 unreached.append(f"{name} could not be asked: {error.message}")
-        return Evidence(base, recorder.reads, recorder.writes, history, finals, audits, recorder.faults, unreached)
+        answered = max((one.version for held in finals.values() for one in held.values()), default=settled)
+        history, why = await self._history_up_to(answered, base, history, within)
+        return Evidence(
+            base,
+            settled,
+            recorder.reads,
+            recorder.writes,
+            history,
+            finals,
+            audits,
+            recorder.faults,
+            unreached=unreached,
+            no_history=why,
+        )
 
-    async def _settled_history(self, base: int, writes: Sequence[Write], within: float) -> list[tuple[int, str]]:
-        expected = {write.event_id for write in writes if write.outcome is not Outcome.UNKNOWN}
+    async def _settled(self, writes: Sequence[Write], within: float) -> set[str]:
+        """Which writes are under way still, though they were given time."""
+        unheard = {write.event_id for write in writes if write.outcome is not Outcome.ACKNOWLEDGED}
         deadline = monotonic() + within
-        while True:
+        while unheard:
             try:
-                history = await self._history(base)
-                if monotonic() > deadline or not expected - {event_id for _, event_id in history}:
-                    return history
+                pending = unheard & await self._pending()
+                if not pending or monotonic() > deadline:
+                    return pending
             except Transient:
                 if monotonic() > deadline:
                     raise
             await asyncio.sleep(_TRY_AGAIN)
+        return set()
+
+    async def _pending(self) -> set[str]:
+        found: set[str] = set()
+        cursor = None
+        while True:
+            asked = {"status": "PENDING", "dictCode": self._target.dict_code, "limit": _PAGE, "cursor": cursor}
+            page = await self._commands.updates(self._target.tenant, **asked)
+            found |= {one["eventId"] for one in page["updates"]}
+            cursor = page["next"]
+            if cursor is None:
+                return found
+
+    async def _history_up_to(
+        self, version: int, base: int, history: list[tuple[int, str]], within: float
+    ) -> tuple[list[tuple[int, str]], str]:
+        """The history once it tells the version that a pod answered with, and why it is not known."""
+        deadline = monotonic() + within
+        while (history[-1][0] if history else base) < version and monotonic() < deadline:
+            await asyncio.sleep(_TRY_AGAIN)
+            try:
+                history = await self._history(base)
+            except PenstockError as error:
+                if not isinstance(error, Transient) or monotonic() > deadline:
+                    return history, f"the history could not be asked: {error.message}"
+        return history, ""
 
     async def _history(self, base: int) -> list[tuple[int, str]]:
         found: list[tuple[int, str]] = []
@@ -109,24 +161,25 @@ class Inspector:
             if cursor is None or page["versions"][-1]["version"] <= base:
                 return sorted(found)
 
-    async def _held(self, pod: PodClient, keys: Keys, least: int) -> dict[int, int | None]:
-        held: dict[int, int | None] = {}
+    async def _held(self, pod: PodClient, keys: Keys, least: int) -> dict[int, Held]:
+        held: dict[int, Held] = {}
         for first in range(0, keys.count, _KEYS_AT_ONCE):
             numbers = range(first, min(first + _KEYS_AT_ONCE, keys.count))
             names = [keys.name(number) for number in numbers]
             answer = await pod.items(self._target.tenant, self._target.dict_code, names, least=least)
-            items = orjson.loads(answer.body)["items"]
-            held.update({n: items.get(name, {}).get("sequence") for n, name in zip(numbers, names, strict=True)})
+            items, version = orjson.loads(answer.body)["items"], version_of(answer)
+            for number, name in zip(numbers, names, strict=True):
+                held[number] = Held(version, items.get(name, {}).get("sequence"))
         return held
 
     async def _audit(self, pod: PodClient) -> str:
         said = await pod.audit(self._target.tenant, self._target.dict_code)
         return "" if said["agrees"] else f"{said}"
 
-    def _dictionaries(self) -> Dictionaries:
+    def _dictionaries(self, timeout: float = _TIMEOUT) -> Dictionaries:
         target = self._target
         first = next(iter(target.query_urls.values()))
-        return Dictionaries(target.command_url, first, target.tenant, token=target.token)
+        return Dictionaries(target.command_url, first, target.tenant, token=target.token, timeout=timeout)
 
 
 async def _patiently(pod: PodClient, target: Target, version: int) -> None:

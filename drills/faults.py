@@ -9,6 +9,7 @@ from drills.recorder import Recorder, Struck
 from penstock.kernel.errors import PenstockError, TimedOut
 
 QUIET = 1.0  # so long without any trouble is well
+UNFELT = 3.0  # a fault without any trouble is looked at for so long
 PATIENCE = 0.5  # an answer, or a version, that takes longer than this is trouble
 _LOOK_AGAIN = 0.05
 
@@ -36,17 +37,21 @@ async def strike_all(
     recorder: Recorder,
     tell: Callable[[str], None],
 ) -> None:
-    """Every fault in turn. One that cannot be done, or is not recovered from, is recorded as such."""
-    await until_well(recorder, 0.0, schedule.within)
+    """Every fault in turn, as long as all is well before it. One that cannot be done is recorded as such."""
     for fault in faults:
         await asyncio.sleep(schedule.settle)
+        if await until_well(recorder, 0.0, schedule.within) is None:
+            tell(f"{recorder.now():6.1f} s  all is not well: neither {fault.name} nor any other is struck")
+            return
         struck = Struck(fault.name, fault.what, recorder.now())
         recorder.faults.append(struck)
         tell(f"{struck.began:6.1f} s  {fault.name}: {fault.what}")
         await _strike(fault, struck, recorder)
-        struck.well = await until_well(recorder, struck.began, schedule.within)
+        struck.well = await until_well(recorder, struck.began, schedule.within, unfelt=UNFELT)
         struck.is_judged = True
         tell(f"{recorder.now():6.1f} s  {fault.name}: {outcome_of(struck)}")
+        if struck.well is None:
+            return  # whoever breaks what is broken learns nothing
     await asyncio.sleep(schedule.settle)
 
 
@@ -74,12 +79,16 @@ async def _strike(fault: Fault, struck: Struck, recorder: Recorder) -> None:
         struck.over = recorder.now()
 
 
-async def until_well(recorder: Recorder, since: float, within: float) -> float | None:
-    """The moment since which all is well: reads, writes, and every pod at the last version; None when it is not."""
-    began = recorder.now()
-    while recorder.now() - began < within:
+async def until_well(recorder: Recorder, since: float, within: float, *, unfelt: float = QUIET) -> float | None:
+    """The moment since which all is well: reads, writes, and every pod at the last version; None when it is not.
+
+    Where there was no trouble at all, that is known after *unfelt* seconds.
+    """
+    began, last = recorder.now(), since
+    while max(last, began) - began <= within and recorder.now() - began <= within + unfelt:
         last = max(recorder.last_trouble, since)
-        if recorder.now() - max(last, began) >= QUIET and recorder.last_acknowledged > last:
+        quiet = QUIET if last > since else unfelt
+        if recorder.now() - max(last, began) >= quiet and recorder.last_acknowledged > last:
             return last
         await asyncio.sleep(_LOOK_AGAIN)
     return None

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -38,8 +38,8 @@ class Bucket:
     fresh_p99: float | None
     fresh_max: float | None
     away_max: float | None
-    errors: int  # requests of readers and writers that failed
-    errors_after_retry: int  # reads that failed twice
+    errors_per_second: float  # requests of readers and writers that failed
+    errors_after_retry_per_second: float  # reads that failed twice
 
 
 def spread(values: Iterable[float]) -> dict[str, float | None]:
@@ -62,11 +62,14 @@ def shown(recorder: Recorder) -> list[Shown]:
     found = []
     for pod, sights in enumerate(recorder.sights):
         times, lowest = _for_good(sights)
+        away = sorted(recorder.away[pod])  # one after the other: whoever looks waits for the answer
+        back = [until for _, until in away]
         for version, at in acknowledged:
             place = bisect_left(lowest, version)
             delay = max(times[place] - at, 0.0) if place < len(times) else None
             end = times[place] if place < len(times) else float("inf")
-            was_away = any(since <= end and at <= until for since, until in recorder.away[pod])
+            next_away = bisect_left(back, at)
+            was_away = next_away < len(away) and away[next_away][0] <= end
             found.append(Shown(version, pod, at, delay, was_away))
     return found
 
@@ -81,15 +84,25 @@ def summary(recorder: Recorder, fresh: Sequence[Shown]) -> dict[str, object]:
         "errors": dict(Counter(f"{one.what}: {one.kind}" for one in recorder.troubles if one.is_error)),
         "statuses": {str(status): count for status, count in sorted(Counter(r.status for r in recorder.reads).items())},
         "sent_late_percent": late_percent(recorder),
-        "not_sent": recorder.unsent,
+        "not_sent": len(recorder.unsent),
     }
 
 
 def late_percent(recorder: Recorder, since: float = 0.0) -> float:
     """The share of due requests that this client sent late, or not at all: then it was the limit."""
     sent = [one for some in (recorder.reads, recorder.writes) for one in some if one.due >= since]
-    late = sum(one.sent - one.due > LATE for one in sent) + recorder.unsent
-    return round(100 * late / max(len(sent) + recorder.unsent, 1), 2)
+    unsent = sum(due >= since for due in recorder.unsent)
+    late = sum(one.sent - one.due > LATE for one in sent) + unsent
+    return round(100 * late / max(len(sent) + unsent, 1), 2)
+
+
+def outside(faults: Sequence[Struck]) -> Callable[[float], bool]:
+    """Whether a moment is of none of these faults: each from a second before it until all was well."""
+
+    def is_outside(at: float) -> bool:
+        return not any(fault.began - 1 <= at and (fault.end is None or at <= fault.end) for fault in faults)
+
+    return is_outside
 
 
 def timeline(recorder: Recorder, fresh: Sequence[Shown], width: float = 1.0) -> list[Bucket]:
@@ -129,17 +142,14 @@ def _bucket(number: int, width: float, measured: Sequence[list[float]], errors: 
         fresh_p99=_ms(quantile(good, 0.99)),
         fresh_max=_ms(good[-1] if good else None),
         away_max=_ms(away[-1] if away else None),
-        errors=errors[0],
-        errors_after_retry=errors[1],
+        errors_per_second=errors[0] / width,
+        errors_after_retry_per_second=errors[1] / width,
     )
 
 
 def _figures(recorder: Recorder, fresh: Sequence[Shown], without: Sequence[Struck]) -> dict[str, object]:
     """Of all that was due outside the given faults."""
-
-    def counts(at: float) -> bool:
-        return not any(fault.began - 1 <= at and (fault.end is None or at <= fault.end) for fault in without)
-
+    counts = outside(without)
     reads = [read for read in recorder.reads if counts(read.due)]
     writes = [write for write in recorder.writes if counts(write.due)]
     delays = [one for one in fresh if counts(one.acknowledged)]

@@ -31,7 +31,12 @@ class Given:
             raise Invalid("CLUSTER_INCOMPLETE", "a given cluster is not described in full", hint=hint)
         for url in (self.command_url, *self.query_urls):
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                raise Invalid("BAD_URL", f"{url!r} is no address", hint="http://host:port or https://host")
+                raise Invalid(
+                    "BAD_URL", f"{without_password(url)!r} is no address", hint="http://host:port or https://host"
+                )
+            if "@" in urlsplit(url).netloc:
+                hint = "leave it out: --token-env names the variable with a bearer token"
+                raise Invalid("PASSWORD_IN_URL", f"{without_password(url)!r} was given with a password", hint=hint)
         names = _names(self.query_urls)
         about = {"set-up": "a given cluster", "commands": self.command_url, "queries": ", ".join(self.query_urls)}
         return Target(
@@ -51,6 +56,12 @@ class Given:
         if token := os.environ.get(self.token_env):
             return token
         raise BadConfig("NO_TOKEN", f"the variable {self.token_env} is not set", hint="export it, with a bearer token")
+
+
+def without_password(url: str) -> str:
+    """An address as it may be shown."""
+    before, mark, rest = url.partition("//")
+    return before + mark + rest.rpartition("@")[2]
 
 
 def _names(urls: Sequence[str]) -> list[str]:

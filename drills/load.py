@@ -31,8 +31,12 @@ class Keys:
     run: str
     count: int
 
+    @property
+    def prefix(self) -> str:
+        return f"drill-{self.run}-"
+
     def name(self, number: int) -> str:
-        return f"drill-{self.run}-{number:05}"
+        return f"{self.prefix}{number:05}"
 
     def payload(self, sequence: int) -> dict[str, object]:
         return {"drill": self.run, "sequence": sequence}
@@ -54,15 +58,17 @@ class Load:
         self._stopping = asyncio.Event()
 
     async def run(self, seconds: float | None = None, *, reads: float | None = None) -> None:
-        """Press for so long, or until it is cancelled; what is under way then is still waited for."""
+        """Press for so long, or until it is cancelled: then nothing is sent again; what is under way is waited for."""
         looking = [asyncio.create_task(self._look(pod)) for pod in range(len(self._pods))]
         looking.append(asyncio.create_task(self._look_at_the_open()))
         try:
             async with asyncio.TaskGroup() as pace:
                 pace.create_task(self._paced(self._rates.reads if reads is None else reads, seconds, self._read))
                 pace.create_task(self._paced(self._rates.writes, seconds, self._write))
-        finally:
+        except asyncio.CancelledError:
             self._stopping.set()
+            raise
+        finally:
             await self._finished()
             await self._shown()
             for task in looking:
@@ -81,16 +87,17 @@ class Load:
             return
         began, number = self._recorder.now(), 0
         end = None if seconds is None else began + seconds
-        while end is None or self._recorder.now() < end:
+        while end is None or began + number / rate < end:  # what was due in a stall of this client is late, not gone
             now = self._recorder.now()
             while (due := began + number / rate) <= now and (end is None or due < end):
                 self._launch(due, launch)
                 number += 1
-            await asyncio.sleep(max(began + number / rate - self._recorder.now(), 0))
+            following = began + number / rate if end is None else min(began + number / rate, end)
+            await asyncio.sleep(max(following - self._recorder.now(), 0))
 
     def _launch(self, due: float, launch: Callable[[float], Coroutine[Any, Any, None]]) -> None:
         if len(self._open) >= MOST_OPEN:
-            self._recorder.unsent += 1
+            self._recorder.unsent.append(due)
             self._recorder.trouble("client", "not sent")
             return
         task = asyncio.create_task(launch(due))

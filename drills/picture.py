@@ -58,8 +58,8 @@ PANELS = (
     Panel(
         "errors per second",
         (
-            Line("all", _RED, lambda one: float(one.errors)),
-            Line("reads, after 1 retry", "#6b1d1d", lambda one: float(one.errors_after_retry)),
+            Line("all", _RED, lambda one: one.errors_per_second),
+            Line("reads, after 1 retry", "#6b1d1d", lambda one: one.errors_after_retry_per_second),
         ),
         is_log=False,
     ),

@@ -91,7 +91,7 @@ class Recorder:
     faults: list[Struck] = field(default_factory=list)
     sights: list[list[tuple[float, int]]] = field(init=False)
     away: list[list[tuple[float, float]]] = field(init=False)
-    unsent: int = 0
+    unsent: list[float] = field(default_factory=list)  # when they were due
     last_trouble: float = 0.0
     _zero: float = field(default_factory=time.monotonic)
     _known_at: list[float] = field(default_factory=list)

@@ -26,6 +26,10 @@ th{font-weight:600;border-bottom:1px solid #c9ced6}td{border-bottom:1px solid #e
 small{color:#5b626b}"""
 
 
+PASSED, FAILED, STOPPED = "passed", "failed", "stopped"
+_EARLY = "It was stopped before its end: what held until then proves nothing."
+
+
 @dataclass(frozen=True)
 class Drill:
     """A drill that is over."""
@@ -39,8 +43,11 @@ class Drill:
     was_stopped: bool = False
 
     @property
-    def is_passed(self) -> bool:
-        return all(finding.is_held for finding in self.findings)
+    def verdict(self) -> str:
+        """`stopped` proves nothing, whatever held until then."""
+        if self.was_stopped:
+            return STOPPED
+        return PASSED if all(finding.is_held for finding in self.findings) else FAILED
 
 
 def summarised(drill: Drill, fresh: Sequence[figures.Shown]) -> dict[str, Any]:
@@ -48,7 +55,7 @@ def summarised(drill: Drill, fresh: Sequence[figures.Shown]) -> dict[str, Any]:
     faults = [{**asdict(fault), "seconds": fault.seconds} for fault in drill.recorder.faults]
     return {
         "drill": drill.kind,
-        "verdict": "passed" if drill.is_passed else "failed",
+        "verdict": drill.verdict,
         "began": drill.began.isoformat(),
         "stopped_early": drill.was_stopped,
         "about": drill.about,
@@ -84,6 +91,7 @@ def as_text(told: dict[str, Any], folder: Path) -> str:
     examples = [f"      {line}" for one in told["promises"] for line in one["examples"]]
     parts = [table(_measured(told)), "", *_fault_lines(told), *_ramp_lines(told), table(promises), *examples, ""]
     parts += [f"sent late by this client: {told['figures']['sent_late_percent']} %", _errors(told)]
+    parts += [_EARLY] if told["stopped_early"] else []
     parts += [f"{told['drill']} {told['verdict']}; see {folder / 'report.html'}"]
     return "\n".join(parts)
 
@@ -154,8 +162,8 @@ def _title(drill: Drill, told: dict[str, Any]) -> str:
 
 def _page(told: dict[str, Any], drawn: str) -> str:
     """The report as one page that needs nothing else."""
-    verdict = f"<p class='{'ok' if told['verdict'] == 'passed' else 'bad'}'>{told['verdict']}</p>"
-    early = "<p>It was stopped before its end.</p>" if told["stopped_early"] else ""
+    verdict = f"<p class='{'ok' if told['verdict'] == PASSED else 'bad'}'>{told['verdict']}</p>"
+    early = f"<p>{_EARLY}</p>" if told["stopped_early"] else ""
     promises = [
         [_mark(one["is_held"]), escape(one["promise"]), escape(one["detail"]) + "".join(map(_small, one["examples"]))]
         for one in told["promises"]

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,12 @@ from drills import evidence, report
 from drills.checker import Finding, judge
 from drills.faults import Schedule, strike_all
 from drills.figures import late_percent, quantile
+from drills.limits import FAILED_AT_MOST, LATE_AT_MOST, judge_calm, judge_load
 from drills.load import Keys, Load
 from drills.recorder import Recorder
 from drills.target import Rates, Target
 
 SETTLED_WITHIN = 60.0
-FAILED_AT_MOST = 0.1  # percent of reads, after one retry, under load alone
-LATE_AT_MOST = 5.0  # percent: above it, the client is the limit
 RAMP_FACTOR = 1.5
 RAMP_STEPS = 20
 
@@ -47,6 +46,11 @@ class Plan:
     def kind(self) -> str:
         return "failover" if self.schedule else "load"
 
+    @property
+    def patience(self) -> float:
+        """How long what is under way at the end may take to be settled."""
+        return self.schedule.within if self.schedule else SETTLED_WITHIN
+
     def about(self) -> dict[str, object]:
         share = f"{self.rates.barrier:.0%} of the reads name the last acknowledged version"
         return {
@@ -66,30 +70,37 @@ async def run(
     keys, began = Keys(run_name, plan.rates.keys), datetime.now(UTC)
     async with opening as target, evidence.opened(target) as inspector:
         await inspector.check()
-        tell("writing every key for the first time")
-        base = await inspector.seed(keys)
         recorder = Recorder(list(target.query_urls))
-        recorder.acknowledged(base)
         pressing = _Pressing(target, plan, keys, recorder, tell)
-        await pressing.run()
-        tell("comparing what was promised with what is there")
-        found = await inspector.evidence(keys, base, recorder, SETTLED_WITHIN)
-        if not target.is_ours:
-            await inspector.remove(keys)
-    findings = [*judge(found), *_overload(plan, recorder)]
+        try:
+            tell("writing every key for the first time")
+            base = await inspector.seed(keys)
+            recorder.acknowledged(base)
+            await pressing.run()
+            tell("comparing what was promised with what is there")
+            found = await inspector.evidence(keys, base, recorder, plan.patience)
+        finally:
+            left = [] if target.is_ours else [await _removed(inspector, keys, recorder, plan, tell)]
+    chosen = [fault.name for fault in target.faults] if plan.schedule else []
+    findings = [*judge(replace(found, chosen=chosen)), *_of_the_load(plan, recorder), *left]
     about = {**target.about, **plan.about()}
     drill = report.Drill(plan.kind, began, about, recorder, findings, pressing.steps, pressing.was_stopped)
     return await asyncio.to_thread(report.written, drill, folder)
 
 
-def _overload(plan: Plan, recorder: Recorder) -> list[Finding]:
-    """Where nothing was broken and no limit was sought, readers get answers."""
-    if plan.schedule or plan.ramp:
-        return []
-    failed = sum(bool(read.error) for read in recorder.reads) + recorder.unsent
-    percent = 100 * failed / max(len(recorder.reads) + recorder.unsent, 1)
-    detail = f"{percent:.2f} % of the reads failed, after one retry"
-    return [Finding(f"at most {FAILED_AT_MOST} % of the reads fail", percent <= FAILED_AT_MOST, detail)]
+async def _removed(
+    inspector: evidence.Inspector, keys: Keys, recorder: Recorder, plan: Plan, tell: Callable[[str], None]
+) -> Finding:
+    left = await inspector.remove(keys, recorder.writes, plan.patience)
+    if left:
+        tell(left)
+    return Finding("nothing of the drill is left in the dictionary", not left, left or f"{keys.count:,} keys removed")
+
+
+def _of_the_load(plan: Plan, recorder: Recorder) -> list[Finding]:
+    if plan.ramp:
+        return []  # it seeks what cannot be held
+    return judge_calm(recorder) if plan.schedule else judge_load(recorder)
 
 
 class _Pressing:
@@ -110,6 +121,7 @@ class _Pressing:
         work = asyncio.create_task(self._work())
         try:
             async with _interruptible(work) as interrupted:
+                self._tell("reading and writing")
                 with suppress(asyncio.CancelledError):
                     await work
             self.was_stopped = interrupted.is_set()
@@ -146,12 +158,12 @@ class _Pressing:
 
     async def _step(self, ramp: Ramp, rate: float) -> dict[str, object]:
         recorder = self._recorder
-        since, before = recorder.now(), recorder.unsent
+        since, before = recorder.now(), len(recorder.unsent)
         await self._load.run(ramp.step, reads=rate)
         reads = [read for read in recorder.reads if read.due >= since]
         times = sorted(1000 * (read.ended - read.due) for read in reads if not read.error)
         p99, late = quantile(times, 0.99), late_percent(recorder, since)
-        unsent = recorder.unsent - before
+        unsent = len(recorder.unsent) - before
         failed = 100 * (sum(bool(read.error) for read in reads) + unsent) / max(len(reads) + unsent, 1)
         held = _held(ramp, p99, failed, late)
         shown = None if p99 is None else round(p99, 2)

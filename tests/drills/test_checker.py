@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from drills.checker import Evidence, judge
+from drills.checker import Evidence, Held, judge
 from drills.recorder import Outcome, Read, Struck, Write
 
 BASE = 10
@@ -18,13 +18,18 @@ def read(key: int, version: int, sequence: int, least: int | None = None) -> Rea
     return Read(5.0, 5.0, 0, key, least, 5.01, 200, version, True, sequence)
 
 
+def held(version: int, **keys: int) -> dict[int, Held]:
+    return {int(key[1:]): Held(version, sequence) for key, sequence in keys.items()}
+
+
 WRITES = [write(1, 0, 11, 1.0), write(2, 1, 12, 2.0), write(3, 0, 13, 3.0), write(4, 1, None, 4.0)]
 TRUE = Evidence(
     base=BASE,
+    settled=13,
     reads=[read(0, 11, 1), read(0, 12, 1, least=12), read(1, 11, 0), read(0, 13, 3), read(2, 13, 0)],
     writes=WRITES,
     history=[(11, "event-1"), (12, "event-2"), (13, "event-3")],
-    finals={"pod-1": {0: 3, 1: 2, 2: 0}, "pod-2": {0: 3, 1: 2, 2: 0}},
+    finals={"pod-1": held(13, k0=3, k1=2, k2=0), "pod-2": held(13, k0=3, k1=2, k2=0)},
     audits={"pod-1": "", "pod-2": ""},
     faults=[Struck("kill-pod", "kill -9", 1.0, 2.0, 2.5, is_judged=True)],
 )
@@ -37,7 +42,7 @@ def broken(evidence: Evidence) -> list[str]:
 def test_a_true_history_is_believed() -> None:
     """R27: when every promise held, nothing is found, whether or not an unanswered write is there."""
     assert broken(TRUE) == []
-    assert broken(replace(TRUE, history=[*TRUE.history, (14, "event-4")], finals={"pod-1": {0: 3, 1: 4}})) == []
+    assert broken(replace(TRUE, history=[*TRUE.history, (14, "event-4")], finals={"pod-1": held(14, k0=3, k1=4)})) == []
 
 
 LIES = {
@@ -51,11 +56,12 @@ LIES = {
         history=[(11, "event-2"), (12, "event-1"), (13, "event-3")],
         reads=[read(0, 13, 3)],
     ),
-    "the last write of a key wins, in every pod": replace(TRUE, finals={"pod-1": {0: 1}}),
+    "the last write of a key wins, in every pod": replace(TRUE, finals={"pod-1": held(13, k0=1)}),
     "the pods agree with the primary": replace(TRUE, audits={"pod-1": "", "pod-2": "different: [0]"}),
     "well again in time after every fault": replace(
         TRUE, faults=[Struck("kill-pod", "kill -9", 1.0, 2.0, is_judged=True)]
     ),
+    "every chosen fault was struck and judged": replace(TRUE, chosen=["kill-pod", "kill-apply"]),
     "it was used": replace(TRUE, reads=[], finals={}),
 }
 
@@ -95,3 +101,35 @@ def test_a_gap_between_versions_is_found() -> None:
     unheard = [WRITES[0], replace(WRITES[1], outcome=Outcome.UNKNOWN, version=None), *WRITES[2:]]
     evidence = replace(TRUE, history=gone, writes=unheard, finals={}, reads=[read(0, 13, 3)])
     assert broken(evidence) == ["nothing is doubled, no version is missing"]
+
+
+def test_two_writes_of_one_version_are_told_not_stumbled_over() -> None:
+    """R27: a history that breaks a promise is judged like any other."""
+    doubled = replace(TRUE, history=[*TRUE.history, (13, "event-4")])
+    assert "nothing is doubled, no version is missing" in broken(doubled)
+
+
+def test_a_write_that_lands_while_pods_are_asked_is_no_breach() -> None:
+    """R27: what a pod has is held against the version it answers with, which is none from before the end."""
+    late = replace(TRUE, history=[*TRUE.history, (14, "event-4")])
+    mixed = {"pod-1": {0: Held(13, 3), 1: Held(14, 4)}, "pod-2": held(13, k1=2)}
+    assert broken(replace(late, finals=mixed)) == []
+    ends = "the last write of a key wins, in every pod"
+    assert broken(replace(late, finals={"pod-1": held(12, k0=1)})) == [ends]
+    assert broken(replace(late, finals={"pod-1": held(15, k0=3)})) == [ends]
+
+
+def test_a_fault_that_was_struck_and_not_judged_cannot_pass() -> None:
+    """R27: all that was chosen is struck and judged."""
+    struck = replace(TRUE, chosen=["kill-pod"])
+    assert broken(struck) == []
+    open_end = replace(struck, faults=[Struck("kill-pod", "kill -9", 1.0)])
+    assert broken(open_end) == ["every chosen fault was struck and judged"]
+
+
+def test_what_could_not_be_asked_is_a_breach() -> None:
+    """R27: a history nobody could read lets nothing pass that depends on it, and blames no read or write."""
+    gone = replace(TRUE, history=[], finals={}, audits={}, no_history="the history could not be asked: it is down")
+    found = [finding for finding in judge(gone) if not finding.is_held]
+    assert len(found) == 4
+    assert {line for finding in found for line in finding.examples} == {gone.no_history}

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -95,6 +96,48 @@ def test_a_given_cluster_is_left_as_it_was(cluster: Up, tmp_path: Path) -> None:
     assert left.code == 0, left.err
 
 
+@pytest.mark.timeout(TIMEOUT)
+def test_a_stopped_drill_has_not_passed(cluster: Up, tmp_path: Path) -> None:
+    """R27: Ctrl-C before any fault leaves a report that says so, exit code 130, and none of our keys."""
+    args = ["failover", *given(cluster), "--fault", "never=false", "--settle", "200", "--reads", "20", "--writes", "5"]
+    command = [sys.executable, "-m", "drills", *args, "--out", str(tmp_path / "out")]
+    env = {**os.environ, "DRILL_TOKEN": token()}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as drill:
+        assert drill.stderr is not None
+        for line in drill.stderr:
+            if line == "reading and writing\n":
+                drill.send_signal(signal.SIGINT)
+                break
+        said, _ = drill.communicate(timeout=TIMEOUT - 20)
+    assert drill.returncode == 130, said
+    assert "failover stopped" in said
+    told = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert told["verdict"] == "stopped"
+    assert "proves nothing" in (tmp_path / "out" / "report.html").read_text()
+    asked = ["dict", "all", "acme", "RATES", "--query-url", cluster.query, "--json"]
+    assert "drill-" not in penstock(*asked, cwd=tmp_path, env={"PENSTOCK_TOKEN": token()}).out
+
+
+@pytest.mark.timeout(TIMEOUT)
+def test_a_cluster_that_does_not_come_back_is_reported(tmp_path: Path) -> None:
+    """R27: the report is written, nothing else is struck, and what may be left in the dictionary is told."""
+    (tmp_path / "penstock.yaml").write_text(CONFIG)
+    with Up(tmp_path, env={"DRILL_SECRET": SECRET}) as up:
+        faults = ["--fault", f"gone=kill -9 {up.pid}", "--fault", "never=false", "--settle", "0"]
+        out = str(tmp_path / "out")
+        args = ["--recover-within", "2", "--reads", "20", "--writes", "5", "--out", out]
+        done = drills("failover", *given(up), *faults, *args)
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [fault["name"] for fault in told["faults"]] == ["gone"]
+    assert "history could not be asked" in done.stdout
+    assert "never was not struck" in done.stdout
+    left = next(one["detail"] for one in told["promises"] if "left" in one["promise"])
+    assert "keys drill-" in left
+
+
 def test_a_dictionary_that_is_not_there_is_said_so(cluster: Up, tmp_path: Path) -> None:
     """R27: exit code 5, with what to name instead, and no report of nothing."""
     done = drills("load", *given(cluster, "NONE"), "--out", str(tmp_path / "out"))
@@ -118,8 +161,10 @@ def test_a_cluster_that_is_not_there_is_said_so(tmp_path: Path) -> None:
         ["load", "--command-url", NOBODY],
         ["failover", "--command-url", NOBODY, "--query-url", NOBODY, "--tenant", "a", "--dict", "b"],
         ["failover", "--command-url", NOBODY, "--query-url", NOBODY, "--tenant", "a", "--dict", "b", "--fault", "pod"],
+        ["load", "--command-url", NOBODY, "--query-url", NOBODY, "--tenant", "a", "--dict", "b", "--pods", "3"],
+        ["load", "--command-url", "http://me:hidden@x", "--query-url", NOBODY, "--tenant", "a", "--dict", "b"],
     ],
-    ids=["no command url", "no dictionary", "no fault", "no command"],
+    ids=["no command url", "no dictionary", "no fault", "no command", "not ours", "password"],
 )
 def test_half_a_description_is_refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """R27: exit code 2 before anything is started."""
@@ -127,4 +172,6 @@ def test_half_a_description_is_refused(args: list[str], capsys: pytest.CaptureFi
         patch.setattr(sys, "argv", ["drills", *args])
         guarded(app)
     assert ended.value.code == 2
-    assert "hint: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "hint: " in said
+    assert "hidden" not in said

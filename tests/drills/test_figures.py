@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree as ET
 
-from drills.figures import shown, spread, summary, timeline
+from drills.figures import late_percent, shown, spread, summary, timeline
 from drills.picture import draw
 from drills.recorder import Outcome, Recorder, Struck, Trouble, Write
 
@@ -56,3 +56,19 @@ def test_the_summary_counts_errors_but_not_every_trouble() -> None:
     """R27: what failed is told by kind."""
     recorder = recording()
     assert summary(recorder, shown(recorder))["errors"] == {"read: refused": 1}
+
+
+def test_errors_are_told_per_second_however_wide_a_stretch_is() -> None:
+    """R27: one error in half a second is two a second, in four seconds a quarter."""
+    recorder = recording()
+    recorder.troubles = [Trouble(1.5, "read", "refused")]
+    assert max(one.errors_per_second for one in timeline(recorder, [], 0.5)) == 2
+    assert max(one.errors_per_second for one in timeline(recorder, [], 4.0)) == 0.25
+
+
+def test_what_was_not_sent_counts_where_it_was_due() -> None:
+    """R27: a step of a ramp is not blamed for the ones before."""
+    recorder = recording()
+    recorder.unsent = [0.5, 0.6]
+    assert late_percent(recorder) == 50.0
+    assert late_percent(recorder, since=1.0) == 0.0
