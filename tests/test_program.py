@@ -113,17 +113,17 @@ def postgres_holder() -> Holder:
     return start
 
 
-def test_a_signal_ends_a_start_that_waits(tmp_path: Path, database_url_sync: str) -> None:
+def test_a_signal_ends_a_start_that_waits(tmp_path: Path, empty_database_url: str) -> None:
     """SIGTERM while `up` waits for the migration lock ends it at once, with nothing left behind."""
-    with MigrationLock(database_url_sync):
+    with MigrationLock(empty_database_url):
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", "up", "--port", "0", "--query-port", "0"],
             cwd=tmp_path,
-            env={**os.environ, "PENSTOCK__DATABASE__URL": database_url_sync},
+            env={**os.environ, "PENSTOCK__DATABASE__URL": empty_database_url},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        wait_for(lambda: MigrationLock.is_awaited(database_url_sync))
+        wait_for(lambda: MigrationLock.is_awaited(empty_database_url))
         process.terminate()
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, b"")
@@ -350,9 +350,9 @@ class MigrationLock:
 
 
 @pytest.fixture
-def database_url_sync(postgres_url: str) -> Iterator[str]:
-    """A database of the test's own, for a test without an event loop."""
-    opened = fresh_database(postgres_url)
+def empty_database_url(postgres_url: str) -> Iterator[str]:
+    """A database of the test's own, without a schema, for a test without an event loop."""
+    opened = fresh_database(postgres_url, empty=True)
     loop = asyncio.new_event_loop()
     yield loop.run_until_complete(opened.__aenter__())
     loop.run_until_complete(opened.__aexit__(None, None, None))
