@@ -79,11 +79,15 @@ class Readers:
 
     async def written(self) -> set[str]:
         """The keys that were committed, each of them in one version."""
-        await self._rig.apply()
+        await becomes(self._is_settled, "nothing pends")
         rows = await self._rig.db.fetch("SELECT status, event_id, committed_version FROM update_request")
         assert {row["status"] for row in rows} == {"COMMITTED"}
         assert len({row["committed_version"] for row in rows}) == len(rows)
         return {str(row["event_id"]) for row in rows}
+
+    async def _is_settled(self) -> bool:
+        await self._rig.apply()
+        return not await self._rig.db.fetchval("SELECT EXISTS (SELECT FROM update_request WHERE status = 'PENDING')")
 
     def begin(self, load: Load, group: asyncio.TaskGroup) -> None:
         requests = itertools.cycle([self._newest, self._one, self._some, self._one])

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shlex
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -70,6 +71,8 @@ async def test_a_database_that_cannot_be_stopped_or_does_not_return_is_said_so(t
     postgres.url = "postgresql://nobody@127.0.0.1:9/none"
     with pytest.raises(TimedOut):
         await postgres.restart()
+    with suppress(ProcessLookupError):  # it may be one that heeds SIGQUIT
+        sleeper.kill()
     await sleeper.wait()
     with pytest.raises(Transient):
         await postgres.restart()
