@@ -31,38 +31,29 @@ def _serve() -> None:
     """Serve one role alone."""
 
 
-@serve_app.command("api")
-def api(
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
-    host: HostOption = None,
-    port: Annotated[int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Serve the API of all parts, without workers, until Ctrl-C or SIGTERM."""
-    settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
+def _api(program: str, about: str) -> Callable[..., None]:
+    def api(
+        config: ConfigOption = None,
+        data_dir: DataDirOption = None,
+        host: HostOption = None,
+        port: Annotated[
+            int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")
+        ] = None,
+        json: JsonOption = False,
+    ) -> None:
+        settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
-    with loading():
-        from penstock import serving
+        with loading():
+            from penstock import serving
 
-    serve(settings, serving.api, tell_address("api", json))
+        serve(settings, getattr(serving, program), tell_address("api", json))
+
+    api.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
+    return api
 
 
-@serve_app.command("command-api")
-def command_api(
-    config: ConfigOption = None,
-    data_dir: DataDirOption = None,
-    host: HostOption = None,
-    port: Annotated[int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Take updates of dictionaries in, until Ctrl-C or SIGTERM."""
-    settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
-
-    with loading():
-        from penstock import serving
-
-    serve(settings, serving.command_api, tell_address("api", json))
+serve_app.command("api")(_api("api", "Serve the API of all parts, without workers"))
+serve_app.command("command-api")(_api("command_api", "Take updates of dictionaries in"))
 
 
 @serve_app.command("query-api")
