@@ -1,4 +1,4 @@
-"""Who is told of a publication: dictionaries exactly once, webhooks at least once."""
+"""Who is told of a publication: dictionaries and flows exactly once, webhooks at least once."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ from penstock.ingest import layout, targets
 from penstock.ingest.bridge import Bridge
 from penstock.ingest.config import AlertSection
 from penstock.ingest.delivering import Deliveries
-from penstock.ingest.model import Alert
+from penstock.ingest.model import Alert, Failed
 from penstock.ingest.recipients import DictionaryTarget
 from penstock.ingest.standing import standing
 from penstock.ingest.states import open_state
@@ -36,6 +36,7 @@ from tests.services.until import until
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 SECRET = "hush, hush"
+FLOW = "after-prices"
 
 
 class Told(NamedTuple):
@@ -246,8 +247,14 @@ def server_database() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def up(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("up")
-    config = {"database": {"url": server_database}, "refdata": {"dictionaries": [{"code": "PRICES"}]}}
+    config = {
+        "database": {"url": server_database},
+        "refdata": {"dictionaries": [{"code": "PRICES"}]},
+        "flows": {"folder": str(folder / "flows")},
+    }
     (folder / "penstock.yaml").write_text(json.dumps(config))
+    (folder / "flows").mkdir()
+    (folder / "flows" / "after-prices.yaml").write_text(json.dumps({"name": FLOW}))
     with Up(folder) as up:
         yield up
 
@@ -357,6 +364,54 @@ def test_a_dictionary_that_is_not_there_yet(
     came = deliver()
     assert came[dictionary.name] == "done"
     assert "NOT_YET" in came[dictionary.name.replace("PRICES", "NOT_YET")]
+
+
+def started(up: Up, run_id: str) -> list[Json]:
+    """The runs of the flow that a run of ingest has started."""
+    runs = httpx.get(f"{up.api}/api/v1/flow_runs", params={"flow": FLOW, "limit": 100}).json()["runs"]
+    found = [httpx.get(f"{up.api}/api/v1/flow_runs/{run['runId']}").json() for run in runs]
+    return [run for run in found if run["scope"]["runId"] == run_id]
+
+
+def test_a_publication_starts_a_flow_once(house: House, up: Up, deliver: Deliver) -> None:
+    """I23: killed before its marker, it is started again and is the same run, whatever `scope` says now."""
+    flow = {"name": FLOW, "url": up.api}
+    aim(house, {"flow": {**flow, "scope": {"note": "fresh prices"}}})
+    first = house.publish(ONE)
+    assert deliver() == {f"flow {FLOW} at {up.api}": "done"}
+    (marker,) = markers(house)
+    told = json.loads(marker.read_bytes())["told"]
+    marker.unlink()
+    assert deliver() == {f"flow {FLOW} at {up.api}": "done"}
+    assert json.loads(marker.read_bytes())["told"] == told
+    marker.unlink()
+    aim(house, {"flow": {**flow, "scope": {"note": "another"}}})
+    assert deliver() == {f"flow {FLOW} at {up.api}": "done"}
+    (run,) = started(up, first)
+    assert run["runId"] == told["run_id"]
+    assert run["scope"] == {"note": "fresh prices", "supplier": SUPPLIER, "runId": first, "fence": 1, "facts": 2}
+    second = house.publish(TWO)
+    assert deliver() == {f"flow {FLOW} at {up.api}": "done"}
+    assert [run["scope"]["fence"] for run in started(up, second)] == [2]
+
+
+def test_a_flow_that_is_not_there_yet(house: House, up: Up, clock: ManualClock, deliver: Deliver) -> None:
+    """I23: somebody has to mend it: told, and tried again; the publication stands."""
+    aim(house, {"flow": {"name": "not-yet", "url": up.api}})
+    run_id = house.publish(ONE)
+    (came,) = deliver().values()
+    assert came.startswith("not yet: ")
+    assert "not-yet" in came
+    assert house.current() == run_id
+    assert alerts(house, clock) == [Alert.UNDELIVERED]
+
+
+def test_a_target_is_one_thing(house: House) -> None:
+    """I23: none, or two in one, is a mistake of the configuration, and told as one."""
+    for wrong in ({}, {"flow": {"name": FLOW}, "webhook": {"url": "http://127.0.0.1:1/gone"}}):
+        aim(house, wrong)
+        with pytest.raises(Failed, match="give a dictionary, a flow or a webhook"):
+            load_supplier(house.root / layout.config(SUPPLIER))
 
 
 def test_the_command_tells_of_its_deliveries(house: House, dictionary: Dictionary) -> None:

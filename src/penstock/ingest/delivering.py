@@ -1,4 +1,4 @@
-"""I23: who is told of a publication: dictionaries exactly once, webhooks at least once; only ever the current state."""
+"""I23: who is told of the current state: dictionaries and flows exactly once, webhooks at least once."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ from penstock.ingest.publishing import Current, current_state
 from penstock.ingest.recipients import Target
 from penstock.ingest.states import open_state
 from penstock.ingest.supplier import Supplier
-from penstock.ingest.targets import Refused, call_webhook, fill_dictionary
+from penstock.ingest.targets import Refused, call_webhook, fill_dictionary, start_flow
 from penstock.ingest.tree import Tree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, PenstockError, Transient
@@ -77,8 +77,10 @@ class Deliveries:
         if target.webhook is not None:
             key = f"{current.pointer.run_id}:{target.digest}"
             return self._bridge.call(call_webhook(target.webhook, self._name, current, key))
+        if target.flow is not None:
+            return self._bridge.call(start_flow(target.flow, self._name, current, target.digest))
         if target.dictionary is None:
-            raise RuntimeError("a target is one of the two")
+            raise RuntimeError("a target is one of the three")
         with open_state(self._tree, self._name) as state:
             if state.pointer != current.pointer:
                 hint = "that one is delivered next"

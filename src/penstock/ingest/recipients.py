@@ -1,10 +1,11 @@
 """I23: who is told of a publication, as a supplier's configuration names them."""
 
 import hashlib
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from penstock.flows.contract import NAME
 from penstock.kernel.config import SecretRef, Section
 from penstock.kernel.sections import Url
 
@@ -20,6 +21,15 @@ class DictionaryTarget(Section):
     token: SecretRef | None = None
 
 
+class FlowTarget(Section):
+    """I23: a flow that is started by every publication, once; its scope tells which."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    scope: dict[str, Any] = Field(default_factory=dict, description="Beside `supplier`, `runId`, `fence` and `facts`.")
+    url: Url = "http://127.0.0.1:8080"
+    token: SecretRef | None = None
+
+
 class WebhookTarget(Section):
     """I23: an address that is told of every publication, at least once."""
 
@@ -31,6 +41,7 @@ class Target(Section):
     """I23: who is told of a publication."""
 
     dictionary: DictionaryTarget | None = None
+    flow: FlowTarget | None = None
     webhook: WebhookTarget | None = None
 
     @property
@@ -38,6 +49,8 @@ class Target(Section):
         """What people know it by."""
         if self.dictionary is not None:
             return f"dictionary {self.dictionary.tenant}/{self.dictionary.code} at {self.dictionary.url}"
+        if self.flow is not None:
+            return f"flow {self.flow.name} at {self.flow.url}"
         # Without the query, which may carry a token.
         return f"webhook {self.webhook.url.partition('?')[0] if self.webhook else ''}"
 
@@ -49,6 +62,6 @@ class Target(Section):
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
-        if (self.dictionary is None) == (self.webhook is None):
-            raise ValueError("give a dictionary or a webhook")
+        if [self.dictionary, self.flow, self.webhook].count(None) != 2:
+            raise ValueError("give a dictionary, a flow or a webhook")
         return self

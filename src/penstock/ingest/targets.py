@@ -1,4 +1,4 @@
-"""What is told of a publication, and how: a dictionary gets all facts as one SNAPSHOT, a webhook gets a note."""
+"""What is told of a publication, and how: a dictionary gets all facts as a SNAPSHOT, a flow a run, a webhook a note."""
 
 import asyncio
 import hashlib
@@ -13,12 +13,13 @@ import aiohttp
 import orjson
 from msgspec import Raw
 
+from penstock.flows.contract import PREFIX as FLOWS
 from penstock.ingest.publishing import Current
-from penstock.ingest.recipients import DictionaryTarget, WebhookTarget
+from penstock.ingest.recipients import DictionaryTarget, FlowTarget, WebhookTarget
 from penstock.ingest.states import State
 from penstock.kernel.api_client import ApiClient, Json
 from penstock.kernel.config import resolve
-from penstock.kernel.errors import Invalid, PenstockError, Transient
+from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
 from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT, PREFIX, Command, EventType, Item, Status, encode
 
 _NAMESPACE = UUID("6f1f0c1e-3f53-4a57-9c0e-0d9a7c2f6f11")
@@ -97,6 +98,31 @@ def _items(state: State, key: str) -> Iterator[Item]:
         if name is None:
             raise Invalid("KEY_MISSING", f"a fact has no {key}", hint="the key of a dictionary is in every fact")
         yield Item(str(name), payload=Raw(orjson.dumps(fact["payload"])))
+
+
+async def start_flow(target: FlowTarget, supplier: str, current: Current, digest: str) -> Json:
+    """Start a run of a flow. Its id comes from ours: whoever repeats this finds it there."""
+    pointer = current.pointer
+    told = {"supplier": supplier, "runId": pointer.run_id, "fence": pointer.fence, "facts": current.before.facts}
+    run_id = f"{pointer.run_id}.{digest[:8]}"
+    token = resolve(target.token, "targets.flow.token") if target.token else None
+    async with _Runs(target.url, token=token) as runs:
+        await runs.start({"runId": run_id, "flow": target.name, "scope": {**target.scope, **told}})
+    return {"run_id": run_id}
+
+
+class _Runs(ApiClient):
+    """The API of flows, as far as a start needs it."""
+
+    def __init__(self, url: str, *, token: str | None) -> None:
+        super().__init__(url, FLOWS, token=token)
+
+    async def start(self, run: Json) -> None:
+        try:
+            await self._call("POST", "/flow_runs", run)
+        except Conflict as error:
+            if error.code != "RUN_EXISTS":  # started before, when `scope` was configured otherwise
+                raise
 
 
 async def call_webhook(target: WebhookTarget, supplier: str, current: Current, key: str) -> Json:
