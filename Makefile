@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
 
-.PHONY: help setup up demo test soak check format bench load failover docs contracts dashboards deploy-tools kafka kafka-stop lock clean
+.PHONY: help setup up demo test soak check format bench load failover docs contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ contracts: setup ## Write docs/contracts anew: JSON Schemas and AsyncAPI, from t
 docs: setup ## Build the documentation as a site in .build/docs; a link that leads nowhere fails it
 	@$(BIN)/sphinx-build -q -E -W --keep-going -b html -d .build/doctrees docs .build/docs
 	@echo "open .build/docs/index.html"
+
+conformance: setup ## Write docs/conformance.md anew, from the tests' docstrings
+	@$(BIN)/python scripts/conformance
 
 deploy-tools: setup ## Bring Helm, Envoy and the schemas that the tests judge deploy/ by; needs Go
 	@scripts/deploy-tools

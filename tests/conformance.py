@@ -1,0 +1,139 @@
+"""Which tests keep which clause: the list of clauses, what tests say of themselves, and the page that joins the two."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parent.parent
+CLAUSES = ROOT / "docs" / "clauses.yaml"
+PAGE = ROOT / "docs" / "conformance.md"
+SHOWN = 4
+
+_NAMED = r"[A-Z]\d+(?:[–-][A-Z]\d+)?|§\d+(?:\.\d+)*"  # a clause, several in a row, or a place in a founding document
+_LEAD = re.compile(rf"((?:{_NAMED})(?:, (?:{_NAMED}))*): ")
+_CLAUSE = re.compile(r"([A-Z])(\d+)\b")
+_INTRO = """# What is promised, and the tests that keep it
+
+Every promise of Penstock is a clause with a stable name, and every test that keeps one names it at the beginning of
+its docstring. This page joins the two: what each clause promises, and the tests to read first, which are those about
+it alone. `make conformance` writes it from [clauses.yaml](clauses.yaml) and the tests; a test fails when a clause has
+none.
+""".splitlines()
+
+Parts = Mapping[str, Mapping[str, str]]  # what each clause of each part promises
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test and the clauses it names, as it names them; *file* is named after its place below the root."""
+
+    __test__ = False  # to pytest it is none
+
+    file: str
+    name: str
+    nth: int  # of those in its file that name the same first
+    clauses: tuple[str, ...]
+    of_file: tuple[str, ...]  # what the file says it is about
+
+
+def read_clauses(file: Path = CLAUSES) -> Parts:
+    """All clauses, part by part, in their order."""
+    parts: Parts = YAML(typ="safe").load(file)
+    return parts
+
+
+def read_tests(root: Path = ROOT) -> list[Test]:
+    """Every test below *root*, by file and in the order of writing."""
+    return [test for file in sorted(root.glob("tests/**/test_*.py")) for test in _tests_of(file, root)]
+
+
+def named(docstring: str | None) -> tuple[str, ...]:
+    """The clauses at the beginning of *docstring*, those of a range one by one; ValueError when nobody can tell."""
+    text = docstring or ""
+    lead = _LEAD.match(text)
+    if lead is None and _CLAUSE.match(text):
+        raise ValueError(f"a colon ends the clauses a docstring names, and a comma parts them: {text}")
+    return tuple(clause for word in lead[1].split(", ") for clause in _spelled_out(word)) if lead else ()
+
+
+def without_a_test(parts: Parts, tests: Sequence[Test]) -> list[str]:
+    """Clauses that no test names."""
+    kept = {clause for test in tests for clause in test.clauses}
+    return [clause for clauses in parts.values() for clause in clauses if clause not in kept]
+
+
+def not_in_the_list(parts: Parts, tests: Sequence[Test]) -> list[str]:
+    """What tests name and no part has, each with where it is named."""
+    known = {clause for clauses in parts.values() for clause in clauses}
+    return [f"{clause} in {test.file}::{test.name}" for test in tests for clause in test.clauses if clause not in known]
+
+
+def out_of_order(parts: Parts) -> list[str]:
+    """Parts whose clauses are not one letter with 1, 2, 3 and so on."""
+    return [part for part, clauses in parts.items() if list(clauses) != _numbered(next(iter(clauses)), len(clauses))]
+
+
+def page(parts: Parts, tests: Sequence[Test]) -> str:
+    """What docs/conformance.md is to say."""
+    keeping = {part: sum(1 for test in tests if clauses.keys() & set(test.clauses)) for part, clauses in parts.items()}
+    total = sum(1 for test in tests if test.clauses)
+    lines = [
+        *_INTRO,
+        "",
+        "| part | clauses | tests |",
+        "|---|---:|---:|",
+        *(f"| [{part}](#{part}) | {len(clauses)} | {keeping[part]} |" for part, clauses in parts.items()),
+        f"| all | {sum(map(len, parts.values()))} | {total} |",
+    ]
+    for part, clauses in parts.items():
+        lines += ["", f"## {part}", "", f"How it works: [{part}.md]({part}.md).", ""]
+        lines += ["| clause | promise | tests |", "|---|---|---|"]
+        lines += [f"| {clause} | {said} | {_cell(clause, part, tests)} |" for clause, said in clauses.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _tests_of(file: Path, root: Path) -> Iterator[Test]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    of_file = named(ast.get_docstring(tree))
+    before: dict[str, int] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            clauses = named(ast.get_docstring(node))
+            first = clauses[0] if clauses else ""
+            before[first] = before.get(first, 0) + 1
+            yield Test(str(file.relative_to(root)), node.name, before[first], clauses, of_file)
+
+
+def _spelled_out(word: str) -> list[str]:
+    ends = _CLAUSE.findall(word)
+    if len(ends) < 2:
+        return [letter + number for letter, number in ends]
+    (letter, first), (_, last) = ends
+    return [f"{letter}{number}" for number in range(int(first), int(last) + 1)]
+
+
+def _numbered(first: str, count: int) -> list[str]:
+    return [f"{first[0]}{number}" for number in range(1, count + 1)]
+
+
+def _cell(clause: str, part: str, tests: Sequence[Test]) -> str:
+    keeping = sorted((test for test in tests if clause in test.clauses), key=lambda test: _rank(test, clause, part))
+    links = ", ".join(f"[{test.name}](../{test.file})" for test in keeping[:SHOWN])
+    return links if len(keeping) <= SHOWN else f"{links} and {len(keeping) - SHOWN} more"
+
+
+def _rank(test: Test, clause: str, part: str) -> tuple[object, ...]:
+    """The most telling come first: about this clause, in a file about it, of its own part, and one of each file."""
+    return (
+        test.clauses[0] != clause,
+        len(test.clauses),
+        clause not in test.of_file,
+        not test.file.startswith(f"tests/{part}/"),
+        test.nth,
+        test.file,
+        test.name,
+    )
