@@ -10,7 +10,8 @@ import structlog
 
 from penstock.app import HarvestPlatform
 from penstock.harvest import contract
-from penstock.harvest.completing import Consolidator
+from penstock.harvest.completing import Consolidator, OnPublished
+from penstock.harvest.config import HarvestSection
 from penstock.harvest.contract import WorkDone
 from penstock.harvest.feeds import Feeds
 from penstock.harvest.fetching import ATTEMPTS, Fetcher
@@ -20,11 +21,15 @@ from penstock.harvest.rescuing import Rescuer
 from penstock.harvest.store import SQL
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery, Subscription
+from penstock.kernel.clock import Clock
+from penstock.kernel.db import Connection
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.ids import worker_name
 from penstock.kernel.outcome import Done, Outcome
 from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.worker import Handler, each
+from penstock.refdata import renewing
+from penstock.refdata.model import Dict
 from penstock.working import working
 
 _LOOK = timedelta(seconds=5)
@@ -48,7 +53,8 @@ async def harvesting(platform: HarvestPlatform) -> AsyncIterator[None]:
         feeds = await stack.enter_async_context(Feeds.open(section, db))
         planner = Planner(db, bus, feeds, name)
         fetcher = Fetcher(db, bus, feeds, metrics, name)
-        consolidator = Consolidator(db, bus, platform.storage, feeds, metrics, name)
+        on_published = renewing_dictionaries(section, db.clock)
+        consolidator = Consolidator(db, bus, platform.storage, feeds, metrics, name, on_published)
         rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
         for chore in _chores(platform, fetcher, rescuer, Teller(db, section.alerts), metrics):
             await stack.enter_async_context(repeating(*chore))
@@ -66,6 +72,16 @@ async def harvesting(platform: HarvestPlatform) -> AsyncIterator[None]:
         stack.callback(fetcher.stop)
         stack.callback(consolidator.stop)
         yield
+
+
+def renewing_dictionaries(section: HarvestSection, clock: Clock) -> OnPublished:
+    """Give the dictionaries that read a feed a version, if and only if its run is completed."""
+
+    async def on_published(tx: Connection, feed: str, records: int) -> None:
+        targets = [Dict(one.tenant, one.code) for one in section.feeds[feed].dictionaries]
+        await renewing.renew(tx, targets, source=f"harvest {feed}", items=records, now=clock.now())
+
+    return on_published
 
 
 def _working(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.flows.config import FlowsSection
-from penstock.harvest.config import HarvestSection
+from penstock.harvest.config import FedDictionary, HarvestSection
 from penstock.ingest.config import IngestSection
 from penstock.kernel.config import KeyPath, Misplaced, SecretRef, Section, load
 from penstock.kernel.sections import DatabaseSection, Duration, Options, Secrets, Url
@@ -168,6 +168,14 @@ class Settings(Section):
         return self._origin.reread() if self._origin.reread else self
 
     @model_validator(mode="after")
+    def _feeds_fill_what_reads_them(self) -> "Settings":
+        for feed, section in self.harvest.feeds.items():
+            for place, fed in enumerate(section.dictionaries):
+                if wrong := _cannot_be_fed(self.refdata, fed):
+                    raise Misplaced(("harvest", "feeds", feed, "dictionaries", place), wrong)
+        return self
+
+    @model_validator(mode="after")
     def _is_safe(self) -> "Settings":
         if self.auth.jwt is None and not self.server.is_loopback:
             raise Misplaced(
@@ -176,6 +184,19 @@ class Settings(Section):
                 "without authentication Penstock listens on loopback only",
             )
         return self
+
+
+def _cannot_be_fed(refdata: RefdataSection, fed: FedDictionary) -> str | None:
+    found = next((one for one in refdata.dictionaries if one.code == fed.code), None)
+    if found is None:
+        return f"there is no dictionary {fed.code} in refdata.dictionaries"
+    if found.load_sql is None or found.apply is not None:
+        return f"{fed.code} has to read what harvest publishes: give it `loadSql`, and no `apply`"
+    if refdata.tenants is not None and fed.tenant not in refdata.tenants:
+        return f"there is no tenant {fed.tenant} in refdata.tenants"
+    if refdata.postgres is not None:
+        return "refdata.postgres is another database, and cannot read what harvest publishes"
+    return None
 
 
 def load_settings(

@@ -20,6 +20,7 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.planning import Planner
 from penstock.harvest.rescuing import Rescuer
 from penstock.harvest.service import Harvest
+from penstock.harvesting import renewing_dictionaries
 from penstock.kernel.bus import Delivering, Delivery, Message
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import Database
@@ -129,8 +130,9 @@ async def crank(
         bus, storage = PostgresBus(db), FolderStorage(folder)
         async with Feeds.open(section, db) as feeds:
             metrics = HarvestMetrics(CollectorRegistry())
+            renewing = renewing_dictionaries(section, db.clock)
             planner, fetcher = Planner(db, bus, feeds, "crank"), Fetcher(db, bus, feeds, metrics, "crank")
-            consolidator = Consolidator(db, bus, storage, feeds, metrics, "crank")
+            consolidator = Consolidator(db, bus, storage, feeds, metrics, "crank", renewing)
             rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             harvest = Harvest(db, bus, section)
             yield Crank(db, bus, storage, source, section, harvest, planner, fetcher, consolidator, rescuer)

@@ -27,7 +27,7 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN
 from penstock.harvest.planning import Planner
 from penstock.harvest.rescuing import Rescuer
-from penstock.harvesting import harvesting
+from penstock.harvesting import harvesting, renewing_dictionaries
 from penstock.kernel.bus import DeadLetter, Delivery
 from penstock.kernel.db import Database
 from penstock.kernel.errors import NotFound
@@ -68,6 +68,7 @@ def settings_on(
     harvest: Mapping[str, Any] | None = None,
     call: Mapping[str, Any] | None = None,
     source: Mapping[str, Any] | None = None,
+    refdata: Mapping[str, Any] | None = None,
     **feed: Any,
 ) -> Settings:
     """Settings of one small feed, in small partitions and turns, whose failures are soon over."""
@@ -118,6 +119,7 @@ def settings_on(
                 "feeds": {FEED: section},
                 **(harvest or {}),
             },
+            "refdata": refdata or {},
         }
     )
 
@@ -212,8 +214,9 @@ class Rig:
         section, db, bus = self.settings.harvest, self.db, self.platform.bus
         metrics = HarvestMetrics(Telemetry().registry)
         async with Feeds.open(section, db) as feeds:
+            renewing = renewing_dictionaries(section, db.clock)
             planner, fetcher = Planner(db, bus, feeds, "rig"), Fetcher(db, bus, feeds, metrics, "rig")
-            consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "rig")
+            consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "rig", renewing)
             rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             yield Parts(planner, fetcher, consolidator, rescuer)
 

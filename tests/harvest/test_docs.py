@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
+from ruamel.yaml import YAML
 
 from penstock.cli.harvest import app
 from penstock.cli.harvest_source import source
@@ -15,6 +16,7 @@ from penstock.harvest.contract import PREFIX, RunState
 from penstock.harvest.model import PARTITION, PLAN, RUN
 from penstock.harvest.recipe import Recipe
 from penstock.settings import load_settings
+from tests.pages import drawn_in
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "harvest.md").read_text()
@@ -32,13 +34,12 @@ def _blocks(language: str) -> list[str]:
 
 def test_the_diagrams_are_the_machines() -> None:
     """What docs/harvest.md draws is what the code declares."""
-    assert _blocks("mermaid") == [machine.mermaid() for machine in (PLAN, RUN, PARTITION)]
+    assert drawn_in(PAGE) == [PLAN, RUN, PARTITION]
 
 
 def test_the_example_of_a_configuration_loads(tmp_path: Path) -> None:
     """H14: it is valid as it stands, and so are its rules."""
-    (block,) = _blocks("yaml")
-    (tmp_path / "penstock.yaml").write_text(block)
+    (tmp_path / "penstock.yaml").write_text(_blocks("yaml")[0])
     harvest = load_settings(tmp_path / "penstock.yaml", {}).harvest
     assert [rule.name for rule in Recipe.of(harvest.feeds["stones"]).rules] == ["round"]
     assert harvest.alerts.email is not None
@@ -48,6 +49,14 @@ def test_the_diamonds_load() -> None:
     """H14: the feed of the example is valid, and so are its rules."""
     feed = load_settings(EXAMPLE / "penstock.yaml", {}).harvest.feeds["diamonds"]
     assert Recipe.of(feed).rules[-1].conditions == ()
+
+
+def test_the_dictionary_of_the_diamonds_is_that_of_the_page() -> None:
+    """R2: what the page shows of it is what the example has."""
+    _, block = _blocks("yaml")
+    shown, whole = (YAML(typ="safe").load(text) for text in (block, (EXAMPLE / "penstock.yaml").read_text()))
+    assert shown["refdata"] == whole["refdata"]
+    assert shown["harvest"]["feeds"]["diamonds"].items() <= whole["harvest"]["feeds"]["diamonds"].items()
 
 
 def test_the_commands_of_the_example_are_those_of_its_readme() -> None:

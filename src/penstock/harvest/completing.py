@@ -1,6 +1,7 @@
 """H7, H8, H10: the consolidator. It drains what is pending, and completes the run with its watermark, or fails it."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
@@ -23,6 +24,8 @@ from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.storage import Storage
 
 ATTEMPTS = 3  # H12
+# What follows from so many records published under a feed's name, in the transaction that publishes them.
+OnPublished = Callable[[Connection, str, int], Awaitable[None]]
 
 
 class TooManyRejects(Exception):
@@ -33,7 +36,14 @@ class Consolidator:
     """Makes canonical records of what a run fetched."""
 
     def __init__(
-        self, db: Database, bus: Bus, storage: Storage, feeds: Feeds, metrics: HarvestMetrics, worker: str
+        self,
+        db: Database,
+        bus: Bus,
+        storage: Storage,
+        feeds: Feeds,
+        metrics: HarvestMetrics,
+        worker: str,
+        on_published: OnPublished,
     ) -> None:
         self._db = db
         self._bus = bus
@@ -41,6 +51,7 @@ class Consolidator:
         self._feeds = feeds
         self._metrics = metrics
         self._worker = worker
+        self._on_published = on_published
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -130,6 +141,7 @@ class Consolidator:
                 return False
             now, is_whole = self._db.clock.now(), held.failed == 0
             deleted = await self._delete(tx, held, feed, is_certain=is_certain) if is_whole else None
+            await self._publish(tx, feed)
             # H5: what failed partitions hold was not fetched; the next run has to ask for it again.
             reached = model.watermark(held.upper_bound, feed.section.overlap, known) if is_whole else known
             await store.complete_run(tx, run.run_id, self._worker, now, reached, deleted)
@@ -140,6 +152,15 @@ class Consolidator:
         self._metrics.completed(run.feed, run.run_type)
         structlog.get_logger().info("run_completed", feed=run.feed, run=str(run.run_id), deleted=deleted)
         return True
+
+    async def _publish(self, tx: Connection, feed: Feed) -> None:
+        """Let dictionaries read what the run made, all of it at once; nothing new is no new version."""
+        if not feed.section.dictionaries:
+            return
+        await plan_freely(tx)
+        await tx.execute(SQL["plan_at_ease"])
+        if differing := await tx.fetchval(SQL["publish"], feed.name):
+            await self._on_published(tx, feed.name, differing)
 
     async def _delete(self, tx: Connection, run: RunRow, feed: Feed, *, is_certain: bool) -> int | None:
         """H10: what a whole full run did not see is gone, unless that is too much to be believed."""

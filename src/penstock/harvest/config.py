@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 from penstock.harvest.contract import NAME
 from penstock.kernel.config import SecretRef, Section
 from penstock.kernel.sections import Duration, Options, Secrets, Url
+from penstock.refdata.contract import NAME as DICTIONARY
 
 Positive = Annotated[Duration, Field(gt=timedelta(0))]
 FieldPath = Annotated[str, StringConstraints(pattern=r"^[^.\s]+(\.[^.\s]+){0,9}$", max_length=200)]
@@ -219,6 +220,15 @@ class LimitsSection(Section):
     passes: int = Field(5, ge=1, le=100, description="H16: passes over a partition that does not hold still.")
 
 
+class FedDictionary(Section):
+    """A dictionary of refdata that reads this feed: it gets a version in the transaction that completes a run."""
+
+    tenant: Annotated[str, StringConstraints(pattern=DICTIONARY)]
+    code: Annotated[str, StringConstraints(pattern=DICTIONARY)] = Field(
+        description="One with `loadSql` and no `apply`."
+    )
+
+
 class FeedSection(Section):
     """One API, kept in step."""
 
@@ -234,6 +244,9 @@ class FeedSection(Section):
     pricing: PricingSection = PricingSection()
     consolidation: ConsolidationSection = ConsolidationSection()
     limits: LimitsSection = LimitsSection()
+    dictionaries: list[FedDictionary] = Field(
+        default_factory=list, max_length=1_000, description="Dictionaries whose `loadSql` reads `published_record`."
+    )
     every: Positive | None = Field(None, description="Run so often; only when asked, when not set.")
     full_every: Positive = Field(timedelta(days=1), description="Of these, so often a full one: it finds what is gone.")
 

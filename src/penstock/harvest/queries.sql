@@ -262,6 +262,28 @@ WITH gone AS (
 )
 SELECT count(*) FROM marked;
 
+-- name: publish
+-- What dictionaries read becomes what the canonical records are now; how many differ.
+WITH removed AS (
+    DELETE FROM published_record p
+    WHERE p.feed = $1 AND NOT EXISTS (
+        SELECT FROM canonical_record c WHERE c.feed = $1 AND c.key = p.key AND c.deleted_at IS NULL
+    )
+    RETURNING 1
+), written AS (
+    INSERT INTO published_record (feed, key, fields, cost, price, rule, run_id, version, changed_at)
+    SELECT c.feed, c.key, c.fields, c.cost, c.price, c.rule, c.run_id, c.version, c.changed_at
+    FROM canonical_record c
+    LEFT JOIN published_record p ON p.feed = $1 AND p.key = c.key
+    WHERE c.feed = $1 AND c.deleted_at IS NULL
+      AND (p.run_id, p.version, p.changed_at) IS DISTINCT FROM (c.run_id, c.version, c.changed_at)
+    ON CONFLICT (feed, key) DO UPDATE
+    SET fields = excluded.fields, cost = excluded.cost, price = excluded.price, rule = excluded.rule,
+        run_id = excluded.run_id, version = excluded.version, changed_at = excluded.changed_at
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM removed) + (SELECT count(*) FROM written);
+
 -- name: stalled_plans
 -- Plans for which nothing was done for a long time.
 SELECT run_id, feed, trace_id, rescues FROM harvest_plan WHERE state = {plan.PLANNING} AND touched_at < $1;

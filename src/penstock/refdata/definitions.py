@@ -1,6 +1,5 @@
 """R1: another way to read a dictionary is another version of it, so that pods never differ at one version."""
 
-import uuid
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
@@ -9,12 +8,11 @@ import structlog
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Invalid
 from penstock.kernel.locks import transaction_lock
-from penstock.refdata import store
+from penstock.refdata import renewing, store
 from penstock.refdata.catalogue import Dictionary
-from penstock.refdata.model import Commit, Dict, Standing
+from penstock.refdata.model import Dict
 
 SOURCE = EVENT_TYPE = "CONFIG"
-_NAMESPACE = uuid.UUID("9a1f0f0e-3d0b-5d55-8a53-0d6f7b1c2e44")
 
 
 async def check(db: Database, dictionaries: Iterable[Dictionary]) -> dict[str, str]:
@@ -51,13 +49,5 @@ async def register(db: Database, dictionaries: Sequence[Dictionary], tenants: Co
 
 async def _bump(tx: Connection, codes: Sequence[str], now: datetime) -> None:
     standings = await store.lock_codes(tx, codes)
-    bumped = {target: Standing(at.version + 1, at.revision) for target, at in standings.items()}
-    await store.advance(tx, bumped, now=now)
-    await store.tell(tx, [_commit(target, at.version) for target, at in bumped.items()], now=now)
-    await store.notify(tx)
-    structlog.get_logger().info("dictionaries_redefined", dictCodes=codes, versions=len(bumped))
-
-
-def _commit(target: Dict, version: int) -> Commit:
-    event_id = uuid.uuid5(_NAMESPACE, f"{target.tenant_id}/{target.dict_code}/{version}")
-    return Commit(target, event_id, version, EVENT_TYPE, SOURCE, source_revision=None, items=0, keys=None)
+    await renewing.advance(tx, standings, event_type=EVENT_TYPE, source=SOURCE, items=0, now=now)
+    structlog.get_logger().info("dictionaries_redefined", dictCodes=codes, versions=len(standings))

@@ -1,0 +1,37 @@
+"""Versions that no command makes: whoever changes what dictionaries read gives them one, in his own transaction."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from uuid import UUID, uuid5
+
+from penstock.kernel.db import Connection
+from penstock.refdata import store
+from penstock.refdata.model import Commit, Dict, Standing
+
+EVENT_TYPE = "RENEWAL"
+_NAMESPACE = UUID("9a1f0f0e-3d0b-5d55-8a53-0d6f7b1c2e44")
+
+
+async def renew(tx: Connection, targets: Collection[Dict], *, source: str, items: int, now: datetime) -> None:
+    """R2: *source* has changed so many *items* in the tables that *targets* only read."""
+    standings = await store.lock_dictionaries(tx, targets, now=now)
+    await advance(tx, standings, event_type=EVENT_TYPE, source=source, items=items, now=now)
+
+
+async def advance(
+    tx: Connection, standings: Mapping[Dict, Standing], *, event_type: str, source: str, items: int, now: datetime
+) -> None:
+    """Let dictionaries that *tx* has locked stand at their next versions, and have that announced."""
+    advanced = {target: Standing(at.version + 1, at.revision) for target, at in standings.items()}
+    await store.advance(tx, advanced, now=now)
+    commits = [
+        # Nobody knows which keys `loadSql` makes of what has changed: so pods read it all.
+        Commit(target, _event_id(target, at.version), at.version, event_type, source, None, items, keys=None)
+        for target, at in advanced.items()
+    ]
+    await store.tell(tx, commits, now=now)
+    await store.notify(tx)
+
+
+def _event_id(target: Dict, version: int) -> UUID:
+    return uuid5(_NAMESPACE, f"{target.tenant_id}/{target.dict_code}/{version}")

@@ -1,0 +1,163 @@
+"""A feed that dictionaries read: they have what the last completed run left, under a version of their own."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.harvest import consolidating
+from penstock.harvest.contract import RunState
+from penstock.kernel.errors import BadConfig
+from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.model import Dict
+from penstock.settings import load_settings
+from tests.harvest.crank import feed
+from tests.harvest.rig import FEED, Rig, made_of, rigged
+from tests.harvest.test_cli import Source
+from tests.services.program import Up, penstock
+from tests.services.until import until
+
+PRICES, OTHERS = Dict("acme", "STONES"), Dict("globex", "STONES")
+LOAD = f"""
+    select key as k, fields || jsonb_build_object('price', price) as v from published_record
+    where feed = '{FEED}' and :tenantId in ('acme', 'globex')
+"""
+READS = {"dictionaries": [{"code": "STONES", "loadSql": LOAD}]}
+FED = [{"tenant": one.tenant_id, "code": one.dict_code} for one in (PRICES, OTHERS)]
+
+
+@pytest.fixture
+async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+    consolidation = {"set_size": 20, "sets_at_once": 1}
+    told: dict[str, Any] = {"refdata": READS, "dictionaries": FED, "consolidation": consolidation}
+    async with rigged(database_url, tmp_path, **told) as rig:
+        yield rig
+
+
+async def loaded(rig: Rig, target: Dict = PRICES) -> tuple[int, dict[str, Any]]:
+    """What a pod would serve now, and under which version."""
+    found = await Catalogue(rig.settings.refdata).get(target).provider.load_all(rig.db, target)
+    return found.version, {key: json.loads(text) for key, text in found.items.items()}
+
+
+def served(rig: Rig) -> dict[str, Any]:
+    """What has to be served of the source as it is."""
+    truth = {key: made_of(record) for key, record in rig.source.truth().items()}
+    return {key: made.price if made.price is None else float(made.price) for key, made in truth.items()}
+
+
+def prices(items: dict[str, Any]) -> dict[str, Any]:
+    return {key: item["price"] for key, item in items.items()}
+
+
+async def test_every_run_that_changes_something_is_a_version(rig: Rig) -> None:
+    """R2, H8: what is new, changed and gone is there at once, for every tenant; no change is no version."""
+    async with rig.working():
+        await rig.completed()
+        version, items = await loaded(rig)
+        assert (version, prices(items)) == (1, served(rig))
+        await rig.completed(full=True)
+        assert (await loaded(rig))[0] == 1
+        rig.source.change(updates=20, inserts=5, deletes=7)
+        await rig.completed(full=True)
+        for target in (PRICES, OTHERS):
+            version, items = await loaded(rig, target)
+            assert (version, prices(items)) == (2, served(rig))
+    told = await rig.db.fetch(
+        "SELECT version, source, items FROM outbox_event WHERE tenant_id = 'acme' ORDER BY version"
+    )
+    assert [tuple(row) for row in told] == [(1, f"harvest {FEED}", 300), (2, f"harvest {FEED}", 32)]
+
+
+async def test_nothing_of_a_run_that_fails_is_read(rig: Rig, tmp_path: Path) -> None:
+    """H11: its canonical records have changed, set by set; dictionaries read what was before, and then all of it."""
+    async with rig.working():
+        await rig.completed()
+        before = await loaded(rig)
+        blob = tmp_path / "objects" / "harvest" / FEED / "watermark.json"
+        blob.unlink()
+        blob.mkdir()
+        rig.source.change(updates=60, inserts=5)
+        failed = await rig.ended(await rig.start(), RunState.FAILED)
+        assert (await rig.canonical()).keys() != before[1].keys()
+        assert await loaded(rig) == before
+        blob.rmdir()
+        await rig.harvest.retry(failed["run_id"], "somebody")
+        await rig.ended(failed["run_id"])
+        version, items = await loaded(rig)
+        assert (version, prices(items)) == (2, served(rig))
+
+
+async def test_a_version_has_one_content_while_a_run_is_consolidated(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R2: a label never lies: whoever loads between two sets of a run gets what was before it."""
+    step, seen = consolidating._Sets.step, []
+
+    async def watched(sets: consolidating._Sets, after: str) -> Any:
+        done = await step(sets, after)
+        seen.append((await loaded(rig), len(await rig.canonical())))
+        return done
+
+    async with rig.working():
+        await rig.completed()
+        before = await loaded(rig)
+        monkeypatch.setattr(consolidating._Sets, "step", watched)
+        rig.source.change(updates=100, inserts=100)
+        await rig.completed()
+    assert len({canonical for _, canonical in seen}) > 3  # the canonical records came piece by piece
+    assert [state for state, _ in seen if state != before] == []
+    assert prices((await loaded(rig))[1]) == served(rig)
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    one = Source(200)
+    yield one
+    one.stop()
+
+
+def test_pods_serve_what_a_run_has_published(source: Source, database_url: str, tmp_path: Path) -> None:
+    """R2, R19: by configuration alone: a completed run is in every pod's memory, and its version can be asked for."""
+    config = {
+        "database": {"url": database_url},
+        "refdata": READS,
+        "harvest": {"feeds": {FEED: {**feed(source.url), "dictionaries": FED[:1]}}},
+    }
+    (tmp_path / "penstock.yaml").write_text(json.dumps(config))
+    with Up(tmp_path) as up:
+        done = penstock("harvest", "run", FEED, "--wait", "--url", up.api, cwd=tmp_path)
+        assert done.code == 0, done.err
+        items = httpx.get(
+            f"{up.query}/v1/tenants/acme/dictionaries/STONES/all",
+            params={"limit": 1000},
+            headers={"X-Min-Version": "1"},
+        )
+        assert (items.status_code, len(items.json()["items"]), items.headers["x-dict-version"]) == (200, 200, "1")
+        history = penstock("dict", "history", "acme", "STONES", "--url", up.api, cwd=tmp_path).out
+        assert f"harvest {FEED}" in history
+        until(lambda: _count(up) == 200, "the pod has it in memory")
+
+
+def _count(up: Up) -> int:
+    answer = httpx.get(f"{up.query}/v1/tenants/acme/dictionaries/STONES/all", params={"limit": 1000})
+    return len(answer.json()["items"]) if answer.headers.get("x-data-source") == "memory" else 0
+
+
+@pytest.mark.parametrize(
+    ("refdata", "said"),
+    [
+        ({}, "there is no dictionary STONES"),
+        ({"dictionaries": [{"code": "STONES"}]}, "give it `loadSql`, and no `apply`"),
+        ({**READS, "tenants": ["globex"]}, "there is no tenant acme"),
+        ({**READS, "postgres": {"jdbcUrl": "jdbc:postgresql://db/other", "username": "x"}}, "another database"),
+    ],
+)
+def test_a_dictionary_that_cannot_be_fed_is_a_mistake(tmp_path: Path, refdata: Any, said: str) -> None:
+    """R1: told with its place, before anything starts."""
+    fed = {**feed("http://127.0.0.1:1"), "dictionaries": FED[:1]}
+    (tmp_path / "penstock.yaml").write_text(json.dumps({"refdata": refdata, "harvest": {"feeds": {FEED: fed}}}))
+    with pytest.raises(BadConfig, match=said) as told:
+        load_settings(tmp_path / "penstock.yaml", {})
+    assert f"harvest.feeds.{FEED}.dictionaries.0" in str(told.value.as_dict())
