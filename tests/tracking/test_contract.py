@@ -10,11 +10,13 @@ import httpx
 import pytest
 
 from penstock.kernel.clock import ManualClock
+from penstock.kernel.db import Database
 from penstock.tracking.contract import Stage
 from penstock.tracking.service import Tracking
 from tests.tracking.rig import FILE, INGEST, SENDER, SPLITTER, WORKER, Api, Json, answered, problem
 
 SECOND = timedelta(seconds=1)
+PATIENCE = 20  # seconds; only who waits for a lock takes so long
 QUEUED = [SPLITTER, WORKER, SENDER]
 STATES = ["new", "started", "done", "failed"]
 MOVES = ["start", "done", "fail", "retry"]
@@ -375,6 +377,33 @@ async def test_an_empty_pipeline_has_a_summary(api: Api) -> None:
     summary = await api.get("/metrics/summary")
     assert (summary["total"], summary["by_shard"]) == (0, [])
     assert summary["by_stage"] == {stage.field: dict.fromkeys(STATES, 0) for stage in Stage}
+
+
+async def test_the_summary_reads_no_row(api: Api, db: Database) -> None:
+    """T7: it is told while nobody can read the table, so it takes as long with ten rows as with ten million."""
+    await api.queue_up(SPLITTER, FILE, 0, 1)
+    async with db.transaction() as tx:
+        await tx.execute("LOCK TABLE pipeline_tracking IN ACCESS EXCLUSIVE MODE")
+        async with asyncio.timeout(PATIENCE):
+            summary = await api.get("/metrics/summary")
+    assert (summary["total"], summary["by_stage"]["shard_splitter"]["new"]) == (2, 2)
+
+
+async def test_nobody_waits_for_a_counter(api: Api, db: Database, tracking: Tracking) -> None:
+    """T7: while one move is not committed, others of the same stage and shard are made, counted and folded."""
+    await api.queue_up(SPLITTER, "a")
+    await api.queue_up(SPLITTER, "b")
+    await tracking.fold_counts()
+    async with db.transaction() as slow:
+        await slow.execute("UPDATE pipeline_tracking SET shard_splitter_status = 'started' WHERE filename = 'a'")
+        async with asyncio.timeout(PATIENCE):
+            (claimed,) = await api.claim(SPLITTER)
+            await tracking.fold_counts()
+            counted = (await api.get("/metrics/summary"))["by_stage"]["shard_splitter"]
+    assert claimed["filename"] == "b"
+    assert (counted["new"], counted["started"]) == (1, 1)
+    counted = (await api.get("/metrics/summary"))["by_stage"]["shard_splitter"]
+    assert (counted["new"], counted["started"]) == (0, 2)
 
 
 AS_JSON = {"content-type": "application/json"}
