@@ -548,9 +548,9 @@ async def test_who_lost_the_lease_cannot_publish(
 
 
 def test_the_example_as_a_user_runs_it(database_url: str, tmp_path: Path) -> None:
-    """F13: `penstock up` with the example's configuration; the run is asked for, seen and fetched over HTTP.
+    """F13, F18: `penstock up` with the example's configuration: the run is asked for, seen and fetched over HTTP.
 
-    F18: who watches when the server stops is told to its end, and not waited for.
+    Who watches when the server stops is told to its end, and not waited for.
     """
     shutil.copytree(EXAMPLE, tmp_path / "examples" / "market-report")
     asked = {"runId": "tide-1", "flow": FLOW, "scope": {"symbol": "TIDE", "theme": "dark"}}

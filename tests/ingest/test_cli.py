@@ -250,7 +250,7 @@ def test_state_is_shown_and_read(seen: Seen) -> None:
 
 
 def test_a_damaged_state_is_not_read(house: House) -> None:
-    """§17: who asks for a state that somebody changed gets nothing of it, and is told."""
+    """I14, §17: who asks for a state that somebody changed gets nothing of it, and is told."""
     run_id = house.publish(ONE)
     file = house.root / layout.state(SUPPLIER, run_id, layout.FACTS)
     file.chmod(0o644)

@@ -44,7 +44,7 @@ def test_a_run_leaves_everything_in_its_place(rig: Rig) -> None:
 
 
 def test_facts_have_the_documents_fields(rig: Rig) -> None:
-    """§9.1, §9.2: a fact is self-contained, and its row_id is the sha256 of the canonical payload."""
+    """I8, §9.1, §9.2: a fact is self-contained, and its row_id is the sha256 of the canonical payload."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
     assert manifest is not None
@@ -60,7 +60,7 @@ def test_facts_have_the_documents_fields(rig: Rig) -> None:
 
 
 def test_bad_rows_and_stats_have_the_documents_fields(rig: Rig) -> None:
-    """§9.3, §9.4: what was bad, and how much."""
+    """I8, §9.3, §9.4: what was bad, and how much."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
     assert manifest is not None
@@ -93,7 +93,7 @@ def test_a_manifest_has_the_documents_fields(rig: Rig) -> None:
 
 
 def test_an_accepted_run_has_the_documents_fields(rig: Rig) -> None:
-    """§11: what was accepted, when, and where its manifest is."""
+    """I10, §11: what was accepted, when, and where its manifest is."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
     assert manifest is not None
@@ -218,7 +218,7 @@ def test_a_file_without_rows_fails_unless_that_is_allowed(rig: Rig) -> None:
 
 
 def test_a_document_config_of_three_keys_is_enough(tmp_path: Path) -> None:
-    """§8: with nothing but the quality configured, every column is a text under its own name."""
+    """I18, §8: with nothing but the quality configured, every column is a text under its own name."""
     rig = Rig(tmp_path)
     rig.configure(columns={}, key=[])
     rig.drop("price.csv", "Артикул;Цена;Цена\nA1;5;6\n")

@@ -26,7 +26,7 @@ async def test_history_tells_who_when_and_why(db: Database) -> None:
 
 
 async def test_a_rolled_back_move_is_not_noted(db: Database) -> None:
-    """A move and its entry are one: without the commit there is neither."""
+    """T15: a move and its entry are one: without the commit there is neither."""
     with pytest.raises(LookupError):
         async with db.transaction() as tx:
             numbers = await journal.append(tx, [entry("a")])
@@ -36,7 +36,7 @@ async def test_a_rolled_back_move_is_not_noted(db: Database) -> None:
 
 
 async def test_the_tail_misses_nothing_that_commits_late(db: Database) -> None:
-    """A slow transaction with lower numbers is told before, never skipped by, a quick one."""
+    """T17: a slow transaction with lower numbers is told before, never skipped by, a quick one."""
     async with db.connection() as reader:
         position = await journal.end(reader)
         async with db.transaction() as slow:

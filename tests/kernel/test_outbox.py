@@ -45,7 +45,7 @@ def post() -> Post:
 
 
 async def test_letters_go_out_once_and_in_order(letters: Database, post: Post) -> None:
-    """A relay takes the oldest first, up to its limit, and what went out does not go again."""
+    """R15: a relay takes the oldest first, up to its limit, and what went out does not go again."""
     await letters.execute(WRITE, list("abcde"))
     counts = [await OUTBOX.relay(letters, post.publish, limit=2) for _ in range(4)]
     assert (counts, post.sent) == ([2, 2, 1, 0], list("abcde"))
@@ -53,7 +53,7 @@ async def test_letters_go_out_once_and_in_order(letters: Database, post: Post) -
 
 
 async def test_what_was_rolled_back_does_not_go_out(letters: Database, post: Post) -> None:
-    """A letter lives and dies with the transaction that wrote it."""
+    """R15: a letter lives and dies with the transaction that wrote it."""
     with pytest.raises(ZeroDivisionError):
         async with letters.transaction() as tx:
             await tx.execute(WRITE, ["never"])
@@ -63,7 +63,7 @@ async def test_what_was_rolled_back_does_not_go_out(letters: Database, post: Pos
 
 
 async def test_a_crash_after_publishing_repeats_and_loses_nothing(letters: Database, post: Post) -> None:
-    """The relay's connection is cut between publishing and marking: everything goes out again."""
+    """R15: the relay's connection is cut between publishing and marking: everything goes out again."""
     await letters.execute(WRITE, list("abc"))
 
     async def publish_and_die(rows: Sequence[asyncpg.Record]) -> None:
@@ -81,7 +81,7 @@ async def test_a_crash_after_publishing_repeats_and_loses_nothing(letters: Datab
 
 
 async def test_a_broker_that_refuses_loses_nothing(letters: Database, post: Post) -> None:
-    """What could not be published waits, and the failure is told."""
+    """R15: what could not be published waits, and the failure is told."""
     await letters.execute(WRITE, list("ab"))
 
     async def refuse(_: Sequence[asyncpg.Record]) -> None:
@@ -93,7 +93,7 @@ async def test_a_broker_that_refuses_loses_nothing(letters: Database, post: Post
 
 
 async def test_a_late_commit_is_not_passed_over(letters: Database, post: Post) -> None:
-    """Ids do not commit in order: a lower one that comes late still goes out."""
+    """R15: ids do not commit in order: a lower one that comes late still goes out."""
     async with letters.transaction() as slow:
         await slow.execute(WRITE, ["first drawn"])
         await letters.execute(WRITE, ["first committed"])
@@ -103,7 +103,7 @@ async def test_a_late_commit_is_not_passed_over(letters: Database, post: Post) -
 
 
 async def test_one_relay_works_at_a_time(letters: Database, post: Post) -> None:
-    """While one relay publishes the others get 0 at once, so that order holds; another table's is not kept waiting."""
+    """R15: while one relay publishes the others get 0 at once, so that order holds; another table's does not wait."""
     await letters.execute(WRITE, list("ab"))
     begun, go_on = asyncio.Event(), asyncio.Event()
 

@@ -280,7 +280,7 @@ async def test_of_many_creators_one_wins(storage: Storage) -> None:
 
 
 async def test_of_many_replacers_one_wins(storage: Storage) -> None:
-    """However many replace the same content at once, one succeeds and its content stays."""
+    """I11: however many replace the same content at once, one succeeds and its content stays."""
     seen = await storage.create("a/b", b"old")
     contents = [f"replacer {number}".encode() for number in range(24)]
     outcomes = await asyncio.gather(
@@ -292,7 +292,7 @@ async def test_of_many_replacers_one_wins(storage: Storage) -> None:
 
 
 async def test_an_old_etag_replaces_nothing(storage: Storage) -> None:
-    """Who did not see the present content cannot replace it, be it changed, removed or never there."""
+    """I11: who did not see the present content cannot replace it, be it changed, removed or never there."""
     old = await storage.put("a", b"1st")
     new = await storage.replace("a", b"2nd", etag=old.etag)
     for path, etag in (("a", old.etag), ("never", old.etag)):

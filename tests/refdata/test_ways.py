@@ -24,7 +24,7 @@ async def test_the_founding_documents_dictionaries_work(rig: Rig) -> None:
 
 
 async def test_a_snapshot_replaces_all_keys(rig: Rig) -> None:
-    """R13: keys that are not in a SNAPSHOT are gone; it is one version."""
+    """R13, R4: keys that are not in a SNAPSHOT are gone; it is one version."""
     await rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}))
     await rig.send("CURRENCY", upsert("EUR", {"name": "Euro", "digits": 2}), event_type="SNAPSHOT")
     await rig.send("COUNTRY", upsert("NO", {"name": "Norway"}), event_type="SNAPSHOT")
@@ -35,7 +35,7 @@ async def test_a_snapshot_replaces_all_keys(rig: Rig) -> None:
 
 
 async def test_another_house_works_with_the_same_artifact(rig: Rig) -> None:
-    """R28: a schema per tenant, numbers for keys, a view with a join, staging and finalizing."""
+    """R28, R4: a schema per tenant, numbers for keys, a view with a join, staging and finalizing."""
     await rig.send("PRODUCT", upsert("1", {"brand": 1, "price": 10.5}), upsert("2", {"brand": 2, "price": 3}))
     await rig.send("PRODUCT", upsert("1", {"brand": 1, "price": 7}), tenant="globex")
     await rig.send("PRODUCT", delete("1"))

@@ -126,7 +126,7 @@ def test_ragged_rows(file: Path) -> None:
 
 
 def test_blank_rows_count_as_rows_of_the_file_only(file: Path) -> None:
-    """§9: row numbers are those of the file; blank rows are neither good nor bad."""
+    """I8, §9: row numbers are those of the file; blank rows are neither good nor bad."""
     found = made(written(file, "\n\nsku,qty,price\n\nA,1,10.50\n,,\n  \nB,2,7\n\n\n"))
     assert found.rows == [(5, A), (8, B)]
     assert (found.stats.bad_rows, found.stats.blank_rows) == (0, 5)

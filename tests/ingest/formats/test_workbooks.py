@@ -155,7 +155,7 @@ def test_merged_cells(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_empty_rows_and_columns_before_the_table(tmp_path: Path, kind: str) -> None:
-    """§9: a row has the number its row has on the screen, and a column too."""
+    """I8, §9: a row has the number its row has on the screen, and a column too."""
     rows: list[list[Any]] = [[], [], *([None, None, *row] for row in ROWS)]
     file = WRITERS[kind](tmp_path / "shifted.bin", {"s": rows})
     assert made(file).rows == [(4, A), (5, B)]
