@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
 
-.PHONY: help setup up demo test soak check format bench load failover docs contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
+.PHONY: help setup up demo test soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,12 +50,15 @@ dashboards: setup ## Write the Grafana dashboards anew
 contracts: setup ## Write docs/contracts anew: JSON Schemas and AsyncAPI, from the code
 	@$(BIN)/python scripts/contracts
 
-docs: setup ## Build the documentation as a site in .build/docs; a link that leads nowhere fails it
+docs: reference ## Build the documentation as a site in .build/docs; a link that leads nowhere fails it
 	@$(BIN)/sphinx-build -q -E -W --keep-going -b html -d .build/doctrees docs .build/docs
 	@echo "open .build/docs/index.html"
 
 conformance: setup ## Write docs/conformance.md anew, from the tests' docstrings
 	@$(BIN)/python scripts/conformance
+
+reference: setup ## Write anew what the documentation has from the code: pictures of the state machines
+	@$(BIN)/python scripts/reference
 
 deploy-tools: setup ## Bring Helm, Envoy and the schemas that the tests judge deploy/ by; needs Go
 	@scripts/deploy-tools

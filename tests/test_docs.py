@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from docs.generators.drawing import draw
 from ruamel.yaml import YAML
 
 from penstock.refdata.config import RefdataSection
@@ -11,16 +12,19 @@ from penstock.refdata.model import UPDATE
 from penstock.settings import Settings, load_settings
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
-
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+from tests.pages import PAGES, ROOT, anchors_of, drawn_in, links_of
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link of a page is a file of the repository."""
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
-    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+    """Every relative link of a page is a file of the repository, and after a `#` a heading of it."""
+    lost = []
+    for link in links_of(page):
+        target, _, anchor = link.partition("#")
+        place = page.parent / target if target else page
+        if not place.exists() or (anchor and anchor not in anchors_of(place)):
+            lost.append(link)
+    assert lost == []
 
 
 def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
@@ -35,14 +39,13 @@ def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stage", Stage)
 def test_the_diagram_of_tracking_is_the_machines(stage: Stage) -> None:
     """T8: what docs/tracking.md draws is what the code declares."""
-    (drawn,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "docs" / "tracking.md").read_text(), re.DOTALL)
-    assert drawn == MACHINES[stage].mermaid()
+    (drawn,) = drawn_in((ROOT / "docs" / "tracking.md").read_text())
+    assert draw(MACHINES[stage], "stage") == draw(drawn, "stage")
 
 
 def test_the_diagram_of_refdata_is_the_machine() -> None:
     """R7: what docs/refdata.md draws is what the code declares."""
-    (drawn,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "docs" / "refdata.md").read_text(), re.DOTALL)
-    assert drawn == UPDATE.mermaid()
+    assert drawn_in((ROOT / "docs" / "refdata.md").read_text()) == [UPDATE]
 
 
 @pytest.mark.parametrize(("page", "examples"), [("refdata.md", 2), ("pods.md", 1)])

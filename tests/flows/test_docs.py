@@ -30,6 +30,7 @@ from penstock.flows.sdk import workers as registered
 from penstock.ingest.contract import FailureCode
 from penstock.settings import load_settings
 from tests.flows.page import PAGE, ROOT, blocks
+from tests.pages import drawn_in
 
 EXAMPLE = ROOT / "examples" / "market-report"
 KINDS = {*builtin.check_inputs, *market.check_inputs, *contract.ENGINE_KINDS}
@@ -47,7 +48,7 @@ SECTIONS = [
 
 def test_the_diagrams_are_the_machines() -> None:
     """F1: what docs/flows.md draws is what the code declares."""
-    assert blocks("mermaid") == [machine.mermaid() for machine in (RUN, STEP)]
+    assert drawn_in(PAGE) == [RUN, STEP]
 
 
 def test_the_flow_of_the_document_is_one(tmp_path: Path) -> None:

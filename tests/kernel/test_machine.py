@@ -101,20 +101,6 @@ async def test_postgresql_holds_the_column_to_the_states(db: Database) -> None:
         await db.execute("INSERT INTO door VALUES ('ajar')")
 
 
-def test_the_diagram_shows_every_move() -> None:
-    """The diagram has the beginning, every move by name, and the ends."""
-    assert DOOR.mermaid().splitlines() == [
-        "stateDiagram-v2",
-        "    [*] --> OPEN",
-        "    OPEN --> SHUT: close",
-        "    ODD --> SHUT: close",
-        "    OPEN --> ODD: twist",
-        "    SHUT --> GONE: break",
-        "    OPEN --> GONE: break",
-        "    GONE --> [*]",
-    ]
-
-
 @pytest.mark.parametrize(
     ("moves", "why"),
     [

@@ -92,16 +92,6 @@ class Machine(Generic[S]):
         """The CHECK condition a column of this machine carries."""
         return f"{column} IN {_tuple(self.states)}"
 
-    def mermaid(self) -> str:
-        """The diagram of the machine, as the docs and the console draw it."""
-        lines = ["stateDiagram-v2", f"    [*] --> {self.initial.name}"]
-        lines += [
-            f"    {source.name} --> {move.target.name}: {move.name}"
-            for move in self.moves.values()
-            for source in move.sources
-        ]
-        return "\n".join([*lines, *(f"    {state.name} --> [*]" for state in self.finals)]) + "\n"
-
     def _refuse_nonsense(self, moves: list[Move[S]]) -> None:
         if len(moves) != len(self.moves):
             raise ValueError(f"machine {self.name}: two moves have one name")
