@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from penstock.app import RefdataPlatform, open_refdata
 from penstock.kernel.bus import Delivering, Message
+from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker
 from penstock.refdata.applying import Applier
@@ -140,3 +141,23 @@ def on_bus(body: bytes, tenant: str = "acme", event_id: UUID | None = None) -> t
     said = msgspec.json.decode(body)
     value = msgspec.json.encode({**said, "tenantId": tenant, "eventId": str(event_id or uuid4())})
     return value, message_key(tenant, said["dictCode"])
+
+
+async def published(rig: Rig, count: int) -> AsyncIterator[Message]:
+    """The first *count* messages on the commands' topic."""
+    async with rig.bus.subscribe(rig.topic, worker="reader", delivering=Delivering()) as queue:
+        left = count
+        while left > 0:
+            for delivery in await queue.take(left):
+                left -= 1
+                yield delivery.message
+            await queue.wait(0.05)
+
+
+async def heard(feed: AsyncIterator[Signal | Resync], count: int) -> AsyncIterator[Signal]:
+    """The next *count* signals."""
+    while count:
+        item = await anext(feed)
+        if isinstance(item, Signal):
+            count -= 1
+            yield item

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
 
-from penstock.kernel.bus import Delivering, Message
+from penstock.kernel.bus import Message
 from penstock.kernel.bus.kafka.letters import dead_topic
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.signals import Resync, Signal
+from penstock.kernel.signals import Resync
 from penstock.kernel.signals.redis.group import BODY
 from penstock.kernel.telemetry import TRACEPARENT
 from penstock.refdata import contract
 from penstock.refdata.config import KEY_TEMPLATE, RefdataSection
 from penstock.refdata.contract import INVALIDATIONS, decode, encode, message_key
 from penstock.refdata.model import KEYS_TOLD
-from tests.refdata.rig import Json, Rig, chunk, command, delete, on_bus, upsert
+from tests.refdata.rig import Json, Rig, chunk, command, delete, heard, on_bus, published, upsert
 
 ROOT = Path(__file__).parent.parent.parent
 CONTRACTS = ROOT / "docs" / "contracts"
@@ -303,23 +303,3 @@ def references(part: Any) -> Iterator[str]:
     if isinstance(part, list):
         for inner in part:
             yield from references(inner)
-
-
-async def published(rig: Rig, count: int) -> AsyncIterator[Message]:
-    """The first *count* messages on the commands' topic."""
-    async with rig.bus.subscribe(rig.topic, worker="reader", delivering=Delivering()) as queue:
-        left = count
-        while left > 0:
-            for delivery in await queue.take(left):
-                left -= 1
-                yield delivery.message
-            await queue.wait(0.05)
-
-
-async def heard(feed: AsyncIterator[Signal | Resync], count: int) -> AsyncIterator[Signal]:
-    """The next *count* signals."""
-    while count:
-        item = await anext(feed)
-        if isinstance(item, Signal):
-            count -= 1
-            yield item

@@ -2,10 +2,14 @@
 
 from uuid import uuid4
 
+import msgspec
 import pytest
 
+from penstock.kernel.signals import Resync
 from penstock.refdata.contract import Status, decode
-from tests.refdata.rig import Rig, chunk, delete, upsert
+from tests.refdata.rig import Rig, chunk, command, delete, heard, on_bus, published, upsert
+
+TENANTS = ["acme", "globex"]
 
 
 async def test_the_founding_documents_dictionaries_work(rig: Rig) -> None:
@@ -75,3 +79,33 @@ async def test_an_event_counts_once(rig: Rig, again: int) -> None:
     assert await rig.version("LOOSE") == 1
     assert (await rig.update(bad)).status is Status.FAILED
     assert await rig.version("CURRENCY") == 0
+
+
+async def test_tenants_are_apart_all_the_way(rig: Rig) -> None:
+    """R28: one dictionary, one key, one id: each tenant has its own on the bus, in the tables and in what is told."""
+    same_id = str(uuid4())
+    for tenant in TENANTS:
+        await rig.send("LOOSE", upsert("k", tenant), tenant=tenant, eventId=same_id)
+    carried = {message.key: msgspec.json.decode(message.value) async for message in published(rig, len(TENANTS))}
+    assert {key: said["tenantId"] for key, said in carried.items()} == {"acme:LOOSE": "acme", "globex:LOOSE": "globex"}
+    async with rig.platform.signals.listen("tenants") as feed:
+        assert isinstance(await anext(feed), Resync)
+        await rig.apply()
+        assert await rig.relay() == len(TENANTS)
+        told = [msgspec.json.decode(signal.body) async for signal in heard(feed, len(TENANTS))]
+    assert {(one["tenantId"], one["version"]) for one in told} == {("acme", 1), ("globex", 1)}
+    await rig.send("LOOSE", upsert("k", "again"), tenant="globex")
+    await rig.send("LOOSE", event_type="SNAPSHOT", tenant="globex")
+    await rig.apply()
+    assert [await rig.items("LOOSE", tenant) for tenant in TENANTS] == [{"k": "acme"}, {}]
+    assert [await rig.version("LOOSE", tenant) for tenant in TENANTS] == [1, 3]
+
+
+async def test_nobody_writes_under_anothers_key(rig: Rig) -> None:
+    """R28: who may write to one tenant's key of the topic changes nothing of another's by what the message says."""
+    await rig.send("LOOSE", upsert("k", "globex"), tenant="globex")
+    smuggled, event_id = command("LOOSE", upsert("k", "acme was here")), uuid4()
+    await rig.publish(on_bus(smuggled, "globex", event_id)[0], "acme:LOOSE")
+    await rig.apply()
+    assert (await rig.update(event_id, "globex")).error_code == "KEY_MISMATCH"
+    assert [await rig.items("LOOSE", tenant) for tenant in TENANTS] == [{}, {"k": "globex"}]
