@@ -1,13 +1,15 @@
 """H6: the messages of harvest, and what is none."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.harvest import contract
-from penstock.kernel.bus import Message
+from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.outcome import Failed
-from tests.harvest.crank import crank
+from tests.harvest.crank import FEED, Crank, crank
 
 RUBBISH = [b"", b"\xff", b"[]", b'{"runId": "no id", "type": "WORK_ITEM"}', b'{"type": "OTHER"}']
 
@@ -25,3 +27,30 @@ async def test_what_is_no_message_is_set_aside(database_url: str, tmp_path: Path
         run_id = await stones.planned()
         await stones.finish()
         assert (await stones.run(run_id))["state"] == "completed"
+
+
+async def test_all_messages_of_a_run_are_of_one_trace(database_url: str, tmp_path: Path) -> None:
+    """H6: what is to be fetched, what was, and the order to consolidate have their types, their run and its traceId."""
+    async with crank(database_url, tmp_path) as stones:
+        run_id = await stones.harvest.start(FEED, "test")
+        (plan,) = await waiting(stones, contract.PLANS)
+        await stones.drain(contract.PLANS)
+        items = await waiting(stones, contract.WORK_ITEMS)
+        await stones.drain(contract.WORK_ITEMS)
+        done = await waiting(stones, contract.WORK_DONE)
+        (order,) = await waiting(stones, contract.CONSOLIDATIONS)
+        run = await stones.run(run_id)
+    sent = [plan, *items, *done, order]
+    parts = run["expected_workers"]
+    types = ["PLAN", *["WORK_ITEM"] * parts, *["WORK_DONE"] * parts, "CONSOLIDATE"]
+    assert [one["type"] for one in sent] == types
+    assert {(one["runId"], one["traceId"]) for one in sent} == {(str(run_id), run["trace_id"])}
+    assert {one["partitionId"] for one in items} == {one["partitionId"] for one in done}
+    assert {one["status"] for one in done} == {"completed"}
+    assert sum(one["recordsProcessed"] for one in done) == 200
+
+
+async def waiting(stones: Crank, topic: str) -> list[dict[str, Any]]:
+    """What is on a topic; it stays there."""
+    async with stones.bus.subscribe(topic, worker="reader", delivering=Delivering()) as queue:
+        return [msgspec.json.decode(one.message.value) for one in await queue.take(100)]
