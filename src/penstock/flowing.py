@@ -25,7 +25,7 @@ from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.ids import worker_name
-from penstock.kernel.live import Live
+from penstock.kernel.live import Live, Ringing, Tail
 from penstock.kernel.periodic import repeating
 from penstock.kernel.storage import Storage
 from penstock.kernel.telemetry import Telemetry
@@ -79,7 +79,7 @@ async def open_flows(settings: Settings, platform: Platform) -> AsyncIterator[Fl
                 catalogue,
                 engine,
                 Management(engine, storage),
-                Live(db, engine.bell, MOVES, (RUN.name, STEP.name)),
+                Live([Tail(db, (RUN.name, STEP.name))], [Ringing(engine.bell, MOVES)]),
                 FlowMetrics(platform.telemetry.registry),
             )
 

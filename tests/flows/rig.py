@@ -24,7 +24,7 @@ from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import Authenticator, NoAuthenticator
 from penstock.kernel.clock import Clock
 from penstock.kernel.db import Database
-from penstock.kernel.live import Live
+from penstock.kernel.live import Live, Ringing, Tail
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
@@ -110,7 +110,7 @@ async def rigged(
         app.include_router(flows_api.routes)
         app.state.flows, app.state.flow_management = engine, Management(engine, storage)
         app.state.flow_views = FlowViews(db, catalogue)
-        app.state.flow_live = Live(db, engine.bell, MOVES, {RUN.name, STEP.name})
+        app.state.flow_live = Live([Tail(db, {RUN.name, STEP.name})], [Ringing(engine.bell, MOVES)])
         rig = Rig(engine, catalogue, storage, app)
         await stack.enter_async_context(rig.http)
         yield rig

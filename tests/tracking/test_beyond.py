@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.journal import BEGINNING, Noted
+from penstock.kernel.live import Batch
 from penstock.kernel.telemetry import Telemetry
 from penstock.tracking.service import Tracking
 from tests.tracking.conftest import MAX_ATTEMPTS
@@ -484,18 +485,18 @@ async def test_why_tells_that_all_is_done(api: Api, clock: ManualClock) -> None:
 # T17
 
 
-async def next_moves(moves: AsyncIterator[Sequence[Noted]], number: int) -> list[tuple[str, str]]:
+async def next_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str, str]]:
     """The next so many moves of a stream: whose, and where to."""
     found: list[Noted] = []
     async with asyncio.timeout(20):
         while len(found) < number:
-            found += await anext(moves)
+            found += (await anext(moves))[1]
     return [(noted.entry.subject, noted.entry.target) for noted in found]
 
 
 async def test_moves_are_told_as_they_are_made(api: Api, tracking: Tracking) -> None:
     """T17: a watcher hears every move made from its beginning on, in order."""
-    async with aclosing(tracking.live.moves(await tracking.live.latest())) as moves:
+    async with aclosing(tracking.live.moves(await tracking.live.start(None))) as moves:
         await api.queue_up(WORKER, FILE)
         expected = [(f"{FILE}/0", status) for status in ("started", "done", "started", "done")]
         assert await next_moves(moves, 4) == expected
@@ -504,13 +505,13 @@ async def test_moves_are_told_as_they_are_made(api: Api, tracking: Tracking) -> 
 async def test_a_watcher_goes_on_where_it_left_off(api: Api, tracking: Tracking) -> None:
     """T17: from any position on, every move after it is told, once."""
     await api.queue_up(WORKER, FILE, 0, 1)
-    async with aclosing(tracking.live.moves(BEGINNING)) as moves:
+    async with aclosing(tracking.live.moves((BEGINNING,))) as moves:
         batch: list[Noted] = []
         while len(batch) < 8:
-            batch += await anext(moves)
+            batch += (await anext(moves))[1]
     whole = [(noted.entry.subject, noted.entry.target) for noted in batch]
     for place in (0, 3, 6):
-        async with aclosing(tracking.live.moves(batch[place].position)) as moves:
+        async with aclosing(tracking.live.moves((batch[place].position,))) as moves:
             assert await next_moves(moves, 7 - place) == whole[place + 1 :]
 
 

@@ -16,7 +16,7 @@ from penstock.flows.views import LAST, move
 from penstock.kernel import paging
 from penstock.kernel.errors import Invalid
 from penstock.kernel.journal import Noted
-from penstock.kernel.live import EVENT_STREAM, Live, position_of, stream
+from penstock.kernel.live import EVENT_STREAM, Live
 from penstock.kernel.telemetry import current_trace
 
 EVENTS = "events"  # where a run of that name would be
@@ -195,8 +195,8 @@ async def _streamed(
     live: Live, last_event_id: str | None, told: Callable[[Noted], wire.Move | None]
 ) -> StreamingResponse:
     # Asked before the first word is sent: who has heard it misses nothing from then on.
-    position = position_of(last_event_id) or await live.latest()
-    return StreamingResponse(stream(live.moves(position), told, "flows"), media_type=EVENT_STREAM)
+    start = await live.start(last_event_id)
+    return StreamingResponse(live.stream(start, told, "flows"), media_type=EVENT_STREAM)
 
 
 def _created(run_id: str, status: RunStatus, *, is_new: bool) -> wire.Created:

@@ -1,6 +1,6 @@
 """Every move of every machine: who, when, why. Written in the transaction that makes the move."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,6 +13,7 @@ SQL = sql.load("penstock.kernel", file="journal.sql")
 PRUNE_LIMIT = 10_000
 Position = tuple[int, int, int]  # transaction, entry, place in the entry
 BEGINNING: Position = (0, 0, 0)
+_LOOKED_AT = 20_000  # entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,18 @@ async def tail(connection: Connection, after: Position, *, limit: int = 1000) ->
 async def end(connection: Connection) -> Position:
     """The position from which `tail` tells only what is yet to come."""
     return int(await connection.fetchval(SQL["end"])), 0, 0
+
+
+async def before_last(connection: Connection, machines: Collection[str], count: int) -> Position:
+    """The position from which `tail` tells the last *count* moves of *machines* first, then what is yet to come.
+
+    Among the latest entries only: who asks for moves that are seldom must not have all of the journal read.
+    """
+    now = await end(connection)
+    row = (
+        await connection.fetchrow(SQL["before_last"], list(machines), count, _LOOKED_AT, str(now[0])) if count else None
+    )
+    return (int(row["tx"]), row["id"], row["n"]) if row else now
 
 
 async def prune(tx: Connection, before: datetime, *, limit: int = PRUNE_LIMIT) -> int:

@@ -1,8 +1,9 @@
-"""The journal's tail for those who watch: moves as they are made, as server-sent events."""
+"""The tails of journals for those who watch: moves as they are made, as server-sent events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from time import monotonic
 
 import structlog
@@ -13,7 +14,7 @@ from penstock.kernel.bell import Bell
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.journal import Noted, Position
-from penstock.kernel.waiting import happens
+from penstock.kernel.waiting import any_happens
 
 EVENT_STREAM = "text/event-stream"
 WATCHERS = 100  # event streams of a part one process serves at a time
@@ -22,15 +23,32 @@ KEEP_ALIVE = 15.0
 _TAIL = 500
 _PAUSE = 0.1  # between two looks: many watchers of a busy part must not take the connections from its workers
 
+Positions = tuple[Position, ...]  # how far each journal is told
+Batch = tuple[int, Sequence[Noted]]  # the number of a journal, and what it noted
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A journal, as far as it tells of some *machines*."""
+
+    db: Database
+    machines: Collection[str]
+
+
+@dataclass(frozen=True)
+class Ringing:
+    """A bell that rings for a topic when something moved; without one, watchers look every second."""
+
+    bell: Bell
+    topic: str
+
 
 class Live:
-    """The journal's tail, as far as it tells of some *machines*; the bell rings for *topic* when they moved."""
+    """The moves that *tails* tell of, together."""
 
-    def __init__(self, db: Database, bell: Bell, topic: str, machines: Collection[str]) -> None:
-        self._db = db
-        self._bell = bell
-        self._topic = topic
-        self._machines = frozenset(machines)
+    def __init__(self, tails: Sequence[Tail], bells: Sequence[Ringing]) -> None:
+        self._tails = tails
+        self._bells = bells
         self._watchers = 0
 
     @asynccontextmanager
@@ -45,55 +63,78 @@ class Live:
         finally:
             self._watchers -= 1
 
-    async def latest(self) -> Position:
-        """The position after which come the moves that are yet to be made."""
-        async with self._db.connection() as connection:
-            return await journal.end(connection)
+    async def start(self, event_id: str | None, *, last: int = 0) -> Positions:
+        """Where to begin: after the event of that id; without one, before the *last* moves that were made."""
+        if event_id is not None:
+            return _positions_of(event_id, len(self._tails))
+        found = []
+        for tail in self._tails:
+            async with tail.db.connection() as connection:
+                found.append(await journal.before_last(connection, tail.machines, last))
+        return tuple(found)
 
-    async def moves(self, position: Position) -> AsyncGenerator[Sequence[Noted], None]:
-        """Moves as they are made, after *position*; empty when a while passed without."""
-        while not self._bell.is_closed:
-            rung = self._bell.next(self._topic)
-            try:
-                async with self._db.connection() as connection:
-                    noted = await journal.tail(connection, position, limit=_TAIL)
-            except Transient as error:  # the watcher comes back with the last event it had
-                structlog.get_logger().warning("watching_ended", code=error.code, error=error.message)
+    async def stream(
+        self, start: Positions, told: Callable[[Noted], BaseModel | None], about: str, *, follow: bool = True
+    ) -> AsyncIterator[str]:
+        """Events as text, for moves *told* makes something of; a comment now and then while there are none, so that
+        nobody takes the line for dead. Not to *follow* is to end with the moves that were made until now."""
+        yield f": moves of {about}\n\n"
+        told_at, reached = monotonic(), list(start)
+        async for place, moves in self.moves(start, follow=follow):
+            text = ""
+            for noted in moves:
+                reached[place] = noted.position
+                if (data := told(noted)) is not None:
+                    text += _event(reached, data)
+            if not text and monotonic() - told_at > KEEP_ALIVE:
+                text = ": nothing moved\n\n"
+            if text:
+                yield text
+                told_at = monotonic()
+
+    async def moves(self, start: Positions, *, follow: bool = True) -> AsyncGenerator[Batch, None]:
+        """Moves as they are made, after *start*; empty when a while passed without."""
+        reached = list(start)
+        while not any(one.bell.is_closed for one in self._bells):
+            rung = [one.bell.next(one.topic) for one in self._bells]
+            is_all = True
+            for place, tail in enumerate(self._tails):
+                try:
+                    async with tail.db.connection() as connection:
+                        noted = await journal.tail(connection, reached[place], limit=_TAIL)
+                except Transient as error:  # the watcher comes back with the last event it had
+                    structlog.get_logger().warning("watching_ended", code=error.code, error=error.message)
+                    return
+                if noted:
+                    reached[place] = noted[-1].position
+                is_all = is_all and len(noted) < _TAIL
+                yield place, [one for one in noted if one.entry.machine in tail.machines]
+            if is_all and not follow:
                 return
-            if noted:
-                position = noted[-1].position
-            yield [one for one in noted if one.entry.machine in self._machines]
-            if len(noted) < _TAIL:
-                await happens(rung, POLL)
+            if is_all:
+                await any_happens(rung, POLL)
                 await asyncio.sleep(_PAUSE)
 
 
-async def stream(
-    batches: AsyncIterator[Sequence[Noted]], told: Callable[[Noted], BaseModel | None], about: str
-) -> AsyncIterator[str]:
-    """Events as text, for moves *told* makes something of; a comment now and then while there are none, so that
-    nobody takes the line for dead."""
-    yield f": moves of {about}\n\n"
-    told_at = monotonic()
-    async for moves in batches:
-        text = "".join(_event(noted, data) for noted in moves if (data := told(noted)) is not None)
-        if not text and monotonic() - told_at > KEEP_ALIVE:
-            text = ": nothing moved\n\n"
-        if text:
-            yield text
-            told_at = monotonic()
+def _positions_of(event_id: str, count: int) -> Positions:
+    """The places in *count* journals that an event's id tells, or Invalid."""
+    places = event_id.split(".")
+    if len(places) != count:
+        raise _bad_id()
+    return tuple(map(_position_of, places))
 
 
-def position_of(event_id: str | None) -> Position | None:
-    """The place in the journal an event's id tells, or Invalid."""
-    if event_id is None:
-        return None
-    parts = event_id.split("-")
+def _position_of(text: str) -> Position:
+    parts = text.split("-")
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) <= 18 for part in parts):
-        raise Invalid("BAD_EVENT_ID", "that is no id of an event", hint="send the last `id` received, unchanged")
+        raise _bad_id()
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def _event(noted: Noted, data: BaseModel) -> str:
-    name = "-".join(map(str, noted.position))
+def _bad_id() -> Invalid:
+    return Invalid("BAD_EVENT_ID", "that is no id of an event here", hint="send the last `id` received, unchanged")
+
+
+def _event(reached: Sequence[Position], data: BaseModel) -> str:
+    name = ".".join("-".join(map(str, position)) for position in reached)
     return f"event: move\nid: {name}\ndata: {data.model_dump_json(by_alias=True)}\n\n"

@@ -48,6 +48,8 @@ class DatabaseSection(Section):
     """PostgreSQL: the embedded one, or any other."""
 
     url: Url = Field(EMBEDDED, description="`embedded`, or postgresql://user@host:5432/database")
-    password: SecretRef | None = None
-    pool_size: int = Field(10, ge=2, le=500)
-    statement_timeout: Annotated[Duration, Field(ge=timedelta(seconds=1))] = timedelta(minutes=5)
+    password: SecretRef | None = Field(None, description="Of the user in the URL.")
+    pool_size: int = Field(10, ge=2, le=500, description="Connections of one process.")
+    statement_timeout: Annotated[Duration, Field(ge=timedelta(seconds=1))] = Field(
+        timedelta(minutes=5), description="How long one statement may take."
+    )

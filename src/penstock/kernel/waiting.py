@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,6 +16,20 @@ async def happens(event: asyncio.Event, within: float) -> bool:
         async with asyncio.timeout(within):
             await event.wait()
     return event.is_set()
+
+
+async def any_happens(events: Sequence[asyncio.Event], within: float) -> bool:
+    """Whether one of *events* is set within so many seconds."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        if waiting:
+            await asyncio.wait(waiting, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(within)
+    finally:
+        for one in waiting:
+            one.cancel()
+    return any(event.is_set() for event in events)
 
 
 async def ended(task: "asyncio.Task[None]") -> None:

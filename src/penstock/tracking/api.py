@@ -13,7 +13,7 @@ from penstock.kernel import paging
 from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
-from penstock.kernel.live import EVENT_STREAM, position_of, stream
+from penstock.kernel.live import EVENT_STREAM
 from penstock.tracking import views, wire
 from penstock.tracking.contract import PREFIX, Answer, Stage, Status
 from penstock.tracking.model import (
@@ -248,8 +248,8 @@ async def watch(
 ) -> StreamingResponse:
     """T17: moves as they are made, as server-sent events named `move`."""
     # Asked before the first word is sent: who has heard it misses nothing from then on.
-    position = position_of(last_event_id) or await tracking.live.latest()
-    events = stream(tracking.live.moves(position), views.told(stage, filename), "the pipeline")
+    start = await tracking.live.start(last_event_id)
+    events = tracking.live.stream(start, views.told(stage, filename), "the pipeline")
     return StreamingResponse(events, media_type=EVENT_STREAM)
 
 

@@ -11,7 +11,7 @@ from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.journal import Noted
 from penstock.kernel.lease import Lease
-from penstock.kernel.live import POLL, Live
+from penstock.kernel.live import POLL, Live, Ringing, Tail
 from penstock.kernel.machine import Move
 from penstock.kernel.outcome import readable
 from penstock.kernel.paging import Page, page
@@ -53,7 +53,7 @@ class Tracking:
 
     def __init__(self, db: Database, bell: Bell, section: TrackingSection, metrics: TrackingMetrics) -> None:
         self.lease_for = section.lease
-        self.live = Live(db, bell, MOVES, STAGE_OF)
+        self.live = Live([Tail(db, STAGE_OF)], [Ringing(bell, MOVES)])
         self._db = db
         self._bell = bell
         self._metrics = metrics
