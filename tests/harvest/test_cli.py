@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 from penstock.cli import harvest
 from tests.harvest.crank import FEED, feed
 from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, penstock_here
+from tests.services.program import Result, Up, penstock_here, penstock_on_a_terminal
 from tests.services.until import until
 
 COMMAND = [sys.executable, "-m", "penstock.cli.main"]
@@ -259,35 +258,16 @@ def test_progress_on_a_terminal(cli: Cli, source: Source) -> None:
     """H13: counting, fetching and consolidating are shown on one line, which is gone at the end; the result is not."""
     source.change(updates=RECORDS)
     source.fail(latency_ms=120)
-    master, terminal = pty.openpty()
-    command = [*COMMAND, "harvest", "run", FEED, "--full", "--wait", "--url", cli.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal, text=True) as process:
-        os.close(terminal)
-        shown = _read_all(master)
-        assert process.stdout is not None
-        out = process.stdout.read()
-    assert process.returncode == 0
-    assert out.startswith("completed  ")
-    assert "\x1b" not in out
-    assert f"{FEED}: counting the source, " in shown
-    assert f"{FEED}: fetching, " in shown
-    assert "partitions" in shown
-    assert "█" in shown
-    assert shown.endswith("\r\x1b[K")
-    assert "\n" not in shown
-
-
-def _read_all(terminal: int) -> str:
-    """What is written to a terminal until nobody has it open any more."""
-    found = b""
-    try:
-        while read := os.read(terminal, 65536):
-            found += read
-    except OSError:  # how Linux says that the other end is closed
-        pass
-    finally:
-        os.close(terminal)
-    return found.decode()
+    done = penstock_on_a_terminal("harvest", "run", FEED, "--full", "--wait", "--url", cli.url)
+    assert done.code == 0
+    assert done.out.startswith("completed  ")
+    assert "\x1b" not in done.out
+    assert f"{FEED}: counting the source, " in done.err
+    assert f"{FEED}: fetching, " in done.err
+    assert "partitions" in done.err
+    assert "█" in done.err
+    assert done.err.endswith("\r\x1b[K")
+    assert "\n" not in done.err
 
 
 def test_every_stage_has_its_words() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from penstock.ingest import layout
 from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
-from tests.services.program import Result, penstock_here
+from tests.services.program import Result, penstock_here, penstock_on_a_terminal
 
 ROOT = Path(__file__).parents[2]
 ONE = snapshot({"A": 1, "B": 2, "C": 3, "D": "none"})
@@ -76,6 +77,18 @@ def test_a_run_publishes(house: House) -> None:
     assert told["manifest"] == house.told(layout.run(house.current() or "", layout.MANIFEST))
     assert told["manifest"]["changes"] == {"previous": run_id, "added": 1, "removed": 1, "changed": 1, "unchanged": 1}
     assert told["manifest"]["moved_to"] == told["moved"]["second.csv"]
+
+
+def test_progress_on_a_terminal(house: House) -> None:
+    """I19: rows, their pace and the part that is done are on one line, which is gone at the end; the result is not."""
+    house.drop(snapshot({f"sku-{number}": number for number in range(1_000)}))
+    done = penstock_on_a_terminal("ingest", "run", SUPPLIER, "--root", str(house.root))
+    assert done.code == 0
+    assert done.out.startswith("PASS  ")
+    assert "\x1b" not in done.out
+    assert re.search(rf"\r\x1b\[K{SUPPLIER} █+ 100%  1,000 rows, [\d,]+ rows/s", done.err), done.err
+    assert done.err.endswith("\r\x1b[K")
+    assert "\n" not in done.err
 
 
 def test_a_run_that_fails(house: House) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -49,6 +50,30 @@ def penstock_here(*args: str | bytes, cwd: Path | None = None, given: bytes = b"
         with pytest.raises(SystemExit) as ended:
             main.run()
         return Result(int(ended.value.code or 0), out.getvalue().decode(), err.getvalue().decode())
+
+
+def penstock_on_a_terminal(*args: str) -> Result:
+    """Run a command to its end, its standard error on a terminal."""
+    ours, terminal = pty.openpty()
+    with subprocess.Popen([*_COMMAND, *args], stdout=subprocess.PIPE, stderr=terminal, text=True) as process:
+        os.close(terminal)
+        shown = _shown_on(ours)
+        assert process.stdout is not None
+        out = process.stdout.read()
+    return Result(process.returncode, out, shown)
+
+
+def _shown_on(terminal: int) -> str:
+    """What is written to a terminal until nobody has it open any more."""
+    found = b""
+    try:
+        while read := os.read(terminal, 65536):
+            found += read
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    finally:
+        os.close(terminal)
+    return found.decode()
 
 
 class Server(AbstractContextManager["Server"]):
