@@ -26,7 +26,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 class ServerSection(Section):
     """Where Penstock listens."""
 
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="The address it listens on; beyond loopback only with `auth.jwt`.")
     port: Port = Field(8080, description="The API; 0 takes a free port.")
     query_port: Port = Field(8081, description="The query server; 0 takes a free port.")
     body_limit: int = Field(10_000_000, ge=1_000, description="Bytes a request body may have.")
@@ -48,7 +48,7 @@ class KafkaSection(Section):
     """Apache Kafka as the bus."""
 
     bootstrap: str = Field(min_length=1, description="host:port, several with commas")
-    group_prefix: str = "penstock"
+    group_prefix: str = Field("penstock", description="What the names of consumer groups begin with.")
     options: Options = Field(default_factory=dict, description="librdkafka's own settings, e.g. sasl.username")
     secrets: Secrets = Field(default_factory=dict, description="Its secret settings, by reference: sasl.password")
 
@@ -64,11 +64,11 @@ class RedisSection(Section):
     """Redis as the carrier of signals."""
 
     nodes: list[str] = Field(min_length=1, description="host:port of some nodes")
-    mode: Literal["cluster", "single"] = "cluster"
-    username: str | None = None
-    password: SecretRef | None = None
-    tls: bool = False
-    tls_ca_file: Path | None = None
+    mode: Literal["cluster", "single"] = Field("cluster", description="`cluster`, or `single` for one server.")
+    username: str | None = Field(None, description="Who we are there.")
+    password: SecretRef | None = Field(None, description="Of that user.")
+    tls: bool = Field(False, description="Whether to speak TLS.")
+    tls_ca_file: Path | None = Field(None, description="Whom to trust; without it, whom the system trusts.")
 
 
 class SignalsSection(Section):
@@ -88,14 +88,18 @@ class StorageSection(Section):
 class JwtSection(Section):
     """Who may come in: bearers of a token signed by one of these keys."""
 
-    algorithms: list[Literal["HS256", "RS256", "ES256"]] = Field(["RS256", "ES256"], min_length=1)
+    algorithms: list[Literal["HS256", "RS256", "ES256"]] = Field(
+        ["RS256", "ES256"], min_length=1, description="Those a token may be signed with."
+    )
     secret: SecretRef | None = Field(None, description="For HS256, at least 32 bytes.")
-    jwks_file: Path | None = None
-    jwks_url: Url | None = None
-    issuer: str | None = None
-    audience: str | None = None
-    tenant_claim: str = "tenant_id"
-    leeway: Duration = timedelta(seconds=30)
+    jwks_file: Path | None = Field(None, description="Public keys, as a JWKS.")
+    jwks_url: Url | None = Field(
+        None, description="Where such a JWKS is fetched from, again when it names no key of a token."
+    )
+    issuer: str | None = Field(None, description="What `iss` has to be; without it, anything.")
+    audience: str | None = Field(None, description="What `aud` has to have; without it, anything.")
+    tenant_claim: str = Field("tenant_id", description="The claim that names the tenant.")
+    leeway: Duration = Field(timedelta(seconds=30), description="By how much clocks may differ.")
 
     @model_validator(mode="after")
     def _has_one_source_of_keys(self) -> "JwtSection":
@@ -116,7 +120,9 @@ class AuthSection(Section):
 class TelemetrySection(Section):
     """Logs, metrics, traces."""
 
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="Taken over while everything runs."
+    )
     log_format: LogFormat = Field("auto", description="`auto`: for people on a terminal, else JSON.")
     otlp_endpoint: Url | None = Field(None, description="Where traces go, e.g. http://collector:4318/v1/traces")
     journal_retention: Duration = Field(timedelta(days=90), description="How long moves are remembered.")

@@ -26,11 +26,11 @@ class Written(BaseModel):
 class Retry(Written):
     """F10: how often a step is tried, and how long between; which errors are worth it."""
 
-    max_attempts: int = Field(3, ge=1, le=1_000)
+    max_attempts: int = Field(3, ge=1, le=1_000, description="All attempts, the first among them.")
     backoff: Duration = Field(
         timedelta(seconds=1), le=_LONG, description="After the first failure; then twice as long each time."
     )
-    max_backoff: Duration = Field(timedelta(minutes=5), le=_LONG)
+    max_backoff: Duration = Field(timedelta(minutes=5), le=_LONG, description="No longer than this.")
     retryable: list[Code] | None = Field(None, description="Only these are tried again.")
     final: list[Code] = Field(default_factory=list, description="These are not.")
 
@@ -38,7 +38,7 @@ class Retry(Written):
 class Work(Written):
     """What a step, or each item of a map, does."""
 
-    kind: Name
+    kind: Name = Field(description="Who does it.")
     inputs: Json = Field(default_factory=dict, description="May hold ${…} over scope and the outputs of steps before.")
     required: bool = Field(True, description="F7: false turns a failure into SKIPPED.")
     retry: Retry | None = None
@@ -48,7 +48,7 @@ class Work(Written):
 class StepSpec(Work):
     """One step."""
 
-    depends_on: list[str] = Field(default_factory=list)
+    depends_on: list[str] = Field(default_factory=list, description="All of them end before it begins.")
     when: Expression | None = Field(None, description="F8: the step is skipped where this is false.")
     on_skip: Literal["run", "skip"] = Field("run", description="F8: what follows from a skipped step before it.")
     over: Annotated[Any, AfterValidator(plain)] = Field(
@@ -66,11 +66,11 @@ class Policy(Written):
 class Schedule(Written):
     """F16: when a flow runs by itself."""
 
-    cron: Annotated[str, Field(min_length=1, max_length=200)]
-    timezone: Annotated[str, Field(max_length=100)] = "UTC"
+    cron: Annotated[str, Field(min_length=1, max_length=200)] = Field(description="When, as cron has it.")
+    timezone: Annotated[str, Field(max_length=100)] = Field("UTC", description="Whose clock.")
     overlap: bool = Field(False, description="Whether it starts while its last run is under way.")
     catch_up: Literal["none", "last", "all"] = Field("last", description="What of times that passed unseen.")
-    scope: Json = Field(default_factory=dict)
+    scope: Json = Field(default_factory=dict, description="Of runs it starts.")
 
 
 def _named(steps: Any) -> Any:
@@ -93,8 +93,8 @@ Steps = Annotated[dict[Name, StepSpec], BeforeValidator(_named)]
 class FlowSpec(Written):
     """A flow: its steps, and how its runs behave."""
 
-    name: Name
-    description: str = Field("", max_length=2_000)
+    name: Name = Field(description="What it is called.")
+    description: str = Field("", max_length=2_000, description="For people.")
     scope: Json = Field(default_factory=dict, description="Defaults; a run's own scope goes before.")
     policy: Policy = Policy()
     steps: Steps = Field(default_factory=dict)

@@ -55,16 +55,16 @@ def _apart(*paths: str | None) -> None:
 class SourceSection(Section):
     """What every source has."""
 
-    url: HttpUrl
+    url: HttpUrl = Field(description="Where the API is.")
     call: CallSection = CallSection()
 
 
 class NivodaSource(SourceSection):
     """H14: Nivoda's GraphQL API."""
 
-    kind: Literal["nivoda"]
-    username: str = Field(min_length=1)
-    password: SecretRef
+    kind: Literal["nivoda"] = Field(description="Nivoda's API.")
+    username: str = Field(min_length=1, description="Who we are there.")
+    password: SecretRef = Field(description="Of that user.")
     token_for: Positive = Field(timedelta(hours=5, minutes=30), description="How long a token is used.")
 
 
@@ -79,27 +79,29 @@ class Paging(StrEnum):
 class RestSource(SourceSection):
     """H14: a REST API that answers with JSON. Names of parameters and paths into answers are its own."""
 
-    kind: Literal["rest"]
+    kind: Literal["rest"] = Field(description="Any REST API.")
     path: str = Field("/", description="Where records are listed.")
     count_path: str | None = Field(None, description="Where they are counted; the listing itself when not set.")
-    headers: Options = Field(default_factory=dict)
+    headers: Options = Field(default_factory=dict, description="Sent with every request.")
     secret_headers: Secrets = Field(default_factory=dict, description="By reference: Authorization: env:TOKEN")
     params: Options = Field(default_factory=dict, description="Sent with every request.")
-    paging: Paging = Paging.OFFSET
+    paging: Paging = Field(Paging.OFFSET, description="How the next page is asked for.")
     first_page: int = Field(1, ge=0, le=1, description="The number of the first page.")
-    offset_param: str = "offset"
-    page_param: str = "page"
-    cursor_param: str = "cursor"
-    limit_param: str = "limit"
+    offset_param: str = Field("offset", description="Of `paging: offset`.")
+    page_param: str = Field("page", description="Of `paging: page`.")
+    cursor_param: str = Field("cursor", description="Of `paging: cursor`.")
+    limit_param: str = Field("limit", description="How many records a page has.")
     lower_param: str = Field("price_from", description="At least; in minor units, unless `decimals`.")
     upper_param: str = Field("price_below", description="Below.")
-    null_param: str | None = Field("price_null", description="`true` asks for records without a value.")
+    null_param: str | None = Field(
+        "price_null", description="`true` asks for records without a value; null: it cannot."
+    )
     decimals: int = Field(0, ge=0, le=6, description="2: the source is asked in 12.34 where we count 1234.")
     after_param: str | None = Field("updated_after", description="Changed after; not set: no incremental runs.")
     upto_param: str | None = Field("updated_upto", description="Changed not after.")
-    records: FieldPath = "items"
+    records: FieldPath = Field("items", description="Where an answer has its records.")
     total: FieldPath | None = Field("total", description="Where an answer tells how many there are.")
-    next_cursor: FieldPath = "nextCursor"
+    next_cursor: FieldPath = Field("nextCursor", description="Where it tells the cursor of the next page.")
     has_more: FieldPath | None = Field(None, description="Where it tells whether more follow.")
     short_page_ends: bool = Field(False, description="H16: a page that is not full is the last.")
 
@@ -142,24 +144,26 @@ class FieldType(StrEnum):
 class FieldSection(Section):
     """A canonical field."""
 
-    path: FieldPath
-    type: FieldType = FieldType.TEXT
-    required: bool = False
+    path: FieldPath = Field(description="Where in a record it is.")
+    type: FieldType = Field(FieldType.TEXT, description="What it has to be.")
+    required: bool = Field(False, description="Whether a record without it is rejected.")
 
 
 class CostSection(Section):
     """What the source asks for a record: the number prices are made of."""
 
-    path: FieldPath
+    path: FieldPath = Field(description="Where in a record it is.")
     decimals: int = Field(0, ge=0, le=6, description="2: the source tells 1234 for 12.34.")
 
 
 class ConditionSection(Section):
     """A field is one of some values, or a number at least `from` and below `below`; one without a value is neither."""
 
-    any_of: list[str | int | Decimal | bool] | None = Field(None, min_length=1, max_length=1_000)
-    from_: Decimal | None = Field(None, alias="from")
-    below: Decimal | None = None
+    any_of: list[str | int | Decimal | bool] | None = Field(
+        None, min_length=1, max_length=1_000, description="The values that count."
+    )
+    from_: Decimal | None = Field(None, alias="from", description="The least that counts.")
+    below: Decimal | None = Field(None, description="What no longer counts.")
 
     @model_validator(mode="after")
     def _says_something(self) -> "ConditionSection":
@@ -172,10 +176,12 @@ class ConditionSection(Section):
 class RuleSection(Section):
     """The first rule whose conditions all hold makes the price: cost × (100 + markup_percent) / 100 + add."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
+        description="Records tell which rule priced them."
+    )
     when: dict[FieldName, ConditionSection] = Field(default_factory=dict)
-    markup_percent: Decimal = Field(Decimal(0), ge=-100, le=100_000, max_digits=_DIGITS)
-    add: Decimal = Field(Decimal(0), max_digits=_DIGITS)
+    markup_percent: Decimal = Field(Decimal(0), ge=-100, le=100_000, max_digits=_DIGITS, description="Put on the cost.")
+    add: Decimal = Field(Decimal(0), max_digits=_DIGITS, description="Put on top of that.")
 
 
 class PricingSection(Section):
@@ -202,12 +208,15 @@ class ConsolidationMode(StrEnum):
 class ConsolidationSection(Section):
     """H7: how raw records become canonical ones."""
 
-    mode: ConsolidationMode = ConsolidationMode.SETS
+    mode: ConsolidationMode = Field(
+        ConsolidationMode.SETS,
+        description="`sets`: PostgreSQL maps many at once; `batches`: Python does, batch by batch.",
+    )
     set_size: int = Field(5_000, ge=1, le=1_000_000, description="Records of one statement.")
-    sets_at_once: int = Field(2, ge=1, le=50)
+    sets_at_once: int = Field(2, ge=1, le=50, description="Statements at the same time.")
     batch_size: int = Field(2_000, ge=1, le=100_000, description="Records of one batch.")
-    upsert_size: int = Field(100, ge=1, le=10_000)
-    upserts_at_once: int = Field(5, ge=1, le=50)
+    upsert_size: int = Field(100, ge=1, le=10_000, description="Records written by one statement of a batch.")
+    upserts_at_once: int = Field(5, ge=1, le=50, description="Such statements at the same time.")
 
 
 class LimitsSection(Section):
@@ -216,14 +225,14 @@ class LimitsSection(Section):
     max_delete_ratio: Ratio = Field(0.2, description="H10: more than this part gone is not believed.")
     max_reject_ratio: Ratio = Field(0.01, description="More records than this part that cannot be mapped fail a run,")
     rejects_allowed: int = Field(10, ge=0, description="but never so few.")
-    record_bytes: int = Field(1_000_000, ge=100)
+    record_bytes: int = Field(1_000_000, ge=100, description="The most a record may have; a larger one is rejected.")
     passes: int = Field(5, ge=1, le=100, description="H16: passes over a partition that does not hold still.")
 
 
 class FedDictionary(Section):
     """A dictionary of refdata that reads this feed: it gets a version in the transaction that completes a run."""
 
-    tenant: Annotated[str, StringConstraints(pattern=DICTIONARY)]
+    tenant: Annotated[str, StringConstraints(pattern=DICTIONARY)] = Field(description="Whose dictionary.")
     code: Annotated[str, StringConstraints(pattern=DICTIONARY)] = Field(
         description="One with `loadSql` and no `apply`."
     )
@@ -236,7 +245,7 @@ class FeedSection(Section):
     key: FieldPath = Field(description="Where a record tells what it is called.")
     updated_at: FieldPath | None = Field(None, description="Where it tells when it changed: ISO 8601 with a zone.")
     partitions: PartitionsSection = PartitionsSection()
-    page_size: int = Field(30, ge=1, le=10_000)
+    page_size: int = Field(30, ge=1, le=10_000, description="Records of a page.")
     pages_per_turn: int = Field(30, ge=1, le=1_000, description="Pages fetched and kept by one work item.")
     overlap: Duration = Field(timedelta(minutes=1), description="H9: by how much runs ask again for what is older.")
     fields: dict[FieldName, FieldSection] = Field(default_factory=dict, max_length=200)
@@ -266,20 +275,22 @@ class FeedSection(Section):
 class SmtpSection(Section):
     """H12: alerts by e-mail."""
 
-    host: str = Field(min_length=1)
-    port: int = Field(25, ge=1, le=65535)
-    sender: str = Field(pattern=r"^[^\s<>]+@[^\s<>]+$")
-    to: list[Annotated[str, StringConstraints(pattern=r"^[^\s<>,]+@[^\s<>,]+$")]] = Field(min_length=1)
-    username: str | None = None
-    password: SecretRef | None = None
-    starttls: bool = False
+    host: str = Field(min_length=1, description="The mail server.")
+    port: int = Field(25, ge=1, le=65535, description="Its port.")
+    sender: str = Field(pattern=r"^[^\s<>]+@[^\s<>]+$", description="Whom a mail is from.")
+    to: list[Annotated[str, StringConstraints(pattern=r"^[^\s<>,]+@[^\s<>,]+$")]] = Field(
+        min_length=1, description="Whom it goes to."
+    )
+    username: str | None = Field(None, description="Who we are there.")
+    password: SecretRef | None = Field(None, description="Of that user.")
+    starttls: bool = Field(False, description="Whether to ask for TLS.")
 
 
 class WebhookSection(Section):
     """H12: alerts by POST."""
 
-    url: HttpUrl
-    secret_headers: Secrets = Field(default_factory=dict)
+    url: HttpUrl = Field(description="Where alerts are posted.")
+    secret_headers: Secrets = Field(default_factory=dict, description="By reference: Authorization: env:TOKEN")
 
 
 class AlertsSection(Section):

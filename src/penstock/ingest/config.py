@@ -34,7 +34,10 @@ class AlertSection(Section):
 class IngestSection(Section):
     """Ingest: supplier snapshot files in, published state out."""
 
-    root: Url | None = Field(None, description="Where etl_data/ and etl_ops/ are: a folder, or s3://bucket/prefix.")
+    root: Url | None = Field(
+        None,
+        description="Where etl_data/ and etl_ops/ are: a folder, or s3://bucket/prefix. With it inboxes are watched.",
+    )
     options: Options = Field(default_factory=dict, description="The bucket's own settings, e.g. region, endpoint")
     secrets: Secrets = Field(default_factory=dict, description="Its secret settings, by reference")
     poll: Duration = Field(timedelta(seconds=5), description="How often the watcher looks into the inboxes.")

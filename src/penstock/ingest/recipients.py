@@ -15,25 +15,25 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 class DictionaryTarget(Section):
     """I23: a dictionary of refdata that becomes what is published, by the supplier's key."""
 
-    tenant: Name
-    code: Name
-    url: Url = "http://127.0.0.1:8080"
-    token: SecretRef | None = None
+    tenant: Name = Field(description="Whose dictionary.")
+    code: Name = Field(description="Which one.")
+    url: Url = Field("http://127.0.0.1:8080", description="The API of refdata.")
+    token: SecretRef | None = Field(None, description="Sent as a bearer.")
 
 
 class FlowTarget(Section):
     """I23: a flow that is started by every publication, once; its scope tells which."""
 
-    name: Annotated[str, Field(pattern=NAME)]
+    name: Annotated[str, Field(pattern=NAME)] = Field(description="Which flow.")
     scope: dict[str, Any] = Field(default_factory=dict, description="Beside `supplier`, `runId`, `fence` and `facts`.")
-    url: Url = "http://127.0.0.1:8080"
-    token: SecretRef | None = None
+    url: Url = Field("http://127.0.0.1:8080", description="The API of flows.")
+    token: SecretRef | None = Field(None, description="Sent as a bearer.")
 
 
 class WebhookTarget(Section):
     """I23: an address that is told of every publication, at least once."""
 
-    url: Url
+    url: Url = Field(description="Where it is posted.")
     secret: SecretRef | None = Field(None, description="Signs the body: X-Penstock-Signature, HMAC-SHA256.")
 
 

@@ -108,11 +108,11 @@ class Column(Section):
     source: Place | Annotated[list[Place], Field(min_length=1)] = Field(
         alias="from", description="The column's header, some spellings of it, or its number."
     )
-    type: Kind = Kind.STRING
-    required: bool = False
+    type: Kind = Field(Kind.STRING, description="What its cells become.")
+    required: bool = Field(False, description="Whether a row without it is bad, and a file without the column too.")
     empty: list[str] = Field(default_factory=list, description="Texts that mean nothing is there, such as '-'.")
     default: str | int | bool | None = Field(None, description="What an empty cell becomes.")
-    case: Literal["upper", "lower"] | None = None
+    case: Literal["upper", "lower"] | None = Field(None, description="Letters are made so.")
     replace: dict[Pattern, str] = Field(
         default_factory=dict, description="Regular expressions replaced first, in order."
     )
@@ -128,9 +128,9 @@ class Column(Section):
     scale: int = Field(2, ge=0, le=9, description="Digits after the point of money and decimals.")
     round: bool = Field(False, description="Round what has more digits; without it, such a number is bad.")
     at_least: bool = Field(False, description="Read '>10', '10+' and 'больше 10' as 10.")
-    min: int | None = None
-    max: int | None = None
-    max_length: int | None = Field(None, ge=1)
+    min: int | None = Field(None, description="The least a number may be.")
+    max: int | None = Field(None, description="The most.")
+    max_length: int | None = Field(None, ge=1, description="The most characters of a text.")
     fill_down: bool = Field(False, description="An empty cell has the value of the cell above, as merged cells do.")
 
     @field_validator("empty")
@@ -173,15 +173,15 @@ class Sheets(Section):
     """Which sheets of a workbook (or files of an archive) count, and how their categories are called."""
 
     only: list[Name] | None = Field(None, description="These; without it, all that are visible.")
-    skip: list[Name] = Field(default_factory=list)
+    skip: list[Name] = Field(default_factory=list, description="Not these.")
     category: Literal["name", "number"] = Field("name", description="`number` calls the 14th sheet sheet14.")
 
 
 class Source(Section):
     """How a file is read. What is `auto` is found out; `penstock ingest inspect` shows what it would find."""
 
-    format: Format = Format.AUTO
-    encoding: Encoding = "auto"
+    format: Format = Field(Format.AUTO, description="By content, not by name, when `auto`.")
+    encoding: Encoding = Field("auto", description="Of text.")
     delimiter: str = Field("auto", description="One character, or `auto`.")
     quote: str = Field('"', max_length=1, description="Empty: quotes mean nothing.")
     header: int | Literal["auto", "none"] = Field("auto", description="The row it is in; `auto` looks for the columns.")
@@ -217,8 +217,12 @@ class Guards(Section):
     """I20: how far a snapshot may be from the one before it; beyond that the run fails."""
 
     max_drop_percent: float | None = Field(None, ge=0, le=100, description="Facts that may be fewer.")
-    max_vanished_keys_percent: float | None = Field(None, ge=0, le=100)
-    vanished_categories: Literal["allow", "fail"] = "allow"
+    max_vanished_keys_percent: float | None = Field(
+        None, ge=0, le=100, description="Keys of the current state that may be missing."
+    )
+    vanished_categories: Literal["allow", "fail"] = Field(
+        "allow", description="Whether categories of the current state may be missing."
+    )
 
 
 class Limits(Section):
@@ -233,17 +237,25 @@ class Limits(Section):
 class Supplier(Section):
     """All that is configured for one supplier."""
 
-    min_fact_count: int = Field(ge=0)
-    max_bad_ratio: float = Field(ge=0, le=1)
-    allow_empty_snapshot: bool
+    min_fact_count: int = Field(ge=0, description="With fewer facts a run fails.")
+    max_bad_ratio: float = Field(ge=0, le=1, description="With a larger part of bad rows a run fails.")
+    allow_empty_snapshot: bool = Field(
+        description="Whether no facts at all may be published, if there are no bad rows either."
+    )
     file_stability_window: float = Field(30, ge=0, le=86_400, description="Seconds a file has to stay unchanged.")
-    dedup: Literal["accepted", "current"] = "accepted"
-    on_bad_row: Literal["drop", "hold_last"] = "drop"
+    dedup: Literal["accepted", "current"] = Field(
+        "accepted", description="What makes a file a duplicate: any that was accepted, or only the current one."
+    )
+    on_bad_row: Literal["drop", "hold_last"] = Field(
+        "drop", description="`hold_last`: the last good fact of the row's key stays."
+    )
     keep_raw: bool = Field(False, description="Bad rows carry the column and what stood there.")
     source: Source = Source()
     columns: dict[Name, Column] = Field(default_factory=dict, description="Without any, every column is a text.")
-    key: list[Name] = Field(default_factory=list)
-    duplicate_keys: Literal["first", "last", "fail", "keep"] = "first"
+    key: list[Name] = Field(default_factory=list, description="What tells facts apart: columns, and `category_key`.")
+    duplicate_keys: Literal["first", "last", "fail", "keep"] = Field(
+        "first", description="Which of several rows with one key counts; `fail` the run, or `keep` all."
+    )
     guards: Guards = Guards()
     limits: Limits = Limits()
     targets: list[Target] = Field(default_factory=list)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError, YAMLWarning
@@ -44,7 +44,9 @@ class Misplaced(ValueError):
         self.path = path
 
 
-SecretRef = Annotated[str, AfterValidator(_reference)]
+SecretRef = Annotated[
+    str, AfterValidator(_reference), WithJsonSchema({"type": "string", "pattern": f"^({_REFERENCE.pattern})$"})
+]
 
 
 def resolve(reference: str, name: str) -> str:

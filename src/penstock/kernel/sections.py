@@ -47,7 +47,7 @@ Secrets = dict[str, SecretRef]
 class DatabaseSection(Section):
     """PostgreSQL: the embedded one, or any other."""
 
-    url: Url = Field(EMBEDDED, description="`embedded`, or postgresql://user@host:5432/database")
+    url: Url = Field(EMBEDDED, description="`embedded`, or postgresql://user@host:5432/database, 15 or newer")
     password: SecretRef | None = Field(None, description="Of the user in the URL.")
     pool_size: int = Field(10, ge=2, le=500, description="Connections of one process.")
     statement_timeout: Annotated[Duration, Field(ge=timedelta(seconds=1))] = Field(

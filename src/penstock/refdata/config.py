@@ -36,16 +36,24 @@ class CamelSection(Section):
 
 
 class PoolSection(CamelSection):
-    max_size: int = Field(20, ge=2, le=500)
+    """Connections to it."""
+
+    max_size: int = Field(20, ge=2, le=500, description="Connections of one process.")
 
 
 class PostgresSection(CamelSection):
     """R1: the PostgreSQL the dictionaries live in. Without it they live in the platform's."""
 
     jdbc_url: Url = Field(description="jdbc:postgresql://host:5432/database")
-    username: str = Field(min_length=1)
+    username: str = Field(min_length=1, description="Who we are there.")
     password_from_env: Annotated[str, _ENV_NAME] | None = Field(None, description="Name of the variable.")
-    db_schema: str = Field("public", alias="schema", min_length=1, max_length=63)
+    db_schema: str = Field(
+        "public",
+        alias="schema",
+        min_length=1,
+        max_length=63,
+        description="Where the tables of Penstock are, and what statements see.",
+    )
     pool: PoolSection = PoolSection()
 
     @field_validator("jdbc_url")
@@ -65,21 +73,25 @@ class PostgresSection(CamelSection):
 
 
 class ConsistencySection(CamelSection):
+    """What writers may wait for."""
+
     wait_commit_timeout_ms: int = Field(300, ge=50, le=1000, description="How long WAIT_COMMIT waits unless told.")
 
 
 class TenantSection(CamelSection):
     """R25: how a request's tenant is known."""
 
-    source: Literal["JWT_CLAIM"] = "JWT_CLAIM"
-    claim: str = Field("tenant_id", min_length=1)
-    allow_header_override_for_trusted_clients: bool = False
+    source: Literal["JWT_CLAIM"] = Field("JWT_CLAIM", description="There is no other.")
+    claim: str = Field("tenant_id", min_length=1, description="The claim that names the tenant.")
+    allow_header_override_for_trusted_clients: bool = Field(False, description="Whether `trustedClients` count.")
     trusted_clients: list[str] = Field(
         default_factory=list, description="Subjects of tokens that may name another tenant by X-Tenant-Id."
     )
 
 
 class SecuritySection(CamelSection):
+    """Whose tenant a caller is."""
+
     tenant: TenantSection = TenantSection()
 
 
@@ -90,20 +102,22 @@ class ExternalTopicSection(CamelSection):
     `header:name`. With `items`, a pointer to a list, the last three are looked up in each of its elements.
     """
 
-    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")
+    topic: str = Field(pattern=r"^[A-Za-z0-9._-]{1,200}$", description="The topic of others that is read.")
     tenant_id: str = Field(description="Where the tenant comes from.")
     dict_code: str = Field(description="Where the dictionary comes from.")
-    event_type: str = "=DELTA"
-    event_id: str | None = None
-    source_revision: str | None = None
-    occurred_at: str | None = None
-    snapshot_id: str | None = None
-    chunk_index: str | None = None
-    chunks_total: str | None = None
-    items: str | None = None
-    key: str = "key"
-    op: str | None = None
-    payload: str = "/"
+    event_type: str = Field("=DELTA", description="DELTA or SNAPSHOT.")
+    event_id: str | None = Field(None, description="Without it, it is made of topic, partition and offset.")
+    source_revision: str | None = Field(
+        None, description="The source's own number of a change; an older one is passed over."
+    )
+    occurred_at: str | None = Field(None, description="When it happened, by ISO 8601.")
+    snapshot_id: str | None = Field(None, description="The snapshot a chunk belongs to.")
+    chunk_index: str | None = Field(None, description="Which chunk it is, from 1.")
+    chunks_total: str | None = Field(None, description="How many there are.")
+    items: str | None = Field(None, description="A pointer to a list; without it, the message is one item.")
+    key: str = Field("key", description="The key of an item.")
+    op: str | None = Field(None, description="UPSERT, unless it is one of `deletes`.")
+    payload: str = Field("/", description="The payload of an item.")
     deletes: list[str] = Field(["DELETE", "delete", "D", "d"], description="Values of `op` that mean DELETE.")
 
     @model_validator(mode="after")
@@ -122,8 +136,14 @@ class ExternalTopicSection(CamelSection):
 class CommandsSection(CamelSection):
     """Where commands go, and the topics of others that are turned into commands."""
 
-    commands_topic: str = Field("refdata.commands", pattern=r"^[A-Za-z0-9._-]{1,200}$")
-    key_template: str = KEY_TEMPLATE
+    commands_topic: str = Field(
+        "refdata.commands",
+        pattern=r"^[A-Za-z0-9._-]{1,200}$",
+        description="Where commands go; what could not be applied goes to `….dead`.",
+    )
+    key_template: str = Field(
+        KEY_TEMPLATE, description="There is no other: it keeps the order of a dictionary's changes."
+    )
     external_topics: list[ExternalTopicSection] = Field(default_factory=list)
 
     @field_validator("key_template")
@@ -144,13 +164,19 @@ class CommandsSection(CamelSection):
 class InvalidationSection(CamelSection):
     """R16: where invalidations go: to this Redis, else to `signals.redis`, else over PostgreSQL."""
 
-    mode: Literal["cluster", "single"] = "cluster"
+    mode: Literal["cluster", "single"] = Field("cluster", description="`cluster`, or `single` for one server.")
     nodes: list[str] = Field(default_factory=list, description="host:port of some nodes")
-    username: str | None = None
-    password_from_env: Annotated[str, _ENV_NAME] | None = None
-    pub_channel: str = Field("refdata:inv:pub", min_length=1, max_length=63)
-    stream_key: str = Field("refdata:inv:stream", min_length=1)
-    consumer_group: str = Field("refdata-query-pods", min_length=1)
+    username: str | None = Field(None, description="Who we are there.")
+    password_from_env: Annotated[str, _ENV_NAME] | None = Field(None, description="Name of the variable.")
+    pub_channel: str = Field(
+        "refdata:inv:pub", min_length=1, max_length=63, description="Where invalidations are told at once."
+    )
+    stream_key: str = Field(
+        "refdata:inv:stream", min_length=1, description="Where they are kept for whoever missed them."
+    )
+    consumer_group: str = Field(
+        "refdata-query-pods", min_length=1, description="What the groups of pods begin with; each pod has its own."
+    )
     stream_length: int = Field(100_000, ge=100, description="About so many entries the stream keeps.")
 
 
@@ -159,17 +185,19 @@ class ApplySection(CamelSection):
 
     workers: int = Field(2, ge=1, le=32, description="Batches a process applies side by side.")
     batch: int = Field(500, ge=1, le=10_000, description="Commands in one transaction.")
-    lease: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(minutes=30))] = timedelta(seconds=30)
+    lease: Annotated[Duration, Field(ge=timedelta(seconds=1), le=timedelta(minutes=30))] = Field(
+        timedelta(seconds=30), description="How long a frozen process holds its commands."
+    )
     max_attempts: int = Field(5, ge=1, le=100, description="Tries of a command whose statement takes too long.")
 
 
 class RetentionSection(CamelSection):
     """R14: how long things are remembered; commands at least twice as long as the topic keeps them."""
 
-    processed_events: Duration = timedelta(days=14)
-    tombstones: Duration = timedelta(days=14)
-    updates: Duration = timedelta(days=30)
-    history: Duration = timedelta(days=90)
+    processed_events: Duration = Field(timedelta(days=14), description="Commands that are known again.")
+    tombstones: Duration = Field(timedelta(days=14), description="Items that were deleted.")
+    updates: Duration = Field(timedelta(days=30), description="What became of updates.")
+    history: Duration = Field(timedelta(days=90), description="Versions, and what made them.")
 
     @model_validator(mode="after")
     def _remembers_answers(self) -> "RetentionSection":
@@ -211,13 +239,15 @@ class QuerySection(CamelSection):
 class SqlTemplateSection(CamelSection):
     """R3, R4: how changes are written."""
 
-    mode: Literal["SQL_TEMPLATE"] = "SQL_TEMPLATE"
-    upsert_sql: str
-    delete_sql: str
-    snapshot_strategy: Literal["FULL_REPLACE"] = "FULL_REPLACE"
-    snapshot_replace_sql: str | None = None
-    snapshot_stage_sql: str | None = None
-    snapshot_finalize_sql: str | None = None
+    mode: Literal["SQL_TEMPLATE"] = Field("SQL_TEMPLATE", description="There is no other.")
+    upsert_sql: str = Field(description="Writes one item: `:key`, `:payload`.")
+    delete_sql: str = Field(description="Takes one away: `:key`.")
+    snapshot_strategy: Literal["FULL_REPLACE"] = Field("FULL_REPLACE", description="There is no other.")
+    snapshot_replace_sql: str | None = Field(None, description="Replaces everything by `:snapshotJson`.")
+    snapshot_stage_sql: str | None = Field(
+        None, description="Stages an item (`:key`, `:payload`) or a chunk (`:snapshotJson`) of a large snapshot."
+    )
+    snapshot_finalize_sql: str | None = Field(None, description="Makes what was staged all there is.")
 
     @field_validator("upsert_sql", "delete_sql")
     @classmethod
@@ -259,12 +289,18 @@ class SqlTemplateSection(CamelSection):
 class DictionarySection(CamelSection):
     """One dictionary. Without any SQL it lives in `dictionary_item`; with `loadSql` alone it is read-only."""
 
-    code: Annotated[str, _CODE]
-    enabled: bool = True
-    load_sql: str | None = None
-    drift_check_sql: str | None = None
+    code: Annotated[str, _CODE] = Field(description="What it is called.")
+    enabled: bool = Field(True, description="`false`: it is neither written nor read.")
+    load_sql: str | None = Field(
+        None, description="Reads all items of `:tenantId`: the key as `k`, the payload as `v`."
+    )
+    drift_check_sql: str | None = Field(
+        None, description="A value that changes only with a version; asked twice a minute."
+    )
     apply: SqlTemplateSection | None = None
-    reload_on_event: Literal["FULL", "DELTA"] = "DELTA"
+    reload_on_event: Literal["FULL", "DELTA"] = Field(
+        "DELTA", description="What a pod loads after a change: the keys it names, or everything."
+    )
     max_drop_percent: int | None = Field(
         None, ge=0, le=99, description="R30: a SNAPSHOT that would take away more of the items than this has failed."
     )
@@ -301,8 +337,10 @@ class RefdataSection(CamelSection):
     give_up_after: Annotated[Duration, Field(ge=timedelta(seconds=1))] = Field(
         timedelta(minutes=1), description="R8: an update that is PENDING so long is looked for on the bus."
     )
-    tenants: list[Annotated[str, _CODE]] | None = Field(None, description="All there are; without it, any.")
-    dictionaries: list[DictionarySection] = Field(default_factory=list)
+    tenants: list[Annotated[str, _CODE]] | None = Field(
+        None, description="All there are; without it, any. Taken over while it runs."
+    )
+    dictionaries: list[DictionarySection] = Field(default_factory=list, description="Taken over while everything runs.")
 
     @model_validator(mode="after")
     def _remembers_chunks(self) -> "RefdataSection":
