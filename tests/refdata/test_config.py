@@ -86,6 +86,16 @@ def test_a_dictionary_is_its_code_and_nothing_else() -> None:
     assert empty.retention.processed_events == timedelta(days=14)
 
 
+def test_pods_keep_the_documents_pace() -> None:
+    """R19, R21: how long loads are put off and readers wait is the document's, unless it is set."""
+    query = RefdataSection().query
+    assert 20 <= query.debounce_ms <= 80
+    assert (query.jitter_ms, query.barrier_wait_ms) == (50, 100)
+    told = RefdataSection.model_validate({"query": {"debounceMs": 80, "jitterMs": 0, "loads": 1, "barrierWaitMs": 5}})
+    assert (told.query.debounce_ms, told.query.jitter_ms) == (80, 0)
+    assert (told.query.loads, told.query.barrier_wait_ms) == (1, 5)
+
+
 @pytest.mark.parametrize(
     ("said", "url"),
     [

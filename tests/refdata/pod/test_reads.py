@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.podrig import PodRig
 
 
@@ -32,3 +33,12 @@ async def test_a_version_that_is_not_committed_is_refused(pod: PodRig) -> None:
     version = await pod.put("LOOSE", {"a": 1})
     refused = await pod.get("LOOSE/items/a", least=version + 1)
     assert (refused.status, refused.json["code"], refused.version) == (409, "VERSION_NOT_COMMITTED", version)
+
+
+async def test_who_waits_does_not_wait_for_the_pace(pods: Pods) -> None:
+    """R19: with a debounce and a jitter of a second each, who names a version has it from memory before either ends."""
+    async with pods(debounceMs=1000, jitterMs=1000, barrierWaitMs=800, reconcileEvery="PT1M") as pod:
+        for number in range(4):
+            version = await pod.put("COUNTRY", {f"k{number}": {"name": "Ruritania"}})
+            found = await pod.get(f"COUNTRY/items/k{number}", least=version)
+            assert (found.status, found.source, found.version) == (200, "memory", version)
