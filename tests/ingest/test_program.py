@@ -33,8 +33,8 @@ QUICK = {"poll": 0.1}
 class Watch(Server):
     """`penstock ingest watch` on a free port."""
 
-    def __init__(self, house: House) -> None:
-        (house.root.parent / "watch.yaml").write_text(json.dumps({"ingest": QUICK}))
+    def __init__(self, house: House, **settings: Any) -> None:
+        (house.root.parent / "watch.yaml").write_text(json.dumps({"ingest": {**QUICK, **settings}}))
         given = ["--root", str(house.root), "--config", "watch.yaml", "--json"]
         command = [sys.executable, "-m", "penstock.cli.main", "ingest", "watch", *given]
         super().__init__("watch", command, house.root.parent)
@@ -83,6 +83,18 @@ def test_the_watcher_alone(house: House) -> None:
         assert [fact["payload"]["price"] for fact in house.facts()] == [2, 2]
         assert [fact["payload"]["price"] for fact in house.facts("globex")] == [3, 2]
         assert watch.stop() == 0
+
+
+def test_the_watcher_removes_what_is_old(house: House) -> None:
+    """I12: without anybody's asking, as often as it is told to; what is current stays."""
+    states = [layout.state(SUPPLIER, house.publish(one)) for one in (ONE, TWO)]
+    with Watch(house, gc=0.2, retention={"state_retention_hours": 0}) as watch:
+        until(lambda: not (house.root / states[0]).exists(), "the replaced state is gone")
+        house.drop(THREE)
+        until(lambda: not (house.root / states[1]).exists(), "and so is the next, once it is replaced")
+        assert watch.stop() == 0
+    assert [fact["payload"]["price"] for fact in house.facts()] == [3, 2]
+    assert "Traceback" not in watch.log_file.read_text()
 
 
 def test_one_damaged_supplier_does_not_stop_the_others(house: House) -> None:
