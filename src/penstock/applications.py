@@ -1,19 +1,23 @@
 """The HTTP applications: which parts' routes each of them has."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
 from penstock.flows import api as flows_api
+from penstock.flows import findings as flows_findings
 from penstock.flows.managing import Management
 from penstock.flows.service import FlowEngine
 from penstock.flows.views import FlowViews
 from penstock.harvest import api as harvest_api
+from penstock.harvest import findings as harvest_findings
 from penstock.harvest.service import Harvest
 from penstock.harvest.views import HarvestViews
 from penstock.ingest import api as ingest_api
+from penstock.ingest import findings as ingest_findings
 from penstock.ingest.views import IngestViews
 from penstock.kernel import actuator
 from penstock.kernel.actuator import Pulse
@@ -22,10 +26,15 @@ from penstock.kernel.http import Caller, create_app
 from penstock.kernel.live import Live
 from penstock.kernel.middleware import Draining, HttpMetrics
 from penstock.kernel.telemetry import Telemetry
+from penstock.overview import api as overview_api
+from penstock.overview.contract import Part
+from penstock.overview.status import Look, StatusBoard
 from penstock.refdata import api as refdata_api
+from penstock.refdata import findings as refdata_findings
 from penstock.refdata.service import Refdata
 from penstock.settings import Settings
 from penstock.tracking import api as tracking_api
+from penstock.tracking import findings as tracking_findings
 from penstock.tracking.service import Tracking
 
 
@@ -60,6 +69,7 @@ class Parts:
     flow_management: Management
     flow_views: FlowViews
     flow_live: Live
+    all_moves: Live
 
 
 def make_api(web: Web, pulse: Pulse, parts: Parts) -> FastAPI:
@@ -70,9 +80,22 @@ def make_api(web: Web, pulse: Pulse, parts: Parts) -> FastAPI:
     app.state.harvest, app.state.harvest_views = parts.harvest, parts.feeds
     app.state.flows, app.state.flow_management = parts.flows, parts.flow_management
     app.state.flow_views, app.state.flow_live = parts.flow_views, parts.flow_live
-    for routes in (refdata_api.routes, ingest_api.routes, harvest_api.routes, flows_api.routes, _access):
-        app.include_router(routes)
+    app.state.all_moves, app.state.status_board = parts.all_moves, _status_board(pulse, parts)
+    for part in (refdata_api, ingest_api, harvest_api, flows_api, overview_api):
+        app.include_router(part.routes)
+    app.include_router(_access)
     return app
+
+
+def _status_board(pulse: Pulse, parts: Parts) -> StatusBoard:
+    looks: dict[str, Look] = {
+        Part.TRACKING: partial(tracking_findings.look, parts.tracking),
+        Part.REFDATA: partial(refdata_findings.look, parts.refdata),
+        Part.INGEST: partial(ingest_findings.look, parts.ingest),
+        Part.HARVEST: partial(harvest_findings.look, parts.feeds),
+        Part.FLOWS: partial(flows_findings.look, parts.flow_views),
+    }
+    return StatusBoard(pulse, looks, lambda: parts.feeds.now())
 
 
 def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str = "Penstock pipeline") -> FastAPI:

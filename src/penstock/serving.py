@@ -27,14 +27,16 @@ from penstock.ingesting import workplace
 from penstock.kernel import datadir
 from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.backoff import Backoff
+from penstock.kernel.db import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.ids import worker_name
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.telemetry import Telemetry
+from penstock.overview.contract import Part
+from penstock.overview.events import all_moves
 from penstock.pods import open_pod, serving_pod
 from penstock.ports import make_authenticator, make_telemetry
-from penstock.refdata.service import Refdata
 from penstock.reloading import reloading
 from penstock.roles import ROLES
 from penstock.servers import address_of, listening, listening_together, serving, until_stopped
@@ -75,7 +77,7 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         # The pod answers from memory, come what may.
         pulse = _api_pulse(platform, tracking, refdata, dictionaries=pod.check)
         web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator)
-        parts = await _open_parts(stack, platform, tracking, refdata.refdata, works=True)
+        parts = await _open_parts(stack, platform, tracking, refdata, works=True)
         app = make_api(web, pulse, parts)
         await stack.enter_async_context(serving([(app, api)], server))
         await is_loaded.wait()
@@ -97,7 +99,7 @@ async def api(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str],
         refdata = await stack.enter_async_context(open_refdata(settings, telemetry, platform))
         await stack.enter_async_context(reloading(settings, telemetry, refdata))
         pulse = _api_pulse(platform, tracking, refdata)
-        parts = await _open_parts(stack, platform, tracking, refdata.refdata, works=False)
+        parts = await _open_parts(stack, platform, tracking, refdata, works=False)
         await stack.enter_async_context(serving([(make_api(web, pulse, parts), socket)], settings.server))
         await until_stopped([pulse], settings.server, stop, lambda: on_ready(address_of(socket)))
         _end_streams(parts)
@@ -117,7 +119,7 @@ def _end_streams(parts: Parts) -> None:
 
 
 async def _open_parts(
-    stack: AsyncExitStack, platform: Platform, tracking: Tracking, refdata: Refdata, *, works: bool
+    stack: AsyncExitStack, platform: Platform, tracking: Tracking, refdata: RefdataPlatform, *, works: bool
 ) -> Parts:
     """All that the API shows, with the workers of those parts that have some, if it *works*."""
     settings, telemetry = platform.settings, platform.telemetry
@@ -129,10 +131,10 @@ async def _open_parts(
             await stack.enter_async_context(watching_inboxes(place, settings, telemetry, platform.db))
         if settings.harvest.feeds:
             await stack.enter_async_context(harvesting(harvest))
-        await stack.enter_async_context(flowing(flows, Ties(harvest.harvest, refdata, tracking, place)))
+        await stack.enter_async_context(flowing(flows, Ties(harvest.harvest, refdata.refdata, tracking, place)))
     return Parts(
         tracking=tracking,
-        refdata=refdata,
+        refdata=refdata.refdata,
         ingest=IngestViews(platform.db, place.tree if place else None, settings.ingest),
         harvest=harvest.harvest,
         feeds=HarvestViews(harvest.db, platform.storage, settings.harvest),
@@ -140,7 +142,18 @@ async def _open_parts(
         flow_management=flows.management,
         flow_views=FlowViews(platform.db, flows.catalogue),
         flow_live=flows.live,
+        all_moves=all_moves(_journals(platform, tracking, refdata), [*tracking.live.bells, *flows.live.bells]),
     )
+
+
+def _journals(platform: Platform, tracking: Tracking, refdata: RefdataPlatform) -> dict[Part, Database]:
+    """Where each part notes its moves: in the platform's database, unless it has one of its own."""
+    found = dict.fromkeys(Part, platform.db)
+    if platform.settings.tracking.database is not None:
+        found[Part.TRACKING] = tracking.db
+    if platform.settings.refdata.postgres is not None:
+        found[Part.REFDATA] = refdata.db
+    return found
 
 
 async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:

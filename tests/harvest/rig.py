@@ -328,14 +328,14 @@ class Rig:
         assert {(part["completed"], part["status"]) for part in partitions} == {(True, "completed")}
         assert [part["records_processed"] for part in partitions] == [part["seen"] for part in partitions]
         assert await self.db.fetchval("SELECT count(*) FROM raw_pending") == 0
-        assert await self.moves("harvest_run", str(run_id)) == [
+        assert await self.moves("harvest.run", str(run_id)) == [
             "created",
             "workers_running",
             "consolidating",
             "completed",
         ]
         for part in partitions:
-            assert await self.moves("harvest_partition", f"{run_id}/{part['partition_id']}") == ["completed"]
+            assert await self.moves("harvest.partition", f"{run_id}/{part['partition_id']}") == ["completed"]
         told = await self.published(run_id)
         assert (told[contract.WORK_DONE], told[contract.CONSOLIDATIONS]) == (len(partitions), 1)
         await self.has_watermark(run)

@@ -135,10 +135,10 @@ async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
     assert (run["rejected"], run["deleted"], run["pricingVersion"], run["error"]) == (0, 0, 1, None)
     assert run["watermarkAfter"] == run["upperBound"]
     assert run["durationMinutes"] >= 0
-    ended = [one for one in run["history"] if one["machine"] == "harvest_partition"]
+    ended = [one for one in run["history"] if one["machine"] == "harvest.partition"]
     assert len(ended) == run["expectedWorkers"]
     assert {one["actor"] for one in ended} == {"crank"}
-    moves = [(one["source"], one["target"]) for one in run["history"] if one["machine"] != "harvest_partition"]
+    moves = [(one["source"], one["target"]) for one in run["history"] if one["machine"] != "harvest.partition"]
     assert moves == [
         (None, "planning"),
         ("planning", "planned"),

@@ -4,12 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from penstock.cli.harvest import app
 from penstock.cli.harvest_source import source
-from penstock.harvest import config
 from penstock.harvest.alerts import Code
 from penstock.harvest.api import routes
 from penstock.harvest.contract import PREFIX, RunState
@@ -21,11 +19,6 @@ from tests.pages import drawn_in
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "harvest.md").read_text()
 EXAMPLE = ROOT / "examples" / "diamonds"
-SECTIONS = [
-    section
-    for section in vars(config).values()
-    if isinstance(section, type) and issubclass(section, BaseModel) and section.__module__ == config.__name__
-]
 
 
 def _blocks(language: str) -> list[str]:
@@ -71,14 +64,6 @@ def test_the_links_of_the_examples_readme_lead_somewhere() -> None:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", (EXAMPLE / "README.md").read_text())
     assert targets
     assert [target for target in targets if not (EXAMPLE / target).exists()] == []
-
-
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
-def test_every_setting_is_documented(section: type[BaseModel]) -> None:
-    """docs/configuration.md names each key there is, on whatever level."""
-    page = (ROOT / "docs" / "configuration.md").read_text()
-    keys = [field.alias or name for name, field in section.model_fields.items()]
-    assert [key for key in keys if f".{key}`" not in page and f".{key}." not in page] == []
 
 
 def test_every_command_is_documented() -> None:

@@ -156,7 +156,7 @@ async def test_failed_partitions_are_taken_up_where_they_stopped(database_url: s
         assert len(first) == len(names)
         assert first.items() <= stopped.items()
         assert (run["completed_workers"], run["failed_workers"]) == (run["expected_workers"], 0)
-        assert await rig.moves("harvest_partition", f"{run_id}/{names[0]}") == ["failed", "running", "completed"]
+        assert await rig.moves("harvest.partition", f"{run_id}/{names[0]}") == ["failed", "running", "completed"]
         assert (await rig.published(run_id))[CONSOLIDATIONS] == 1
         await rig.equals_truth()
         await rig.has_watermark(run)

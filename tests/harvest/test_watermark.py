@@ -179,7 +179,7 @@ async def test_a_watermark_that_cannot_be_saved_fails_the_run(rig: Rig, tmp_path
         assert await rig.harvest.retry(run_id, "somebody") == []
         run = await rig.ended(run_id)
         moves = ["created", "workers_running", "consolidating", "failed", "consolidating", "completed"]
-        assert await rig.moves("harvest_run", str(run_id)) == moves
+        assert await rig.moves("harvest.run", str(run_id)) == moves
         await rig.has_watermark(run)
         await rig.equals_truth()
 

@@ -236,6 +236,8 @@ def test_either_way_will_do(file: Path, ways: str) -> None:
         ("refdata:\n  postgres: {jdbcUrl: 'jdbc:postgresql://h/d'}\n", "FILE:2:3: refdata.postgres.username: Field"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://u:pw@h/d'}\n",
          "FILE:2:27: refdata.postgres.jdbcUrl: a URL in the configuration carries no password"),
+        ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h:none/d'}\n",
+         "FILE:2:27: refdata.postgres.jdbcUrl: Port could not be"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h'}\n",
          "FILE:2:27: refdata.postgres.jdbcUrl: expected jdbc:"),
         ("refdata:\n  postgres: {username: u, jdbcUrl: 'jdbc:postgresql://h/d', passwordFromEnv: 'a b'}\n",

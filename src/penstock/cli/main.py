@@ -16,6 +16,7 @@ from penstock.cli import (
     harvest_source,
     ingest,
     keeping,
+    overview,
     pod,
     roles,
     states,
@@ -38,6 +39,8 @@ app = typer.Typer(
     "7 a dependency is down, 124 time-out.",
 )
 app.command()(up.up)
+app.command()(overview.status)
+app.command()(overview.events)
 app.command()(doctor.doctor)
 app.command()(version.version)
 app.add_typer(config.app, name="config")

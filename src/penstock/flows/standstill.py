@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from penstock.flows.contract import FLOW, MAP, RunStatus, StepStatus
 from penstock.flows.model import UPSTREAM_FAILED
+from penstock.kernel.spans import in_words
 
 AHEAD_LIMIT = 1_000  # nobody counts further
 _NAMED = 5  # steps that are named; the others are counted
@@ -78,14 +79,16 @@ def _pending(step: Facts) -> Standstill:
 def _ready(step: Facts, now: datetime) -> Standstill:
     if step.due_at > now:
         tried = f"attempt {step.attempts} did not succeed{_because(step.reason)}"
-        return Standstill(f"it is tried again in {_for(step.due_at - now)}; {tried}", "its `retry.backoff` says when")
+        return Standstill(
+            f"it is tried again in {in_words(step.due_at - now)}; {tried}", "its `retry.backoff` says when"
+        )
     if step.limit is not None and step.busy >= step.limit:
         why = f"{_several(step.busy, 'step', f'of kind {step.kind}')} under way, and no more than {step.limit} may be"
         return Standstill(why, f"it begins when one of them ends; flows.limits says how many {step.kind} there may be")
     of = f"of kind {step.kind}"
     queue = f"{_several(step.ahead, 'step', of, AHEAD_LIMIT)} before it, {_several(step.busy, 'step', of)} under way"
     again = f"; attempt {step.attempts} did not succeed{_because(step.reason)}" if step.attempts else ""
-    why = f"nobody has claimed it for {_for(now - step.due_at)}; {queue}{again}"
+    why = f"nobody has claimed it for {in_words(now - step.due_at)}; {queue}{again}"
     hint = None
     if not step.busy:
         hint = f"does anybody work on {step.kind}? `penstock work flows --kinds {step.kind}`, or a worker of your own"
@@ -98,18 +101,18 @@ def _running(step: Facts, now: datetime) -> Standstill:
         return Standstill(f"{ended} of its {items} items have ended", None)
     if step.kind == FLOW:
         return Standstill(f"it waits for run {step.inner_run}", f"`penstock flow show {step.inner_run}`")
-    began = f"{step.worker} began it {_for(now - (step.started_at or now))} ago (attempt {step.attempts})"
+    began = f"{step.worker} began it {in_words(now - (step.started_at or now))} ago (attempt {step.attempts})"
     if step.is_sealed or step.lease_until is None:
         return Standstill(f"{began} and has done it: what it left is being published", None)
     if step.lease_until < now:
-        why = f"{began}, and its lease ran out {_for(now - step.lease_until)} ago"
+        why = f"{began}, and its lease ran out {in_words(now - step.lease_until)} ago"
         return Standstill(why, "it is soon taken back, and handed out again")
     told = "" if step.run_status is RunStatus.RUNNING else f"; the run is {step.run_status}"
-    return Standstill(f"{began}, and holds it for another {_for(step.lease_until - now)}{told}", None)
+    return Standstill(f"{began}, and holds it for another {in_words(step.lease_until - now)}{told}", None)
 
 
 def _ended(step: Facts, now: datetime) -> Standstill:
-    ago = f"{_for(now - step.finished_at)} ago" if step.finished_at else "some time ago"
+    ago = f"{in_words(now - step.finished_at)} ago" if step.finished_at else "some time ago"
     error = f"{step.error['code']}: {step.error['message']}" if step.error else None
     again = f"`penstock flow retry {step.run_id} {step.step_id}`"
     match step.status:
@@ -135,12 +138,3 @@ def _several(number: int, what: str, of: str, limit: int | None = None) -> str:
     if limit is not None and number >= limit:
         return f"{limit} {what}s {of} or more are"
     return f"1 {what} {of} is" if number == 1 else f"{number or 'no'} {what}s {of} are"
-
-
-def _for(span: timedelta) -> str:
-    """A span as a person says it."""
-    seconds = max(0, int(span.total_seconds()))
-    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}s"
-    return f"{seconds} second{'' if seconds == 1 else 's'}"

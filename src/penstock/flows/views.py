@@ -1,12 +1,12 @@
 """What can be seen of flows: runs, steps, logs, history, and the flows themselves."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 import asyncpg
 
-from penstock.flows import schedule, wire
+from penstock.flows import schedule, store, wire
 from penstock.flows.catalogue import Catalogue
 from penstock.flows.contract import MAP, RunStatus, StepStatus
 from penstock.flows.definition import FlowSpec
@@ -39,12 +39,33 @@ _STEP = {
 Json = dict[str, Any]
 
 
+class Ready(NamedTuple):
+    """Steps of a kind that wait for a worker, and how long the oldest does."""
+
+    kind: str
+    steps: int
+    waits: timedelta
+
+
 class FlowViews:
     """Flows as they are seen through the API."""
 
     def __init__(self, db: Database, catalogue: Catalogue) -> None:
         self._db = db
         self._catalogue = catalogue
+
+    def now(self) -> datetime:
+        """The time that all of this is told by."""
+        return self._db.clock.now()
+
+    async def under_way(self) -> tuple[dict[RunStatus, int], list[Ready]]:
+        """How many runs are under way, and which steps wait for a worker."""
+        active = await self._db.fetch(store.SQL["active_runs"])
+        ready = await self._db.fetch(store.SQL["ready_by_kind"], self.now())
+        return (
+            {RunStatus(status): count for status, count in active},
+            [Ready(kind, count, timedelta(seconds=seconds)) for kind, count, seconds in ready],
+        )
 
     async def runs(
         self, flow: str | None, status: RunStatus | None, since: datetime | None, before: int, limit: int

@@ -10,7 +10,7 @@ from penstock.harvest.contract import PartitionState, PlanState, RunState
 from penstock.kernel.machine import Machine, Move
 
 RUN = Machine(
-    "harvest_run",
+    "harvest.run",
     RunState,
     initial=RunState.CREATED,
     moves=[
@@ -30,7 +30,7 @@ RUN = Machine(
 )
 
 PARTITION = Machine(
-    "harvest_partition",
+    "harvest.partition",
     PartitionState,
     initial=PartitionState.RUNNING,
     moves=[
@@ -41,7 +41,7 @@ PARTITION = Machine(
 )
 
 PLAN = Machine(
-    "harvest_plan",
+    "harvest.plan",
     PlanState,
     initial=PlanState.PLANNING,
     moves=[

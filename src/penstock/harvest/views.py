@@ -32,6 +32,10 @@ class HarvestViews:
         self._storage = storage
         self._section = section
 
+    def now(self) -> datetime:
+        """The time that all of this is told by."""
+        return self._db.clock.now()
+
     async def feeds(self) -> wire.Feeds:
         """Every feed that is configured."""
         return wire.Feeds(feeds=[await self.feed(name) for name in sorted(self._section.feeds)])

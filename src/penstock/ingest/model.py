@@ -18,7 +18,7 @@ _RUN_ID = re.compile(r"(?P<supplier>[A-Za-z0-9][A-Za-z0-9_-]{0,63})_\d{8}T\d{6}Z
 
 
 RUN = Machine(
-    "ingest run",
+    "ingest.run",
     RunState,
     initial=RunState.RUNNING,
     moves=[Move("pass", (RunState.RUNNING,), RunState.PASS), Move("fail", (RunState.RUNNING,), RunState.FAIL)],

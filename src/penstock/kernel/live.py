@@ -48,7 +48,7 @@ class Live:
 
     def __init__(self, tails: Sequence[Tail], bells: Sequence[Ringing]) -> None:
         self._tails = tails
-        self._bells = bells
+        self.bells = bells
         self._watchers = 0
 
     @asynccontextmanager
@@ -63,14 +63,16 @@ class Live:
         finally:
             self._watchers -= 1
 
-    async def start(self, event_id: str | None, *, last: int = 0) -> Positions:
-        """Where to begin: after the event of that id; without one, before the *last* moves that were made."""
+    async def start(self, event_id: str | None, *, last: int = 0, of: Collection[str] = ()) -> Positions:
+        """Where to begin: after the event of that id; without one, before the *last* moves that were made, *of* these
+        machines when some are named."""
         if event_id is not None:
             return _positions_of(event_id, len(self._tails))
         found = []
         for tail in self._tails:
             async with tail.db.connection() as connection:
-                found.append(await journal.before_last(connection, tail.machines, last))
+                machines = [one for one in tail.machines if not of or one in of]
+                found.append(await journal.before_last(connection, machines, last))
         return tuple(found)
 
     async def stream(
@@ -95,8 +97,8 @@ class Live:
     async def moves(self, start: Positions, *, follow: bool = True) -> AsyncGenerator[Batch, None]:
         """Moves as they are made, after *start*; empty when a while passed without."""
         reached = list(start)
-        while not any(one.bell.is_closed for one in self._bells):
-            rung = [one.bell.next(one.topic) for one in self._bells]
+        while not any(one.bell.is_closed for one in self.bells):
+            rung = [one.bell.next(one.topic) for one in self.bells]
             is_all = True
             for place, tail in enumerate(self._tails):
                 try:

@@ -16,7 +16,8 @@ _SECRET_OPTION = re.compile(
 _PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&][^=&]*(password|secret|token)[^=&]*=", re.IGNORECASE)
 
 
-def _without_password(url: str) -> str:
+def checked_url(url: str) -> str:
+    """*url* itself, unless it carries a password or its port is no number."""
     # The password first: what Python says about the rest of a URL may repeat it.
     if _PASSWORD.search(url):
         raise ValueError("a URL in the configuration carries no password: set `password: env:NAME` beside it")
@@ -25,7 +26,7 @@ def _without_password(url: str) -> str:
     return url
 
 
-Url = Annotated[str, AfterValidator(_without_password)]
+Url = Annotated[str, AfterValidator(checked_url)]
 Duration = Annotated[
     timedelta,
     Field(ge=timedelta(0)),

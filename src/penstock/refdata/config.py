@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from penstock.kernel.config import Misplaced, Section
-from penstock.kernel.sections import Duration, Url
+from penstock.kernel.sections import Duration, Url, checked_url
 from penstock.refdata import template
 from penstock.refdata.contract import NAME
 
@@ -59,7 +59,7 @@ class PostgresSection(CamelSection):
     @field_validator("jdbc_url")
     @classmethod
     def _is_postgres(cls, url: str) -> str:
-        parts = urlsplit(url.removeprefix(_JDBC))
+        parts = urlsplit(checked_url(url.removeprefix(_JDBC)))
         if parts.scheme not in ("postgresql", "postgres") or not parts.path.strip("/"):
             raise ValueError("expected jdbc:postgresql://host:5432/database")
         return url

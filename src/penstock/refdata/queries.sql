@@ -345,6 +345,25 @@ WHERE s.tenant_id = old.tenant_id AND s.dict_code = old.dict_code AND s.snapshot
 -- Since when the oldest update is under way.
 SELECT min(created_at) FROM update_request WHERE status = {update.PENDING};
 
+-- name: overview
+-- How many dictionaries there are, what is under way, and since when the oldest of it waits.
+SELECT
+    count(*) AS dictionaries, count(DISTINCT tenant_id) AS tenants,
+    (SELECT count(*) FROM update_request WHERE status = {update.PENDING}) AS pending,
+    (SELECT min(created_at) FROM update_request WHERE status = {update.PENDING}) AS pending_since,
+    (SELECT created_at FROM outbox_event WHERE NOT published ORDER BY id LIMIT 1) AS untold_since
+FROM dictionary_meta WHERE version > 0;
+
+-- name: failing
+-- The dictionaries with updates that failed of late, the latest first.
+SELECT tenant_id, dict_code, count(*) AS failed, max(updated_at) AS last_at,
+       (array_agg(coalesce(error_code, 'FAILED') ORDER BY updated_at DESC))[1] AS code
+FROM update_request
+WHERE status = {update.FAILED} AND updated_at > $1
+GROUP BY 1, 2
+ORDER BY last_at DESC
+LIMIT $2;
+
 -- name: note_kept
 -- Say that a version is kept; one that was kept before is not told back.
 INSERT INTO kept_version (tenant_id, dict_code, version, items, kept_at) VALUES ($1, $2, $3, 0, $4)

@@ -2,9 +2,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -28,6 +29,14 @@ from penstock.refdata.reading import command_message
 _SORTED = msgspec.json.Encoder(order="sorted")
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 LAST_ID = UUID(int=2**128 - 1)
+
+
+class Overview(NamedTuple):
+    """What is under way at a moment, and what failed before it."""
+
+    at: datetime
+    counts: Mapping[str, Any]
+    failed: Sequence[Mapping[str, Any]]
 
 
 class Refdata:
@@ -61,6 +70,14 @@ class Refdata:
     async def check(self) -> str:
         """The database's version, or Transient DATABASE_DOWN."""
         return await self._db.check()
+
+    async def overview(self, within: timedelta, limit: int) -> Overview:
+        """What is under way in all dictionaries, and which had updates that failed *within* so long."""
+        now = self._db.clock.now()
+        async with self._db.transaction("repeatable_read") as tx:
+            counts = await tx.fetchrow(store.SQL["overview"])
+            failed = await tx.fetch(store.SQL["failing"], now - within, limit)
+        return Overview(now, dict(counts or {}), [dict(row) for row in failed])
 
     async def submit(self, tenant_id: str, command: Command, wait: timedelta | None = None) -> Update:
         """R6, R8: take a command in; how it stands, at the latest after *wait*. Under a known id it is the same one."""

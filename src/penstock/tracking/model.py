@@ -148,6 +148,24 @@ class Count:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How all rows stand at a moment."""
+
+    at: datetime
+    counts: Sequence[Count]
+    pauses: Mapping[Stage, Pause]
+    oldest: Mapping[Stage, datetime | None]  # when the oldest row of each queue was created
+
+    def rows(self, stage: Stage, status: Status | None = None) -> int:
+        """How many rows stand so in *stage*."""
+        return sum(one.rows for one in self.counts if one.stage is stage and status in (None, one.status))
+
+    def ready(self, stage: Stage) -> int:
+        """How many could be claimed."""
+        return sum(one.rows for one in self.counts if one.stage is stage and one.is_ready)
+
+
 def stage_named(name: str) -> Stage:
     """T9: the stage of that name, or NotFound."""
     if name not in list(Stage):

@@ -33,6 +33,7 @@ from penstock.tracking.model import (
     Report,
     Result,
     Row,
+    Standing,
     Stands,
     Waiting,
     changed_meanwhile,
@@ -54,7 +55,7 @@ class Tracking:
     def __init__(self, db: Database, bell: Bell, section: TrackingSection, metrics: TrackingMetrics) -> None:
         self.lease_for = section.lease
         self.live = Live([Tail(db, STAGE_OF)], [Ringing(bell, MOVES)])
-        self._db = db
+        self.db = db
         self._bell = bell
         self._metrics = metrics
         self._leases = store.leases(section.max_attempts)
@@ -72,11 +73,11 @@ class Tracking:
 
     async def check(self) -> str:
         """The database's version, or Transient DATABASE_DOWN."""
-        return await self._db.check()
+        return await self.db.check()
 
     async def register(self, filename: str, shards: Sequence[int], *, worker: str | None, actor: str) -> bool:
         """T1: one row per shard; whether any is new. New shards join the file's state, and its producer."""
-        async with self._db.transaction() as tx:
+        async with self.db.transaction() as tx:
             await store.lock_file(tx, filename)
             known = await store.rows_of_file(tx, filename)
             new = sorted(set(shards) - {row.shard for row in known})
@@ -84,7 +85,7 @@ class Tracking:
             if new and status is Status.DONE:
                 raise sealed(filename, new)
             if new:
-                now, producer = self._db.clock.now(), known[0].worker if known else worker
+                now, producer = self.db.clock.now(), known[0].worker if known else worker
                 await store.insert_rows(tx, filename, new, status, worker=producer, actor=actor, now=now)
         self._bell.ring(MOVES)
         return bool(new)
@@ -103,11 +104,11 @@ class Tracking:
         """T2, T3, T4, T8: take a step with a row, or a whole file in event-ingest; how many rows now stand so."""
         step = MACHINES[stage].move(name)
         said = readable(reason) if reason else None
-        async with self._db.transaction() as tx:
+        async with self.db.transaction() as tx:
             if shard is None:
                 await store.lock_file(tx, filename)
             found = await store.move(
-                tx, stage, step, filename, shard, worker=worker, actor=actor, reason=said, now=self._db.clock.now()
+                tx, stage, step, filename, shard, worker=worker, actor=actor, reason=said, now=self.db.clock.now()
             )
             if not found:
                 raise _unknown(filename, shard)
@@ -151,8 +152,8 @@ class Tracking:
                 return []
 
     async def _claim_now(self, stage: Stage, worker: str, limit: int, lease_for: timedelta) -> list[Claimed]:
-        async with self._db.connection() as connection:
-            lease, now = self._leases[stage], self._db.clock.now()
+        async with self.db.connection() as connection:
+            lease, now = self._leases[stage], self.db.clock.now()
             held = await store.claim(connection, lease, worker=worker, limit=limit, lease_for=lease_for, now=now)
         if held:
             self._bell.ring(MOVES)
@@ -160,8 +161,8 @@ class Tracking:
 
     async def report(self, stage: Stage, reports: Sequence[Report]) -> list[Result]:
         """T13: end what was claimed; one result each. A report under an old fence changes nothing."""
-        async with self._db.connection() as connection:
-            results = await reporting.settle(connection, stage, self._leases[stage], reports, now=self._db.clock.now())
+        async with self.db.connection() as connection:
+            results = await reporting.settle(connection, stage, self._leases[stage], reports, now=self.db.clock.now())
         moved = {result.status for result in results if result.answer is Answer.SETTLED and result.status}
         if moved:
             self._announce(stage, moved)
@@ -171,8 +172,8 @@ class Tracking:
         self, stage: Stage, worker: str, keys: Sequence[Key] | None, lease_for: timedelta | None = None
     ) -> tuple[datetime, list[Key], list[Key]]:
         """T14: extend leases, of *keys* or of all *worker* holds; until when, what is kept and what was lost."""
-        until = self._db.clock.now() + self._lasting(lease_for)
-        async with self._db.connection() as connection:
+        until = self.db.clock.now() + self._lasting(lease_for)
+        async with self.db.connection() as connection:
             if keys is None:
                 keys = await store.held_by(connection, stage, worker)
             kept = await store.heartbeat(connection, self._leases[stage], keys, until=until)
@@ -190,8 +191,8 @@ class Tracking:
         return total
 
     async def _reap(self, stage: Stage, lease: Lease[Status]) -> int:
-        async with self._db.connection() as connection:
-            reaped = await store.reap(connection, lease, now=self._db.clock.now())
+        async with self.db.connection() as connection:
+            reaped = await store.reap(connection, lease, now=self.db.clock.now())
         if reaped:
             self._metrics.count_expiries(stage, len(reaped))
             self._announce(stage, set(reaped))
@@ -203,8 +204,8 @@ class Tracking:
         """T19: set back all rows that failed so, up to *limit* rows (files, in event-ingest); how many."""
         if stage is FILE_STAGE:
             return await self._retry_files(failed, limit, actor, reason)
-        async with self._db.connection() as connection:
-            now = self._db.clock.now()
+        async with self.db.connection() as connection:
+            now = self.db.clock.now()
             retried = await store.retry_rows(connection, stage, failed, limit, actor=actor, reason=reason, now=now)
         if retried:
             self._announce(stage, {Status.NEW})
@@ -214,7 +215,7 @@ class Tracking:
         if failed.shards is not None:
             hint = "leave shards out"
             raise Invalid("WHOLE_FILES_ONLY", f"{FILE_STAGE} moves a whole file, not single shards", hint=hint)
-        async with self._db.connection() as connection:
+        async with self.db.connection() as connection:
             filenames = await store.failed_files(connection, FILE_STAGE, failed, limit)
         retried = 0
         for filename in filenames:
@@ -225,14 +226,14 @@ class Tracking:
 
     async def pause(self, stage: Stage, *, actor: str, reason: str | None) -> Pause:
         """T19: hand out and start nothing of *stage* from now on. What is under way may end."""
-        async with self._db.transaction() as tx:
+        async with self.db.transaction() as tx:
             said = readable(reason) if reason else None
-            await store.pause(tx, stage, actor=actor, reason=said, now=self._db.clock.now())
+            await store.pause(tx, stage, actor=actor, reason=said, now=self.db.clock.now())
             return (await store.pauses(tx))[stage]
 
     async def resume(self, stage: Stage) -> None:
         """T19: let *stage* go on."""
-        async with self._db.connection() as connection:
+        async with self.db.connection() as connection:
             await store.resume(connection, stage)
         self._bell.ring(stage)
 
@@ -247,7 +248,7 @@ class Tracking:
         offset: int = 0,
     ) -> Page[Waiting]:
         """T5: what waits for *stage*, oldest first, in pages a moving queue does not tear."""
-        async with self._db.connection() as connection:
+        async with self.db.connection() as connection:
             rows = await store.list_queue(
                 connection,
                 stage,
@@ -261,7 +262,7 @@ class Tracking:
 
     async def file(self, filename: str) -> list[Row]:
         """T6: all shards of a file, or NotFound."""
-        async with self._db.connection() as connection:
+        async with self.db.connection() as connection:
             rows = await store.rows_of_file(connection, filename)
         if not rows:
             raise _unknown(filename)
@@ -269,20 +270,20 @@ class Tracking:
 
     async def files(self, stands: Stands, *, after: tuple[str, int] = ("", -1), limit: int = 100) -> Page[Row]:
         """T6: rows that stand so, by file and shard."""
-        async with self._db.transaction() as tx:
+        async with self.db.transaction() as tx:
             rows = await store.list_rows(tx, stands, after, limit + 1)
         return page(rows, limit, lambda row: (row.filename, row.shard))
 
     async def history(self, filename: str, *, after: tuple[int, int] = (0, 0), limit: int = 1000) -> Page[Noted]:
         """T15: every move of every row of a file, oldest first."""
         rows = await self.file(filename)
-        async with self._db.connection() as connection:
+        async with self.db.connection() as connection:
             noted = await store.history(connection, rows, after, limit + 1)
         return page(noted, limit, lambda one: one.position[1:])
 
     async def why(self, filename: str, shard: int) -> Standstill:
         """T16: in words, why a row is where it is."""
-        async with self._db.transaction("repeatable_read") as tx:
+        async with self.db.transaction("repeatable_read") as tx:
             row = await store.find_row(tx, filename, shard)
             if row is None:
                 raise _unknown(filename, shard)
@@ -290,7 +291,7 @@ class Tracking:
             waits = row.status[stage] is Status.NEW and stage is not FILE_STAGE
             return explain(
                 row,
-                self._db.clock.now(),
+                self.db.clock.now(),
                 pause=(await store.pauses(tx)).get(stage),
                 ahead=await store.count_ahead(tx, stage, row, AHEAD_LIMIT) if waits else 0,
                 busy=_under_way(await store.counts(tx), stage) if waits else 0,
@@ -299,25 +300,29 @@ class Tracking:
 
     async def counts(self) -> list[Count]:
         """T7: how many rows stand where, exactly, however many there are."""
-        async with self._db.connection() as connection:
+        async with self.db.connection() as connection:
             return await store.counts(connection)
 
     async def pauses(self) -> dict[Stage, Pause]:
-        async with self._db.connection() as connection:
+        async with self.db.connection() as connection:
             return await store.pauses(connection)
 
     async def fold_counts(self) -> int:
         """Put the changes of the counts together, so that reading them stays quick."""
-        async with self._db.connection() as connection:
+        async with self.db.connection() as connection:
             return await store.fold_counts(connection)
+
+    async def standing(self) -> Standing:
+        """How all rows stand, and since when the oldest waits."""
+        async with self.db.transaction("repeatable_read") as tx:
+            # The rows before their counts, as a TRUNCATE takes them: else each could wait for the other.
+            oldest = {stage: await store.oldest(tx, stage) for stage in QUEUES}
+            return Standing(self.db.clock.now(), await store.counts(tx), await store.pauses(tx), oldest)
 
     async def show_metrics(self) -> None:
         """T17: let the gauges tell what the database does."""
-        async with self._db.transaction("repeatable_read") as tx:
-            # The rows before their counts, as a TRUNCATE takes them: else each could wait for the other.
-            oldest = {stage: await store.oldest(tx, stage) for stage in QUEUES}
-            counts, pauses = await store.counts(tx), await store.pauses(tx)
-        self._metrics.show(counts, oldest, pauses, self._db.clock.now())
+        standing = await self.standing()
+        self._metrics.show(standing.counts, standing.oldest, standing.pauses, standing.at)
 
     def _announce(self, stage: Stage, targets: set[Status]) -> None:
         """Wake who waits for rows of *stage*, or of the stage after it, and who watches."""

@@ -1,9 +1,10 @@
 """T16: why a row is where it is, in words."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple
 
+from penstock.kernel.spans import in_words
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import FILE_STAGE, Pause, Row, because
 
@@ -33,11 +34,11 @@ def explain(
     """*ahead* rows of its queue come first, *busy* rows of its stage are under way, *failure* is how it failed."""
     stage = row.stage
     if stage is None:
-        return Standstill(None, None, f"all stages are done, the last one since {_for(now - row.updated_at)}", None)
+        return Standstill(None, None, f"all stages are done, the last one since {in_words(now - row.updated_at)}", None)
     status = row.status[stage]
     if status is Status.FAILED:
         at, error = failure or Failure(row.updated_at, None)  # forgotten, when its history is
-        why = f"{stage} failed {_for(now - at)} ago{because(error)}"
+        why = f"{stage} failed {in_words(now - at)} ago{because(error)}"
         return Standstill(stage, status, why, f"mend the cause, then POST /stages/{stage}/retry")
     if status is Status.STARTED:
         return Standstill(stage, status, *_under_way(row, stage, now))
@@ -46,7 +47,7 @@ def explain(
 
 def _under_way(row: Row, stage: Stage, now: datetime) -> tuple[str, str | None]:
     who = row.worker or "a worker that gave no name"
-    began = f"{stage} was started by {who} {_for(now - row.updated_at)} ago"
+    began = f"{stage} was started by {who} {in_words(now - row.updated_at)} ago"
     if stage is FILE_STAGE:
         return f"the file is not complete yet: {began}", f"its producer says /stages/{stage}/done or fail"
     if row.lease_until is None or row.lease_until.tzinfo is None:  # infinity, as asyncpg reads it
@@ -54,22 +55,25 @@ def _under_way(row: Row, stage: Stage, now: datetime) -> tuple[str, str | None]:
         return f"{began}, without a lease: it is waited for however long it takes", hint
     attempt = f"attempt {row.attempts[stage]}"
     if row.lease_until < now:
-        return f"{began} ({attempt}), and its lease ran out {_for(now - row.lease_until)} ago", "it is soon taken back"
-    return f"{began} ({attempt}), and is held for another {_for(row.lease_until - now)}", None
+        return (
+            f"{began} ({attempt}), and its lease ran out {in_words(now - row.lease_until)} ago",
+            "it is soon taken back",
+        )
+    return f"{began} ({attempt}), and is held for another {in_words(row.lease_until - now)}", None
 
 
 def _waiting(
     row: Row, stage: Stage, now: datetime, pause: Pause | None, ahead: int, busy: int, error: str | None
 ) -> tuple[str, str | None]:
     if pause is not None:
-        why = f"{stage} was paused {_for(now - pause.since)} ago by {pause.actor}{because(pause.reason)}"
+        why = f"{stage} was paused {in_words(now - pause.since)} ago by {pause.actor}{because(pause.reason)}"
         return why, f"POST /queues/{stage}/resume when it may go on"
     if stage is FILE_STAGE:
         return "the file failed and was set back; its producer has not begun again", f"POST /stages/{stage}/start"
     tried = f"attempt {row.attempts[stage]} did not succeed" if row.attempts[stage] else "it was given back"
     if row.due_at > now:
-        return f"{stage} is tried again in {_for(row.due_at - now)}; {tried}{because(error)}", None
-    waits = f"it has waited for a worker of {stage} for {_for(now - row.updated_at)}"
+        return f"{stage} is tried again in {in_words(row.due_at - now)}; {tried}{because(error)}", None
+    waits = f"it has waited for a worker of {stage} for {in_words(now - row.updated_at)}"
     queue = f"{_several(ahead, AHEAD_LIMIT)} before it in the queue, {_several(busy)} under way"
     hint = None if busy else f"nobody works on this stage: is a {stage} daemon running, and does it reach this server?"
     before = f"; {tried}{because(error)}" if row.attempts[stage] else ""
@@ -80,12 +84,3 @@ def _several(number: int, limit: int | None = None) -> str:
     if limit is not None and number >= limit:
         return f"{limit} rows or more are"
     return "1 row is" if number == 1 else f"{number or 'no'} rows are"
-
-
-def _for(span: timedelta) -> str:
-    """A span as a person says it."""
-    seconds = max(0, int(span.total_seconds()))
-    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}s"
-    return f"{seconds} second{'' if seconds == 1 else 's'}"

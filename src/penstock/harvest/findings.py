@@ -1,0 +1,41 @@
+"""What is late or broken among feeds."""
+
+from datetime import datetime, timedelta
+
+from penstock.harvest.contract import PlanState, RunState
+from penstock.harvest.model import RUN
+from penstock.harvest.views import HarvestViews
+from penstock.harvest.wire import Feed
+from penstock.kernel.findings import Finding, Report, broken, late, several
+from penstock.kernel.spans import in_words
+
+_FAILED = (PlanState.FAILED, RunState.FAILED, RunState.CONSOLIDATION_SKIPPED)
+_UNDER_WAY = (PlanState.PLANNING, PlanState.PLANNED, *RUN.groups["active"])
+_LATE_AFTER = 2  # times `every` that a watermark may stand still
+
+
+async def look(views: HarvestViews) -> Report:
+    """How feeds stand, and what is wrong with some."""
+    feeds = (await views.feeds()).feeds
+    under_way = sum(1 for one in feeds if one.last_run and one.last_run.state in _UNDER_WAY)
+    records = sum(one.last_run.records for one in feeds if one.last_run)
+    summary = f"{several(len(feeds), 'feed')}, {under_way:,} under way, {records:,} records in their last runs"
+    now = views.now()
+    return Report(summary, [finding for one in feeds for finding in _of(one, now)])
+
+
+def _of(feed: Feed, now: datetime) -> list[Finding]:
+    found = []
+    run = feed.last_run
+    if run is not None and run.state in _FAILED:
+        what = f"its last run {run.state.replace('_', ' ')}: {run.error or 'partitions failed'}"
+        hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
+        found.append(broken(feed.feed, what, hint, run.requested_at))
+    if feed.paused_until is not None:
+        what = f"its source is left alone for {in_words(feed.paused_until - now)}: {feed.paused_because}"
+        found.append(late(feed.feed, what, "it goes on by itself"))
+    every = timedelta(seconds=feed.every_seconds or 0)
+    if every and (known := feed.watermark) is not None and now - known > _LATE_AFTER * every:
+        what = f"known only up to {in_words(now - known)} ago, and due every {in_words(every)}"
+        found.append(late(feed.feed, what, f"penstock harvest status {feed.feed}", known))
+    return found

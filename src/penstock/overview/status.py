@@ -1,0 +1,67 @@
+"""What is late or broken, in one answer: each part is asked, and one that cannot answer hides nothing of the others."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+
+import structlog
+
+from penstock import __version__
+from penstock.kernel.actuator import Pulse
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.findings import Report, Severity, broken, several
+from penstock.overview import wire
+
+OK = "OK"
+PLATFORM = "platform"
+_PATIENCE = 10.0
+
+Look = Callable[[], Awaitable[Report]]
+
+
+class StatusBoard:
+    """The looks of all parts, under their names."""
+
+    def __init__(self, pulse: Pulse, looks: Mapping[str, Look], now: Callable[[], datetime]) -> None:
+        self._looks: Mapping[str, Look] = {PLATFORM: self._platform, **looks}
+        self._pulse = pulse
+        self._now = now
+
+    async def status(self) -> wire.Status:
+        reports = await asyncio.gather(*(_report(name, look) for name, look in self._looks.items()))
+        parts = [
+            wire.PartStatus(
+                part=name, summary=report.summary, findings=[*map(wire.Finding.model_validate, report.findings)]
+            )
+            for name, report in zip(self._looks, reports, strict=True)
+        ]
+        found = {finding.severity for report in reports for finding in report.findings}
+        worst = next((one.value for one in Severity if one in found), OK)
+        return wire.Status(status=worst, at=self._now(), version=__version__, parts=parts)
+
+    async def _platform(self) -> Report:
+        """What all parts stand on."""
+        components = (await self._pulse.health()).components
+        down = {name: one for name, one in components.items() if one.status == "DOWN"}
+        findings = [
+            broken(name, f"does not work: {one.code or 'no answer'}", one.detail or "penstock doctor")
+            for name, one in sorted(down.items())
+        ]
+        return Report(f"{len(components) - len(down)} of {several(len(components), 'component')} up", findings)
+
+
+async def _report(name: str, look: Look) -> Report:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return await look()
+    except PenstockError as error:
+        return _silent(name, f"{error.code}: {error.message}", error.hint)
+    except TimeoutError:
+        return _silent(name, f"no answer within {_PATIENCE:g} s", "penstock doctor")
+    except Exception as error:  # noqa: BLE001 - an edge: a mistake in one part must not hide what the others say
+        structlog.get_logger().exception("status_crashed", part=name)
+        return _silent(name, f"the look at it failed: {type(error).__name__}", "see the server's log")
+
+
+def _silent(name: str, what: str, hint: str | None) -> Report:
+    return Report("cannot tell how it stands", [broken(name, what, hint)])

@@ -1,0 +1,38 @@
+"""What is late or broken among files and shards."""
+
+from datetime import timedelta
+
+from penstock.kernel.findings import Finding, Report, broken, late, several
+from penstock.kernel.spans import in_words
+from penstock.tracking.contract import Stage, Status
+from penstock.tracking.model import FILE_STAGE, Standing, because
+from penstock.tracking.service import Tracking
+
+WAITS_TOO_LONG = timedelta(minutes=10)  # what a stage hands on is claimed within seconds when anybody claims
+
+
+async def look(tracking: Tracking) -> Report:
+    """How files and shards stand, and what is wrong with some."""
+    standing = await tracking.standing()
+    rows = standing.rows(FILE_STAGE)
+    failed = sum(standing.rows(stage, Status.FAILED) for stage in Stage)
+    under_way = sum(standing.rows(stage, Status.STARTED) for stage in Stage)
+    done = standing.rows(list(Stage)[-1], Status.DONE)
+    summary = f"{several(rows, 'shard')}: {done:,} done, {under_way:,} under way, {failed:,} failed"
+    return Report(summary, [finding for stage in Stage for finding in _of(stage, standing)])
+
+
+def _of(stage: Stage, standing: Standing) -> list[Finding]:
+    found = []
+    if failed := standing.rows(stage, Status.FAILED):
+        hint = f"penstock track status --stage {stage} --status failed; then penstock track retry {stage} --all"
+        found.append(broken(stage, f"{several(failed, 'shard')} failed", hint))
+    if pause := standing.pauses.get(stage):
+        since = f"paused for {in_words(standing.at - pause.since)} by {pause.actor}{because(pause.reason)}"
+        found.append(late(stage, since, f"penstock track resume {stage}", pause.since))
+    oldest = standing.oldest.get(stage)
+    if oldest is not None and pause is None and standing.at - oldest > WAITS_TOO_LONG:
+        waits = f"{several(standing.ready(stage), 'shard')} waiting, the oldest for {in_words(standing.at - oldest)}"
+        hint = f"is a {stage} daemon running? penstock track queue {stage}; penstock track why FILE SHARD"
+        found.append(late(stage, waits, hint, oldest))
+    return found

@@ -1,0 +1,221 @@
+"""All parts together: one stream of every move, one answer to what is late or broken."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from penstock.overview.contract import Part
+from penstock.overview.machines import PART_OF
+from tests.harvest.crank import FEED, feed
+from tests.ingest.house import KEYED, SUPPLIER, House
+from tests.services.postgres import fresh_database
+from tests.services.program import Result, Up, penstock
+from tests.services.until import until
+from tests.test_openapi import WITH_TOKENS, token
+
+Json = dict[str, Any]
+FILE, TENANT, RUN = "2026-11-17.events", "acme", "nightly"
+
+
+@pytest.fixture(scope="module")
+def databases() -> Iterator[list[str]]:
+    """One for the platform, one for tracking, one for refdata."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        server = os.environ["PENSTOCK_TEST_POSTGRES_URL"]
+        yield [runner.run(stack.enter_async_context(fresh_database(server))) for _ in range(3)]
+        runner.run(stack.aclose())
+
+
+class Plant:
+    """A Penstock with tokens whose journals are in three databases, and in which every part has moved something."""
+
+    def __init__(self, up: Up, folder: Path) -> None:
+        self._up = up
+        self._folder = folder
+        self.operator = token(tenant_id=None)
+
+    def get(self, path: str, headers: Json | None = None, **params: Any) -> httpx.Response:
+        given = self.operator if headers is None else headers
+        return httpx.get(f"{self._up.api}/api/v1{path}", params=params, headers=given, timeout=30)
+
+    def post(self, path: str, body: Json, headers: Json | None = None) -> Json:
+        answer = httpx.post(f"{self._up.api}{path}", json=body, headers=headers or self.operator, timeout=30)
+        assert answer.is_success, answer.text
+        told: Json = answer.json()
+        return told
+
+    def events(self, headers: Json | None = None, **params: Any) -> list[tuple[str, Json]]:
+        """What was told until now: ids and events."""
+        answer = self.get("/events", {**self.operator, **(headers or {})}, follow="false", **params)
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        blocks = [block.split("\n") for block in answer.text.split("\n\n") if block.startswith("event: move")]
+        return [(one[1].removeprefix("id: "), json.loads(one[2].removeprefix("data: "))) for one in blocks]
+
+    def findings(self) -> dict[str, list[Json]]:
+        status = self.get("/status").json()
+        return {part["part"]: part["findings"] for part in status["parts"] if part["findings"]}
+
+    def command(self, *args: str) -> Result:
+        bearer = self.operator["authorization"].removeprefix("Bearer ")
+        return penstock(*args, "--url", self._up.api, cwd=self._folder, env={"PENSTOCK_TOKEN": bearer})
+
+    def live(self) -> "httpx._client.StreamContextManager":  # type: ignore[name-defined]
+        return httpx.stream("GET", f"{self._up.api}/api/v1/events", headers=self.operator, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def plant(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+    folder = tmp_path_factory.mktemp("plant")
+    platform, tracking, refdata = databases
+    parts = urlsplit(refdata)
+    house = House(folder / "root", KEYED)
+    (folder / "penstock.yaml").write_text(
+        json.dumps(
+            {
+                "database": {"url": platform},
+                "tracking": {"database": {"url": tracking}},
+                "refdata": {
+                    "dictionaries": [{"code": "RATES"}],
+                    "postgres": {
+                        "jdbcUrl": f"jdbc:{refdata}",
+                        "username": parts.username,
+                        **({"passwordFromEnv": "DB_PASSWORD"} if parts.password else {}),
+                    },
+                },
+                "ingest": {"root": str(house.root), "poll": 0.2},
+                "harvest": {"retry_after": 0.05, "feeds": {FEED: feed("http://127.0.0.1:1")}},
+            }
+        )
+    )
+    with Up(folder, env={**WITH_TOKENS, "DB_PASSWORD": parts.password or ""}) as up:
+        plant = Plant(up, folder)
+        _move_everything(plant, house)
+        yield plant
+
+
+def _move_everything(plant: Plant, house: House) -> None:
+    plant.post("/api/v1/pipeline/files/register", {"filename": FILE, "shards": [0, 1]})
+    plant.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
+    item = {"key": "EUR", "payload": {"rate": 1.1}}
+    update = {"dictCode": "RATES", "eventType": "DELTA", "items": [item]}
+    plant.post(
+        f"/v1/tenants/{TENANT}/updates?consistencyMode=WAIT_COMMIT&timeoutMs=1000", update, token(tenant_id=TENANT)
+    )
+    plant.post("/api/v1/flow_runs", {"runId": RUN, "steps": {"gone": {"kind": "python", "inputs": {"call": "no:no"}}}})
+    house.drop(b"what is this\n")
+    plant.post(f"/api/v1/harvest/feeds/{FEED}/runs", {})
+    found: set[tuple[str, str]] = set()
+
+    def have_all_ended() -> bool:
+        found.update((event["machine"], event["target"]) for _, event in plant.events(last=1000))
+        return {("ingest.run", "FAIL"), ("harvest.plan", "failed"), ("flows.run", "FAILED")} <= found
+
+    until(have_all_ended, "a run of ingest, one of harvest and one of flows have failed")
+
+
+def test_every_part_is_told_in_one_stream(plant: Plant) -> None:
+    """T17, F18: each move with its part, its subject, who and why, whichever database it was noted in."""
+    told = plant.events(last=1000)
+    assert {event["part"] for _, event in told} == set(Part)
+    assert {event["part"] for _, event in told if event["part"] != PART_OF[event["machine"]]} == set()
+    (failed,) = [event for _, event in told if event["subject"] == f"{FILE}/1" and event["target"] == "failed"]
+    assert (failed["machine"], failed["source"]) == ("tracking.event-ingest", "started")
+    assert (failed["reason"], failed["fence"], failed["actor"]) == (None, 0, "ann")
+    assert all(len(name.split(".")) == 3 for name, _ in told)  # how far each of three journals was told
+
+
+def test_whoever_comes_back_misses_nothing(plant: Plant) -> None:
+    """T17: from any event on, all that come after it are told, each once."""
+    told = plant.events(last=1000)
+    names = [name for name, _ in told]
+    assert len(set(names)) == len(names)
+    for place in range(0, len(told), 3):
+        assert plant.events({"last-event-id": names[place]}) == told[place + 1 :]
+
+
+def test_one_may_ask_for_less(plant: Plant) -> None:
+    """T17: some parts, some subjects, the last so many."""
+    everything = [event for _, event in plant.events(last=1000)]
+    for part in Part:
+        assert [event for _, event in plant.events(last=1000, part=part)] == [
+            event for event in everything if event["part"] == part
+        ]
+    assert {event["subject"] for _, event in plant.events(last=1000, subject=f"{TENANT}/RATES")} == {
+        event["subject"] for event in everything if event["part"] == "refdata"
+    }
+    assert [event["target"] for _, event in plant.events(last=1, part="flows")] == ["FAILED"]
+    assert plant.events() == []
+
+
+def test_moves_are_told_as_they_are_made(plant: Plant) -> None:
+    """T17: a stream that is followed goes on with what happens next."""
+    with plant.live() as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith(": moves of")
+        plant.post("/api/v1/pipeline/stages/event-ingest/retry", {"filename": FILE})
+        moved = next(json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+        assert (moved["part"], moved["source"], moved["target"]) == ("tracking", "failed", "new")
+    plant.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
+
+
+@pytest.mark.parametrize("name", ["", "1-2-3", "1-2-3.4-5-6", "1-2-3.4-5-6.7-8-x", "1-2-3.4-5-6.7-8-9.0-0-0"])
+def test_an_id_that_is_none_is_the_callers_mistake(plant: Plant, name: str) -> None:
+    """T9: 422, and a hint."""
+    answer = plant.get("/events", {**plant.operator, "last-event-id": name}, follow="false")
+    assert (answer.status_code, answer.json()["code"]) == (422, "BAD_EVENT_ID")
+
+
+def test_the_whole_belongs_to_no_tenant(plant: Plant) -> None:
+    """R28: a tenant sees nothing of the house, nor of other tenants; without a token nobody sees anything."""
+    for path in ("/events", "/status"):
+        assert plant.get(path, {}).status_code == 401
+        refused = plant.get(path, token(tenant_id=TENANT))
+        assert (refused.status_code, refused.json()["code"]) == (403, "NOT_FOR_TENANTS")
+
+
+def test_what_is_broken_is_told_with_the_next_step(plant: Plant) -> None:
+    """T16, F18: by every part that has something to tell, and by no other."""
+    found = plant.findings()
+    assert set(found) == {"tracking", "ingest", "harvest", "flows"}
+    assert [(one["severity"], one["subject"], one["what"]) for one in found["tracking"]] == [
+        ("BROKEN", "event-ingest", "2 shards failed")
+    ]
+    (supplier,), (feed,), (run,) = found["ingest"], found["harvest"], found["flows"]
+    assert (supplier["subject"], feed["subject"], run["subject"]) == (SUPPLIER, FEED, RUN)
+    assert "its last run failed: COLUMNS_MISSING; nothing is published yet" in supplier["what"]
+    assert "127.0.0.1:1" in feed["what"]
+    assert run["hint"] == f"penstock flow show {RUN}; then penstock flow retry {RUN}"
+
+
+def test_the_commands_tell_the_same(plant: Plant) -> None:
+    """T16: one screen, exit code 1 while something is wrong; the stream a line a move."""
+    status = plant.command("status")
+    assert status.code == 1
+    assert status.out.startswith("BROKEN  Penstock ")
+    for line in ("BROKEN  tracking  event-ingest: 2 shards failed", f"BROKEN  flows  {RUN}: run failed"):
+        assert line in status.out
+    assert json.loads(plant.command("status", "--json").out)["status"] == "BROKEN"
+    events = plant.command("events", "--part", "tracking", "--last", "2")
+    assert events.code == 0
+    assert [line.split()[2:] for line in events.out.splitlines()] == [
+        ["tracking.event-ingest", f"{FILE}/{shard}", "new", "→", "failed", "by", "ann"] for shard in (0, 1)
+    ]
+    told = [json.loads(line) for line in plant.command("events", "--json", "--last", "1000").out.splitlines()]
+    assert {event["part"] for event in told} == set(Part)
+
+
+def test_a_server_that_is_away_is_no_status(tmp_path: Path) -> None:
+    """T16: exit code 7, and a hint."""
+    for command in ("status", "events"):
+        done = penstock(command, "--url", "http://127.0.0.1:1", cwd=tmp_path)
+        assert (done.code, done.out) == (7, "")
+        assert "hint: is it running?" in done.err
