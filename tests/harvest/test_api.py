@@ -418,6 +418,9 @@ RUBBISH: list[tuple[str, str, Any]] = [
     ("GET", f"/feeds/{FEED}/record?key={'x' * 501}", None),
     ("POST", f"/feeds/{FEED}/runs", {"full": "perhaps"}),
     ("POST", f"/feeds/{FEED}/runs", ["full"]),
+    ("POST", f"/feeds/{FEED}/runs", {"fulll": True}),
+    ("POST", f"/runs/{UNKNOWN}/force", {"reason": "please", "full": True}),
+    ("POST", f"/runs/{UNKNOWN}/cancel", {"reason": "please", "because": "of this"}),
     ("POST", f"/runs/{UNKNOWN}/force", None),
     ("POST", f"/runs/{UNKNOWN}/force", {"reason": ""}),
     ("POST", f"/runs/{UNKNOWN}/force", {"reason": "   "}),
@@ -429,10 +432,11 @@ RUBBISH: list[tuple[str, str, Any]] = [
 
 
 async def test_rubbish_is_refused(api: Client) -> None:
-    """H13: 422 and a problem, whatever is sent."""
+    """H13: 422 and a problem, whatever is sent, a field nobody knows too; and nothing is begun."""
     for method, path, body in RUBBISH:
         status, _ = await api.problem(method, path, body)
         assert status == 422, (method, path, body)
+    assert (await api.get("/runs"))["runs"] == []
 
 
 @pytest.mark.parametrize("reason", ["a\0b", "half \ud83d"])

@@ -26,13 +26,19 @@ class _Camel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, from_attributes=True)
 
 
-class Wanted(_Camel):
+class _Body(_Camel):
+    """A field nobody knows is a mistake, told at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Wanted(_Body):
     """How a run is asked for."""
 
     full: bool = Field(False, description="Take all there is, even where there is a watermark.")
 
 
-class Because(_Camel):
+class Because(_Body):
     """Why somebody does what is kept with the run."""
 
     reason: Text = Field(min_length=1, max_length=1_000)
