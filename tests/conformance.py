@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 CLAUSES = ROOT / "docs" / "clauses.yaml"
 PAGE = ROOT / "docs" / "conformance.md"
 SHOWN = 4
+FEW = 3  # a file that names more is about none of them
 
 _NAMED = r"[A-Z]\d+(?:[–-][A-Z]\d+)?|§\d+(?:\.\d+)*"  # a clause, several in a row, or a place in a founding document
 _LEAD = re.compile(rf"((?:{_NAMED})(?:, (?:{_NAMED}))*): ")
@@ -35,7 +37,7 @@ class Test:
 
     file: str
     name: str
-    nth: int  # of those in its file that name the same first
+    nth: int  # of those in its file that name the same first, and as many
     clauses: tuple[str, ...]
     of_file: tuple[str, ...]  # what the file says it is about
 
@@ -99,20 +101,22 @@ def page(parts: Parts, tests: Sequence[Test]) -> str:
 def _tests_of(file: Path, root: Path) -> Iterator[Test]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     of_file = named(ast.get_docstring(tree))
-    before: dict[str, int] = {}
+    before: Counter[tuple[str, int]] = Counter()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             clauses = named(ast.get_docstring(node))
-            first = clauses[0] if clauses else ""
-            before[first] = before.get(first, 0) + 1
-            yield Test(str(file.relative_to(root)), node.name, before[first], clauses, of_file)
+            alike = ("".join(clauses[:1]), len(clauses))
+            before[alike] += 1
+            yield Test(str(file.relative_to(root)), node.name, before[alike], clauses, of_file)
 
 
 def _spelled_out(word: str) -> list[str]:
     ends = _CLAUSE.findall(word)
     if len(ends) < 2:
         return [letter + number for letter, number in ends]
-    (letter, first), (_, last) = ends
+    (letter, first), (other, last) = ends
+    if letter != other or int(first) >= int(last):
+        raise ValueError(f"no range of clauses: {word}")
     return [f"{letter}{number}" for number in range(int(first), int(last) + 1)]
 
 
@@ -127,12 +131,13 @@ def _cell(clause: str, part: str, tests: Sequence[Test]) -> str:
 
 
 def _rank(test: Test, clause: str, part: str) -> tuple[object, ...]:
-    """The most telling come first: about this clause, in a file about it, of its own part, and one of each file."""
+    """The most telling come first: about this clause, in a file about it, of its part as a whole, one of each file."""
     return (
         test.clauses[0] != clause,
         len(test.clauses),
-        clause not in test.of_file,
+        clause not in test.of_file[:FEW],
         not test.file.startswith(f"tests/{part}/"),
+        test.file.count("/"),
         test.nth,
         test.file,
         test.name,

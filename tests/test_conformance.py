@@ -87,7 +87,9 @@ def test_a_docstring_names_clauses(docstring: str | None, clauses: list[str]) ->
     assert named(docstring) == tuple(clauses)
 
 
-@pytest.mark.parametrize("docstring", ["T1 is so.", "T1 T2: both.", "T1/T2: either.", "T1.", "T1, and T2: both."])
+@pytest.mark.parametrize(
+    "docstring", ["T1 is so.", "T1 T2: both.", "T1.", "T1, and T2: both.", "T3–T1: all.", "T1–F3: all."]
+)
 def test_a_clause_that_is_named_in_another_way_is_told(docstring: str) -> None:
     """It would count for nothing, and nobody would notice."""
     with pytest.raises(ValueError, match="T1"):
@@ -103,23 +105,26 @@ def test_tests_are_found(tmp_path: Path) -> None:
         'def test_one() -> None:\n    """T1: one."""\n'
         'async def test_two() -> None:\n    """T1, T2: two."""\n'
         "def test_three() -> None: ...\n"
+        'def test_four() -> None:\n    """T1: four."""\n'
         'def rig() -> None:\n    """T3: no test."""\n'
     )
     (file.parent / "rig.py").write_text(file.read_text())
     where = "tests/deep/test_it.py"
     assert read_tests(tmp_path) == [
         Test(where, "test_one", 1, ("T1",), ("T2",)),
-        Test(where, "test_two", 2, ("T1", "T2"), ("T2",)),
+        Test(where, "test_two", 1, ("T1", "T2"), ("T2",)),
         Test(where, "test_three", 1, (), ("T2",)),
+        Test(where, "test_four", 2, ("T1",), ("T2",)),
     ]
 
 
 def test_the_most_telling_tests_come_first() -> None:
-    """About this clause alone, of its own part, one of each file; then how many more there are."""
+    """About this clause alone, of its part as a whole, one of each file; then how many more there are."""
     tests = [
         kept("test_beside", "F1", "T1"),
         kept("test_also", "T1", "T2"),
         kept("test_elsewhere", "T1", file="tests/kernel/test_it.py"),
+        kept("test_deep", "T1", file="tests/tracking/deep/test_it.py"),
         kept("test_first", "T1"),
         kept("test_second", "T1", nth=2),
         kept("test_other_file", "T1", file="tests/tracking/test_other.py"),
@@ -128,5 +133,5 @@ def test_the_most_telling_tests_come_first() -> None:
     assert row == (
         "| T1 | One thing. | [test_first](../tests/tracking/test_it.py), "
         "[test_other_file](../tests/tracking/test_other.py), [test_second](../tests/tracking/test_it.py), "
-        "[test_elsewhere](../tests/kernel/test_it.py) and 2 more |"
+        "[test_deep](../tests/tracking/deep/test_it.py) and 3 more |"
     )

@@ -1,4 +1,4 @@
-"""H4, H16: what a source tells is kept as it told it; what cannot be kept is set aside, with the reason."""
+"""What a source tells is kept as it told it; what cannot be kept is set aside, with the reason."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
