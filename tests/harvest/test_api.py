@@ -138,7 +138,7 @@ async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
     ended = [one for one in run["history"] if one["machine"] == "harvest.partition"]
     assert len(ended) == run["expectedWorkers"]
     assert {one["actor"] for one in ended} == {"crank"}
-    moves = [(one["source"], one["target"]) for one in run["history"] if one["machine"] != "harvest.partition"]
+    moves = [(one["from"], one["to"]) for one in run["history"] if one["machine"] != "harvest.partition"]
     assert moves == [
         (None, "planning"),
         ("planning", "planned"),
@@ -298,7 +298,7 @@ async def test_what_failed_is_taken_up_again(api: Client) -> None:
     await api.crank.finish()
     done = await api.get(f"/runs/{run_id}")
     assert (done["state"], done["records"]) == ("completed", 120)
-    revived = [one for one in done["history"] if (one["source"], one["target"]) == ("failed", "running")]
+    revived = [one for one in done["history"] if (one["from"], one["to"]) == ("failed", "running")]
     assert {one["actor"] for one in revived} == {"operator"}
 
 

@@ -186,7 +186,7 @@ def test_a_dropped_file_is_published_by_itself(api: str, served: House) -> None:
     assert run["run_id"] == served.current("globex")
     whole = get(f"{api}/runs/{run['run_id']}")
     assert whole["manifest"] == served.told(layout.run(run["run_id"], layout.MANIFEST))
-    assert [(one["source"], one["target"]) for one in whole["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
+    assert [(one["from"], one["to"]) for one in whole["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
     assert [(one["file_name"], one["why"]) for one in whole["moves"]] == [("price.csv", "published")]
     assert get(f"{api}/suppliers/globex/moves")["moves"] == whole["moves"]
     standing = {one["supplier"]: one for one in get(f"{api}/suppliers")["suppliers"]}["globex"]

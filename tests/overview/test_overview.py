@@ -116,7 +116,7 @@ def _move_everything(plant: Plant, house: House) -> None:
     found: set[tuple[str, str]] = set()
 
     def have_all_ended() -> bool:
-        found.update((event["machine"], event["target"]) for _, event in plant.events(last=1000))
+        found.update((event["machine"], event["to"]) for _, event in plant.events(last=1000))
         return {("ingest.run", "FAIL"), ("harvest.plan", "failed"), ("flows.run", "FAILED")} <= found
 
     until(have_all_ended, "a run of ingest, one of harvest and one of flows have failed")
@@ -127,8 +127,8 @@ def test_every_part_is_told_in_one_stream(plant: Plant) -> None:
     told = plant.events(last=1000)
     assert {event["part"] for _, event in told} == set(Part)
     assert {event["part"] for _, event in told if event["part"] != PART_OF[event["machine"]]} == set()
-    (failed,) = [event for _, event in told if event["subject"] == f"{FILE}/1" and event["target"] == "failed"]
-    assert (failed["machine"], failed["source"]) == ("tracking.event-ingest", "started")
+    (failed,) = [event for _, event in told if event["subject"] == f"{FILE}/1" and event["to"] == "failed"]
+    assert (failed["machine"], failed["from"]) == ("tracking.event-ingest", "started")
     assert (failed["reason"], failed["fence"], failed["actor"]) == (None, 0, "ann")
     assert all(len(name.split(".")) == 3 for name, _ in told)  # how far each of three journals was told
 
@@ -152,7 +152,7 @@ def test_one_may_ask_for_less(plant: Plant) -> None:
     assert {event["subject"] for _, event in plant.events(last=1000, subject=f"{TENANT}/RATES")} == {
         event["subject"] for event in everything if event["part"] == "refdata"
     }
-    assert [event["target"] for _, event in plant.events(last=1, part="flows")] == ["FAILED"]
+    assert [event["to"] for _, event in plant.events(last=1, part="flows")] == ["FAILED"]
     assert plant.events() == []
 
 
@@ -163,7 +163,7 @@ def test_moves_are_told_as_they_are_made(plant: Plant) -> None:
         assert next(lines).startswith(": moves of")
         plant.post("/api/v1/pipeline/stages/event-ingest/retry", {"filename": FILE})
         moved = next(json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
-        assert (moved["part"], moved["source"], moved["target"]) == ("tracking", "failed", "new")
+        assert (moved["part"], moved["from"], moved["to"]) == ("tracking", "failed", "new")
     plant.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
 
 
@@ -198,6 +198,8 @@ def test_what_is_broken_is_told_with_the_next_step(plant: Plant) -> None:
 
 def test_the_commands_tell_the_same(plant: Plant) -> None:
     """T16: one screen, exit code 1 while something is wrong; the stream a line a move."""
+    for act in ("retry", "fail"):
+        plant.post(f"/api/v1/pipeline/stages/event-ingest/{act}", {"filename": FILE})
     status = plant.command("status")
     assert status.code == 1
     assert status.out.startswith("BROKEN  Penstock ")

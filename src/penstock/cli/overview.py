@@ -58,7 +58,7 @@ def events(
 
 
 def _line(event: Mapping[str, Any]) -> str:
-    move = f"{event['source']} → {event['target']}" if event["source"] else f"→ {event['target']}"
+    move = f"{event['from']} → {event['to']}" if event["from"] else f"→ {event['to']}"
     because = f": {event['reason']}" if event["reason"] else ""
     told = f"{moment(event['at'])}  {event['machine']}  {event['subject']}  {move}  by {event['actor']}{because}"
     return printable(told)

@@ -99,11 +99,12 @@ class Noted(_Camel):
 
     machine: str
     subject: str
-    source: str | None
-    target: str
+    source: str | None = Field(serialization_alias="from", description="Null when it came into being.")
+    target: str = Field(serialization_alias="to")
     actor: str
     at: datetime
     reason: str | None
+    fence: int | None
 
 
 class OneRun(Run):

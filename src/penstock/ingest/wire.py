@@ -67,8 +67,8 @@ class Runs(BaseModel):
 class Noted(BaseModel):
     """One move of a run's state."""
 
-    source: str | None
-    target: str
+    source: str | None = Field(serialization_alias="from", description="Null when the run came into being.")
+    target: str = Field(serialization_alias="to")
     actor: str
     at: datetime
     reason: str | None

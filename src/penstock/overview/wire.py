@@ -18,8 +18,8 @@ class Event(_Told):
     part: Part
     machine: str
     subject: str
-    source: str | None = Field(description="None when the subject came into being.")
-    target: str
+    source: str | None = Field(serialization_alias="from", description="Null when the subject came into being.")
+    target: str = Field(serialization_alias="to")
     actor: str
     at: datetime
     reason: str | None

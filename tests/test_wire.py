@@ -1,0 +1,20 @@
+"""What all parts say over HTTP, they say alike."""
+
+import pytest
+from pydantic import BaseModel
+
+from penstock.flows import wire as flows
+from penstock.harvest import wire as harvest
+from penstock.ingest import wire as ingest
+from penstock.overview import wire as overview
+from penstock.tracking import wire as tracking
+
+MOVE = {"from", "to", "actor", "at", "reason", "fence"}
+
+
+@pytest.mark.parametrize("told", [tracking.Event, flows.Move, ingest.Noted, harvest.Noted, overview.Event])
+def test_a_move_has_one_shape(told: type[BaseModel]) -> None:
+    """T17, F18, H13: from where to where, who, when, why and under which fence, whichever part tells it."""
+    fields = set(told.model_json_schema(mode="serialization")["properties"])
+    assert fields >= MOVE
+    assert not fields & {"source", "target"}
