@@ -31,6 +31,7 @@ async def work_from_afar(
                 concurrency=section.work.concurrency,
                 lease_for=section.lease,
                 drain=settings.server.drain_timeout,
+                telemetry=telemetry,
             )
 
 

@@ -23,6 +23,8 @@ from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
 from tests.flows.rig import Json, Rig, chain
+from tests.flows.test_traces import CALLER, TRACE
+from tests.services.collector import Collector
 from tests.services.until import becomes
 
 ROOT = Path(__file__).parents[2]
@@ -148,3 +150,20 @@ async def test_a_module_has_its_decorators_workers(rig: Rig, url: str) -> None:
         await work_from_afar(url, ["NONE"], settings, stop, addresses.append)
     with pytest.raises(BadConfig, match="there is nobody to do steps"):
         await work_from_afar(url, [], Settings(), stop, addresses.append)
+
+
+async def test_steps_done_from_afar_are_traced_where_the_settings_say(rig: Rig, url: str) -> None:
+    """F18: a worker that has only a server's address sends its spans to `telemetry.otlp_endpoint` too."""
+    stop = asyncio.Event()
+    with Collector() as collector:
+        telemetry = {"otlp_endpoint": collector.endpoint}
+        settings = Settings.model_validate({"flows": {"modules": [MODULE]}, "telemetry": telemetry})
+        working = asyncio.create_task(work_from_afar(url, ["GREET"], settings, stop, lambda _: None))
+        steps = {"a": {"kind": "GREET", "inputs": {"name": "x"}}}
+        made = await rig.http.post("/flow_runs", json={"runId": "r1", "steps": steps}, headers={"traceparent": CALLER})
+        made.raise_for_status()
+        await ended(rig)
+        stop.set()
+        await working
+        [span] = collector.of(TRACE, "flow.step")
+    assert span.about["step"] == "a"

@@ -55,10 +55,13 @@ class Collector(AbstractContextManager["Collector"]):
         self._thread.join(30)
 
     @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
+
+    @property
     def env(self) -> dict[str, str]:
         """What a process needs to send its traces here, at once."""
-        endpoint = f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
-        return {"PENSTOCK__TELEMETRY__OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "20"}
+        return {"PENSTOCK__TELEMETRY__OTLP_ENDPOINT": self.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "20"}
 
     def of(self, trace: str, *names: str) -> list[Span]:
         """The spans of a trace, once each of *names* is among them."""

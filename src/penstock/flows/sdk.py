@@ -20,6 +20,7 @@ from penstock.flows.building import Built, Flow, index, item
 from penstock.flows.client import FlowClient
 from penstock.flows.contract import Answer, Hold, Said
 from penstock.flows.definition import FlowSpec, Policy, Retry, Schedule, StepSpec, Work
+from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.workers import Ended, Name, StepWorker
@@ -143,14 +144,17 @@ async def serve(
     lease_for: timedelta = LEASE,
     drain: timedelta = DRAIN,
     name: str | None = None,
+    telemetry: Telemetry | None = None,
 ) -> None:
-    """Work for the server at *url* until *stop*."""
+    """Work for the server at *url* until *stop*; steps are counted and traced where *telemetry* says."""
     address = url or os.environ.get("PENSTOCK_URL", URL)
+    told = telemetry or Telemetry()
     async with FlowClient(address, token=token or os.environ.get("PENSTOCK_TOKEN")) as client:
         working = StepWorker(
             HttpCounter(client, lease_for),
             workers,
-            Telemetry(),
+            told,
+            FlowMetrics(told.registry),
             name=name or worker_name("flows"),
             concurrency=concurrency,
             lease_for=lease_for,
