@@ -17,11 +17,11 @@ setup: .venv/.ready ## Make the virtual environment (uv when it is there, else v
 .venv/.ready: requirements-dev.lock pyproject.toml scripts/setup
 	@PYTHON=$(PYTHON) scripts/setup
 
-up: setup ## Run Penstock here on the embedded default, until Ctrl-C
-	@$(BIN)/penstock up
+demo: setup ## One morning through all five parts: what was promised, what happened; ends by itself
+	@$(BIN)/python -m examples.demo
 
-demo: setup ## Show in a minute what Penstock promises; ends by itself
-	@$(BIN)/python examples/demo.py
+up: setup ## The same morning, and it goes on serving, until Ctrl-C
+	@$(BIN)/python -m examples.demo --keep
 
 test: setup ## Run every test this machine can run; says what it skipped and why
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
@@ -47,7 +47,7 @@ failover: setup ## The same, and kill one thing after the other; fails when a pr
 dashboards: setup ## Write the Grafana dashboards anew
 	@$(BIN)/python scripts/dashboards
 
-contracts: setup ## Write docs/contracts anew: JSON Schemas and AsyncAPI, from the code
+contracts: setup ## Write docs/contracts anew: JSON Schemas, AsyncAPI and OpenAPI, from the code
 	@$(BIN)/python scripts/contracts
 
 docs: reference ## Build the documentation as a site in .build/docs; a link that leads nowhere fails it
@@ -57,7 +57,7 @@ docs: reference ## Build the documentation as a site in .build/docs; a link that
 conformance: setup ## Write docs/conformance.md anew, from the tests' docstrings
 	@$(BIN)/python scripts/conformance
 
-reference: setup ## Write anew what the documentation has from the code: pictures of the state machines
+reference: contracts ## Write docs/reference and the pictures of state machines anew, from the code
 	@$(BIN)/python scripts/reference
 
 deploy-tools: setup ## Bring Helm, Envoy and the schemas that the tests judge deploy/ by; needs Go

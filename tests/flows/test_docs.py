@@ -15,10 +15,9 @@ from pydantic import BaseModel
 from penstock.cli import flow_schedules, main
 from penstock.cli.flow import app
 from penstock.flowing import WAITING
-from penstock.flows import config, contract, definition, graph, loading, looking
+from penstock.flows import contract, definition, graph, loading, looking
 from penstock.flows.api import routes
 from penstock.flows.catalogue import load_file
-from penstock.flows.config import FlowsSection
 from penstock.flows.contract import PREFIX, Answer, Hold, RunStatus, Said, StepStatus
 from penstock.flows.definition import FlowSpec, Retry, RunRequest, Schedule, StepSpec
 from penstock.flows.kinds import builtin, harvest, http, ingest, market, ohlcv, python, refdata, report, tracking
@@ -39,11 +38,6 @@ ERRORS = {
     *("StepFailed", "StepError", "PictureFailed"),
     *("Invalid", "Conflict", "NotFound", "TooLarge", "BadConfig", "Forbidden"),
 }
-SECTIONS = [
-    section
-    for section in vars(config).values()
-    if isinstance(section, type) and issubclass(section, BaseModel) and section.__module__ == config.__name__
-]
 
 
 def test_the_diagrams_are_the_machines() -> None:
@@ -86,22 +80,6 @@ def test_the_links_of_the_examples_readme_lead_somewhere() -> None:
     """Every relative link is a file of the repository."""
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", (EXAMPLE / "README.md").read_text())
     assert [target for target in targets if "://" not in target and not (EXAMPLE / target).exists()] == []
-
-
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
-def test_every_setting_is_documented(section: type[BaseModel]) -> None:
-    """docs/configuration.md names each key there is, on whatever level."""
-    rows = [row for row in (ROOT / "docs" / "configuration.md").read_text().splitlines() if "`flows." in row]
-    keys = [field.alias or name for name, field in section.model_fields.items()]
-    assert [key for key in keys if f".{key}`" not in (page := "\n".join(rows)) and f".{key}." not in page] == []
-
-
-def test_the_defaults_of_limits_are_told_as_they_are() -> None:
-    """F16: docs/configuration.md tells the defaults."""
-    page, section = (ROOT / "docs" / "configuration.md").read_text(), FlowsSection()
-    assert f"| {section.work.concurrency}, {section.work.waiting} |" in page
-    assert f"| {section.lease.seconds} s, {section.max_lost} |" in page
-    assert f"{section.retention.days} days" in page
 
 
 @pytest.mark.parametrize("model", [StepSpec, Retry, Schedule, FlowSpec, RunRequest])
