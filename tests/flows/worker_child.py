@@ -5,7 +5,6 @@ of every attempt that got so far. `penstock up` does the same steps when it is g
 """
 
 import asyncio
-import multiprocessing
 import os
 import signal
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.periodic import repeating
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
+from tests.services.forked import FORKED
 from tests.services.until import becomes
 
 DONE = "FLOWS_DONE"  # names the file of all that was done
@@ -37,10 +37,6 @@ FOREVER = 3_600.0
 _SECOND = timedelta(seconds=1)
 _END = 30.0
 workers = Workers()
-
-# Forked from a process that has loaded everything and used nothing: as good as a new one, and quick.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Child:
     """A worker that is a process of its own."""
 
     def __init__(self, place: Place) -> None:
-        self._process: ForkServerProcess = _SERVER.Process(target=_run, args=(place,), daemon=True)
+        self._process: ForkServerProcess = FORKED.Process(target=_run, args=(place,), daemon=True)
         self._process.start()
 
     def kill(self) -> None:

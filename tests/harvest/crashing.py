@@ -6,7 +6,6 @@ before it. The product knows nothing of steps: they are put around what it calls
 
 import asyncio
 import functools
-import multiprocessing
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -29,6 +28,7 @@ from penstock.kernel.bus.postgres import PostgresSubscription
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from penstock.settings import Settings
+from tests.services.forked import FORKED
 
 ROLES = {PLANS: Planner, WORK_ITEMS: Fetcher, CONSOLIDATIONS: Consolidator}
 NEVER = 0
@@ -36,16 +36,12 @@ _END = 30.0
 _working_on: ContextVar[str] = ContextVar("working on", default="")
 Act = Callable[..., Awaitable[Any]]
 
-# Forked from a process that has loaded everything and used nothing: as good as a new one, and quick.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([__name__])
-
 
 class Worker:
     """A process that works on all feeds until it dies; at the *nth* step of work on *topic*, if it gets that far."""
 
     def __init__(self, settings: Settings, log: Path, topic: str = "", nth: int = NEVER) -> None:
-        self._process: ForkServerProcess = _SERVER.Process(target=_run, args=(settings, log, topic, nth), daemon=True)
+        self._process: ForkServerProcess = FORKED.Process(target=_run, args=(settings, log, topic, nth), daemon=True)
         self._process.start()
 
     @property

@@ -1,7 +1,6 @@
 """Runs in processes of their own, which a test kills: at a step, at a call of the disk, or at any moment."""
 
 import ctypes
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -19,15 +18,13 @@ from penstock.ingest.service import Ingestion
 from penstock.kernel.build import code_commit
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import PenstockError
+from tests.services.forked import FORKED
 
 SUPPLIER = "acme"
 _CAPABILITIES_V3 = 0x20080522
 WITHIN = 60.0  # seconds; only a broken promise takes so long
 DISK_CALLS = ("rename", "replace", "unlink", "rmdir", "link", "symlink", "mkdir", "fsync", "open", "chmod")
 
-# Forked from a process that has loaded everything and used nothing: as good as a new one, and quick.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload([__name__])
 code_commit()  # asks git, once for all of them
 
 
@@ -92,14 +89,14 @@ def _count_calls(number: int) -> None:
 
 
 def started(target: Callable[..., None], *args: object) -> ForkServerProcess:
-    process = _SERVER.Process(target=target, args=args, daemon=True)
+    process = FORKED.Process(target=target, args=args, daemon=True)
     process.start()
     return process
 
 
 def answered(target: Callable[..., None], *args: object) -> tuple[int, str | None, str | None]:
     """What a process sent that was to tell how it ended."""
-    ours, theirs = _SERVER.Pipe(duplex=False)
+    ours, theirs = FORKED.Pipe(duplex=False)
     with ours:
         with theirs:
             process = started(target, *args, theirs)

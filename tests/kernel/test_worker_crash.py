@@ -1,7 +1,6 @@
 """Workers killed in mid-work: every item is done, and done once."""
 
 import asyncio
-import multiprocessing
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.lease import Lease
 from tests.kernel.crashing_worker import work
 from tests.kernel.jobs import LEASE, make_jobs
+from tests.services.forked import FORKED
 from tests.services.soak import examples
 
 ROUNDS = examples(50, soak=500)
@@ -57,10 +57,8 @@ async def reap_as_if_late(db: Database) -> None:
 
 def start_and_kill(url: str, after: int) -> bool:
     """Start a worker, kill it once it has begun *after* jobs; whether it was killed before it had finished all."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.kernel.crashing_worker"])
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=work, args=(url, f"w{after}", theirs))
+    ours, theirs = FORKED.Pipe(duplex=False)
+    process = FORKED.Process(target=work, args=(url, f"w{after}", theirs))
     process.start()
     theirs.close()
     try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import multiprocessing
 import os
 import signal
 from collections import Counter, defaultdict
@@ -27,14 +26,13 @@ from penstock.ports import make_bus, make_invalidations
 from penstock.settings import Settings
 from tests.refdata.crashing import order, run
 from tests.refdata.rig import DOCUMENT, OTHER, Json, chunk, command, create_schemas, dictionaries, upsert
+from tests.services.forked import FORKED
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer
 from tests.services.until import WITHIN, becomes
 
 ROLES = ("command-api", "apply", "relay", "kafka-adapter")
 TENANTS = ("acme", "globex")
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["tests.refdata.crashing"])
 # One row per application: whatever is applied twice is here twice.
 _APPLIED = "CREATE TABLE applied (tenant_id text, code text, key text, version bigint)"
 
@@ -108,9 +106,9 @@ class Running:
         role, order_file = name.partition(".")[0], folder / f"{name}.order"
         arguments = ["serve", role, "--port", "0"] if role == "command-api" else ["work", role]
         self._log = order_file.with_suffix(".log")
-        ours, theirs = _PROCESSES.Pipe(duplex=False)
+        ours, theirs = FORKED.Pipe(duplex=False)
         told = ([*arguments, "--json"], folder, order_file, theirs)
-        self._process = _PROCESSES.Process(target=run, args=told, name=name)
+        self._process = FORKED.Process(target=run, args=told, name=name)
         self._process.start()
         theirs.close()
         with ours, os.fdopen(os.dup(ours.fileno())) as output:

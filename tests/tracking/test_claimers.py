@@ -1,7 +1,6 @@
 """Many claimers at once: nothing is handed out twice, and what a dead one held comes back."""
 
 import asyncio
-import multiprocessing
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from multiprocessing.connection import Connection
@@ -10,6 +9,7 @@ from typing import Any
 from penstock.kernel.db import Database
 from penstock.tracking.contract import Answer, Said
 from penstock.tracking.model import Report
+from tests.services.forked import FORKED
 from tests.tracking.claimer import STAGE, Taken, claim_and_hang, claim_and_report, open_tracking
 
 CLAIMERS = 16
@@ -21,10 +21,8 @@ class Claimer(AbstractContextManager["Claimer"]):
     """A process that claims, and what it tells."""
 
     def __init__(self, target: Callable[..., None], *args: Any) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.tracking.claimer"])
-        self._ours, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=target, args=(*args, theirs))
+        self._ours, theirs = FORKED.Pipe(duplex=False)
+        self._process = FORKED.Process(target=target, args=(*args, theirs))
         self._process.start()
         theirs.close()
 
