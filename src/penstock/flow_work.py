@@ -3,29 +3,38 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 
+from penstock.applications import Web, make_app
 from penstock.flows import sdk
 from penstock.flows.catalogue import Catalogue
 from penstock.flows.step import Workers
+from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import BadConfig
-from penstock.ports import make_telemetry
+from penstock.kernel.middleware import HttpMetrics
+from penstock.ports import make_authenticator, make_telemetry
 from penstock.reloading import reloading
+from penstock.servers import address_of, listening, serving, until_stopped
 from penstock.settings import Settings
 
 
 async def work_from_afar(
     url: str, kinds: Sequence[str], settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]
 ) -> None:
-    """Do steps of the server at *url* until *stop*; only of some *kinds*, when they are named."""
+    """Do steps of the server at *url*, health and metrics on a port, until *stop*; only some *kinds*, when named."""
     section = settings.flows
     workers = _chosen(Catalogue(section).workers, kinds)
-    with closing(make_telemetry(settings)) as telemetry:
-        async with reloading(settings, telemetry):
-            on_ready(url)
-            await sdk.serve(
+    async with AsyncExitStack() as stack:
+        telemetry = stack.enter_context(closing(make_telemetry(settings)))
+        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings))
+        socket = stack.enter_context(listening(settings.server.host, settings.server.port))
+        await stack.enter_async_context(reloading(settings, telemetry))
+        pulse = Pulse({}, needs=())  # a server that is away is waited for: who works for it is no worse
+        app = make_app("Penstock flows", web, pulse)
+        await stack.enter_async_context(serving([(app, socket)], settings.server))
+        await stack.enter_async_context(
+            sdk.working(
                 workers,
-                stop,
                 url=url,
                 token=os.environ.get("PENSTOCK_TOKEN"),
                 concurrency=section.work.concurrency,
@@ -33,6 +42,8 @@ async def work_from_afar(
                 drain=settings.server.drain_timeout,
                 telemetry=telemetry,
             )
+        )
+        await until_stopped([pulse], settings.server, stop, lambda: on_ready(address_of(socket)))
 
 
 def _chosen(known: Sequence[Workers], kinds: Sequence[str]) -> Workers:

@@ -216,14 +216,18 @@ def test_a_server_that_is_away_is_said(cli: Cli) -> None:
 
 
 def test_workers_run_in_processes_of_their_own(cli: Cli, server: Up, tmp_path: Path) -> None:
-    """F17: `penstock work flows --url --module` does what the module says, until it is told to stop."""
+    """F17: `penstock work flows --url --module` does what the module says; its health and metrics are its own."""
     (tmp_path / "mine.py").write_text(
         "from penstock.flows.sdk import worker\n@worker('MINE')\nasync def mine(step):\n    return {'by': 'me'}\n"
     )
     body = {"runId": "afar", "steps": {"a": {"kind": "MINE"}}}
     cli.http.post("/flow_runs", json=body).raise_for_status()
     with Work(tmp_path, "flows", "--url", server.api, "--module", "mine.py") as worker:
+        assert worker.api != server.api
+        assert httpx.get(f"{worker.api}/actuator/health/readiness").json()["status"] == "UP"
         until(lambda: cli.json("show", "afar")["status"] == "SUCCEEDED", "the step ends")
+        counted = 'penstock_flow_steps_total{kind="MINE",outcome="SUCCEEDED"} 1.0'
+        assert counted in httpx.get(f"{worker.api}/actuator/prometheus").text
         assert worker.stop() == 0
     assert cli.json("show", "afar")["steps"]["a"]["outputs"] == {"by": "me"}
 

@@ -29,6 +29,7 @@ from tests.services.until import becomes
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.flows.sdk_worker"
+FREE_PORT = {"port": 0}
 
 
 @asynccontextmanager
@@ -132,7 +133,7 @@ async def test_a_program_ends_when_it_is_told_to(rig: Rig, url: str, how: signal
 
 async def test_a_module_has_its_decorators_workers(rig: Rig, url: str) -> None:
     """F17: `penstock work flows --url --module` does what the `@worker`s of the module do, of some kinds."""
-    settings = Settings.model_validate({"flows": {"modules": [MODULE]}})
+    settings = Settings.model_validate({"flows": {"modules": [MODULE]}, "server": FREE_PORT})
     [found] = Catalogue(FlowsSection(modules=[MODULE])).workers
     assert found is sdk_worker.worker.__self__  # type: ignore[attr-defined]
     stop, addresses = asyncio.Event(), list[str]()
@@ -145,7 +146,8 @@ async def test_a_module_has_its_decorators_workers(rig: Rig, url: str) -> None:
     await becomes(is_done, "the step of that kind ends, the other waits")
     stop.set()
     await working
-    assert addresses == [url]
+    assert len(addresses) == 1
+    assert addresses != [url]
     with pytest.raises(BadConfig, match="nobody here does steps of the kind NONE"):
         await work_from_afar(url, ["NONE"], settings, stop, addresses.append)
     with pytest.raises(BadConfig, match="there is nobody to do steps"):
@@ -157,7 +159,9 @@ async def test_steps_done_from_afar_are_traced_where_the_settings_say(rig: Rig, 
     stop = asyncio.Event()
     with Collector() as collector:
         telemetry = {"otlp_endpoint": collector.endpoint}
-        settings = Settings.model_validate({"flows": {"modules": [MODULE]}, "telemetry": telemetry})
+        settings = Settings.model_validate(
+            {"flows": {"modules": [MODULE]}, "telemetry": telemetry, "server": FREE_PORT}
+        )
         working = asyncio.create_task(work_from_afar(url, ["GREET"], settings, stop, lambda _: None))
         steps = {"a": {"kind": "GREET", "inputs": {"name": "x"}}}
         made = await rig.http.post("/flow_runs", json={"runId": "r1", "steps": steps}, headers={"traceparent": CALLER})

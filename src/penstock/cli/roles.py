@@ -139,7 +139,7 @@ def flows(
         settings = settings.model_copy(update={"flows": settings.flows.model_copy(update={"modules": both})})
     wanted = [kind for some in kinds or () for kind in some.split(",")]
     if url is not None:
-        serve(settings, partial(flow_work.work_from_afar, url, wanted), tell_address("server", json))
+        serve(settings, partial(flow_work.work_from_afar, url, wanted), tell_address("health", json))
     else:
         serve(settings, partial(worker_programs.work_flows, wanted), tell_address("health", json))
 

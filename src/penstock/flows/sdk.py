@@ -13,7 +13,8 @@ if __name__ == "__main__":
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
 from penstock.flows.building import Built, Flow, index, item
@@ -144,13 +145,31 @@ async def serve(
     lease_for: timedelta = LEASE,
     drain: timedelta = DRAIN,
     name: str | None = None,
-    telemetry: Telemetry | None = None,
 ) -> None:
-    """Work for the server at *url* until *stop*; steps are counted and traced where *telemetry* says."""
+    """Work for the server at *url* until *stop*."""
+    async with working(
+        workers, url=url, token=token, concurrency=concurrency, lease_for=lease_for, drain=drain, name=name
+    ):
+        await stop.wait()
+
+
+@asynccontextmanager
+async def working(
+    workers: Workers,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    concurrency: int = 4,
+    lease_for: timedelta = LEASE,
+    drain: timedelta = DRAIN,
+    name: str | None = None,
+    telemetry: Telemetry | None = None,
+) -> AsyncIterator[None]:
+    """Work for the server at *url* meanwhile; steps are counted and traced where *telemetry* says."""
     address = url or os.environ.get("PENSTOCK_URL", URL)
     told = telemetry or Telemetry()
     async with FlowClient(address, token=token or os.environ.get("PENSTOCK_TOKEN")) as client:
-        working = StepWorker(
+        worker = StepWorker(
             HttpCounter(client, lease_for),
             workers,
             told,
@@ -159,8 +178,8 @@ async def serve(
             concurrency=concurrency,
             lease_for=lease_for,
         )
-        async with working.working(drain):
-            await stop.wait()
+        async with worker.working(drain):
+            yield
 
 
 def _claimed(told: Json) -> Claimed:
