@@ -9,6 +9,7 @@ from penstock import __version__
 
 DOCS = Path(__file__).parent
 _LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+_LESSONS = ("tutorial.md", "howto/*.md")  # in the contents also where no page names them
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 project = "Penstock"
@@ -50,13 +51,19 @@ def _contents(page: Path, text: str) -> str:
     if page.stem not in ("index", "README"):
         return ""
     first, *headed = _HEADING.split(text)
-    branches, known = "", {page}
+    branches, known = [], {page}
     for caption, section in [("", first), *zip(headed[::2], headed[1::2], strict=True)]:
         below = dict.fromkeys(page.parent / link[2] for link in _LINK.finditer(section) if link[2].endswith(".md"))
         fresh = [one for one in below if one.is_relative_to(page.parent) and ".." not in one.parts and one not in known]
         known.update(fresh)
-        if fresh:
-            names = "\n".join(str(one.relative_to(page.parent).with_suffix("")) for one in fresh)
-            options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
-            branches += f"\n\n```{{toctree}}\n{options}\n{names}\n```\n"
-    return branches
+        branches.append(_branch(page, caption, fresh))
+    lessons = [one for pattern in _LESSONS for one in sorted(page.parent.glob(pattern)) if one not in known]
+    return "".join([_branch(page, "Begin", lessons), *branches])
+
+
+def _branch(page: Path, caption: str, below: list[Path]) -> str:
+    if not below:
+        return ""
+    names = "\n".join(str(one.relative_to(page.parent).with_suffix("")) for one in below)
+    options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
+    return f"\n\n```{{toctree}}\n{options}\n{names}\n```\n"
