@@ -118,7 +118,7 @@ async def _workers(platform: FlowsPlatform, ties: Ties, stack: AsyncExitStack) -
     if section.database is not None:
         query = read_only(await stack.enter_async_context(open_database(platform.settings, section.database)))
     image_token, llm_token = _tokens(section)
-    known.add(market_workers(section, query, image_token=image_token, llm_token=llm_token))
+    known.add(market_workers(section, query, image_token=image_token, llm_token=llm_token, clock=platform.db.clock))
     known.worker(http.KIND)(await stack.enter_async_context(http.http_worker(section.http)))
     known.worker(python.KIND)(python.python_worker(section.python))
     if ties.harvest is not None:

@@ -20,6 +20,7 @@ from penstock.flows.kinds.market import market_workers
 from penstock.flows.kinds.painting import LocalPainter, Painter, Picture
 from penstock.flows.manifest import ChartRequest, verdict
 from penstock.flows.step import Workers
+from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from penstock.kernel.retry_after import retry_after
 from tests.flows.desk import Json, PlainDesk
@@ -51,7 +52,7 @@ async def api() -> AsyncIterator[Scripted]:
 
 def drawn_by(api: Scripted, **more: Any) -> Workers:
     section = FlowsSection.model_validate({"images": {"url": f"{api.url}/render?key=hidden", **more}})
-    return market_workers(section, image_token=TOKEN, pause=api.pause)
+    return market_workers(section, image_token=TOKEN, clock=ManualClock(BEGIN), pause=api.pause)
 
 
 HERE = market_workers(FlowsSection())
@@ -234,10 +235,11 @@ async def test_fewer_pictures_than_asked_for(api: Scripted, desk: PlainDesk) -> 
 
 
 async def test_the_api_says_when(api: Scripted, desk: PlainDesk) -> None:
-    """F13: a Retry-After is kept to."""
-    api.will(says(status=429, Retry_After="7"), says(status=503, Retry_After="2"), picture)
+    """F13: a Retry-After is kept to, in seconds or as a date by our clock."""
+    at = format_datetime(BEGIN + timedelta(seconds=9), usegmt=True)
+    api.will(says(status=429, Retry_After="7"), says(status=503, Retry_After=at), picture)
     await desk.do(drawn_by(api), CHART_EXPORT, asked("a"))
-    assert api.pauses == [7.0, 2.0]
+    assert api.pauses == [7.0, 9.0]
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:

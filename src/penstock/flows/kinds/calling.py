@@ -1,9 +1,8 @@
 """One POST to somebody else's API: bounded in time and size, tried again when that may help, its failure named."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
 from http import HTTPStatus
 from typing import TypeVar
@@ -15,6 +14,7 @@ from yarl import URL
 from penstock import __version__
 from penstock.flows.kinds.hiding import Hiding
 from penstock.kernel.backoff import delay
+from penstock.kernel.clock import Clock
 from penstock.kernel.retry_after import retry_after
 from penstock.kernel.text import storable
 
@@ -74,7 +74,8 @@ class Api:
     attempts: int
     limit: int  # bytes of an answer
     accept: str
-    pause: Pause = asyncio.sleep
+    clock: Clock
+    pause: Pause
 
     def session(self) -> aiohttp.ClientSession:
         """Connections of its own, to be closed at the end."""
@@ -125,7 +126,7 @@ class Api:
     def _complaint(self, response: aiohttp.ClientResponse, body: bytes) -> CallFailed:
         status = response.status
         said = f"{self._place} answered {status}: {self._said(body.decode(errors='replace'))}".rstrip(": ")
-        after = retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+        after = retry_after(response.headers.get("Retry-After"), self.clock.now())
         if status == HTTPStatus.TOO_MANY_REQUESTS:
             return CallFailed(Trouble.THROTTLED, said, after)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:

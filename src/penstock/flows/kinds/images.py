@@ -10,6 +10,7 @@ from penstock.flows.kinds.calling import Answered, Api, CallFailed, Pause, Troub
 from penstock.flows.kinds.candles import Series
 from penstock.flows.kinds.painting import Painter, Picture, PictureFailed
 from penstock.flows.manifest import ChartRequest
+from penstock.kernel.clock import Clock
 
 PICTURE_LIMIT = 20_000_000  # bytes
 # What a picture of a type begins with: an error page is not kept under the name of a picture. SVG is not among them:
@@ -38,9 +39,9 @@ class ImageApi:
             ) from failed
 
 
-def image_api(section: ImagesSection, url: str, token: str | None, pause: Pause) -> Api:
+def image_api(section: ImagesSection, url: str, token: str | None, clock: Clock, pause: Pause) -> Api:
     """The API of the configuration."""
-    return Api(url, token, section.timeout, section.attempts, PICTURE_LIMIT, ", ".join(_TYPES), pause)
+    return Api(url, token, section.timeout, section.attempts, PICTURE_LIMIT, ", ".join(_TYPES), clock, pause)
 
 
 @asynccontextmanager

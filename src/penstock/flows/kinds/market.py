@@ -14,6 +14,7 @@ from penstock.flows.kinds.reading import CheckInputs, checks
 from penstock.flows.kinds.report import Model, ReportInputs, worker_llm_report
 from penstock.flows.manifest import check_written
 from penstock.flows.step import Workers
+from penstock.kernel.clock import Clock, SystemClock
 
 check_inputs: Mapping[str, CheckInputs] = {  # F2, F12: what is looked over when a run is asked for
     OHLCV_EXPORT: checks(OhlcvInputs),
@@ -28,20 +29,21 @@ def market_workers(
     *,
     image_token: str | None = None,
     llm_token: str | None = None,
+    clock: Clock | None = None,
     pause: Pause = asyncio.sleep,
 ) -> Workers:
     """OHLCV_EXPORT, CHART_EXPORT and LLM_REPORT; *query* asks the database, the tokens are the secrets themselves."""
-    llm, workers = section.llm, Workers()
-    model = Model(llm, llm.url, llm_token, pause) if llm.url else None
+    llm, workers, time = section.llm, Workers(), clock or SystemClock()
+    model = Model(llm, llm.url, llm_token, time, pause) if llm.url else None
     workers.worker(OHLCV_EXPORT)(worker_ohlcv_export(section.files, query))
-    workers.worker(CHART_EXPORT)(worker_charts(_painter(section, image_token, pause)))
+    workers.worker(CHART_EXPORT)(worker_charts(_painter(section, image_token, time, pause)))
     workers.worker(LLM_REPORT)(worker_llm_report(model))
     return workers
 
 
-def _painter(section: FlowsSection, token: str | None, pause: Pause) -> OpenPainter:
+def _painter(section: FlowsSection, token: str | None, clock: Clock, pause: Pause) -> OpenPainter:
     """The image API when one is set, else the painter of our own."""
     if section.images.url is None:
         return drawn_here
-    api = image_api(section.images, section.images.url, token, pause)
+    api = image_api(section.images, section.images.url, token, clock, pause)
     return lambda: opened(api)

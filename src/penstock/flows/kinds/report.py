@@ -17,6 +17,7 @@ from penstock.flows.kinds.facts import Facts, facts_of
 from penstock.flows.kinds.reading import read
 from penstock.flows.kinds.telling import picture, plain, summary, table
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound
 
 REPORT = "report.md"
@@ -60,10 +61,10 @@ class ReportInputs(Written):
 class Model:
     """An OpenAI-compatible endpoint that writes."""
 
-    def __init__(self, section: LlmSection, url: str, token: str | None, pause: Pause) -> None:
+    def __init__(self, section: LlmSection, url: str, token: str | None, clock: Clock, pause: Pause) -> None:
         self.name = section.model
         place = f"{url.rstrip('/')}/chat/completions"
-        self._api = Api(place, token, section.timeout, ATTEMPTS, ANSWER_LIMIT, "application/json", pause)
+        self._api = Api(place, token, section.timeout, ATTEMPTS, ANSWER_LIMIT, "application/json", clock, pause)
 
     async def write(self, figures: Mapping[str, Any], instructions: str) -> str:
         """What the model makes of the *figures*; StepFailed when nothing comes of it."""
