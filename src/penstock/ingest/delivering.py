@@ -13,6 +13,7 @@ from penstock.ingest.states import open_state
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.targets import Refused, call_webhook, fill_dictionary, start_flow
 from penstock.ingest.tree import Tree
+from penstock.kernel.backoff import delay
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, PenstockError, Transient
 
@@ -67,7 +68,7 @@ class Deliveries:
             return f"refused: {error.code}: {error.message}"
         except PenstockError as error:
             # Also what somebody has to mend first: a secret, a dictionary that is not there yet.
-            pause = min(_FIRST * 2 ** min(known.attempts - 1, 20), _LONGEST)
+            pause = delay(known.attempts, first=_FIRST, most=_LONGEST)
             known.again_at, known.told = (self._clock.now() + pause).isoformat(), error.as_dict()
             return f"not yet: {error.message}"
         known.is_done, known.again_at = True, None
