@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from docs.generators.drawing import draw
 from docs.generators.machines import MACHINES as DRAWN
-from ruamel.yaml import YAML
 
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.model import UPDATE
-from penstock.settings import Settings, load_settings
+from penstock.settings import load_settings
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
 from tests.pages import PAGES, ROOT, anchors_of, drawn_in, links_of
@@ -26,15 +25,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not place.exists() or (anchor and anchor not in anchors_of(place)):
             lost.append(link)
     assert lost == []
-
-
-def test_the_readmes_configuration_is_valid(tmp_path: Path) -> None:
-    """The example in the README loads as it stands."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "penstock.yaml").write_text(block)
-    settings = load_settings(tmp_path / "penstock.yaml", {})
-    assert settings.bus.kafka is not None
-    assert set(YAML(typ="safe").load(block)) <= set(Settings.model_fields)
 
 
 @pytest.mark.parametrize("stage", Stage)
