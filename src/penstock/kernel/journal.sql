@@ -27,13 +27,18 @@ LIMIT $4;
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text;
 
 -- name: before_last
--- The last place before some moves, counted from the end; the earliest of all that are looked at when they are fewer.
+-- The last place before some moves, counted from the end; the earliest of all that are looked at when they are fewer. An
+-- entry has a move at least: so many entries are enough.
 WITH latest AS MATERIALIZED (
-    SELECT id FROM journal WHERE tx < $4::text::xid8 ORDER BY tx DESC, id DESC LIMIT $3
+    SELECT id
+    FROM (SELECT tx, id, machine FROM journal WHERE tx < $4::text::xid8 ORDER BY tx DESC, id DESC LIMIT $3) AS recent
+    WHERE machine = ANY ($1)
+    ORDER BY tx DESC, id DESC
+    LIMIT $2
 ), counted AS (
     SELECT m.tx, m.id, m.n, row_number() OVER (ORDER BY m.tx DESC, m.id DESC, m.n DESC) AS place
     FROM journal_move m
-    WHERE m.id IN (SELECT id FROM latest) AND m.machine = ANY ($1)
+    WHERE m.id IN (SELECT id FROM latest)
 )
 SELECT tx::text, id, n - 1 AS n FROM counted WHERE place <= $2 ORDER BY place DESC LIMIT 1;
 
