@@ -67,6 +67,36 @@ async def test_the_tail_goes_by_number_not_by_letters(db: Database) -> None:
     assert told == [str(number) for number in range(95, 106)]
 
 
+@pytest.mark.parametrize(
+    ("machines", "count", "told"),
+    [
+        ("a", 1, ["a6"]),
+        ("a", 3, ["a3", "b2", "b3", "b4", "a5", "b5", "a6"]),  # three of a, and what others moved since
+        ("ab", 3, ["a5", "b5", "a6"]),
+        ("b", 2, ["b4", "a5", "b5", "a6"]),
+        ("ab", 1000, ["a1", "b1", "a2", "a3", "b2", "b3", "b4", "a5", "b5", "a6"]),
+        ("c", 5, []),
+        ("ab", 0, []),
+    ],
+)
+async def test_a_tail_may_begin_with_the_last_moves(db: Database, machines: str, count: int, told: list[str]) -> None:
+    """T17: so many moves of some machines, whole batches of moves or parts of one."""
+    batches = [["a1"], ["b1"], ["a2", "a3"], ["b2", "b3", "b4"], ["a5"], ["b5"], ["a6"]]
+    async with db.connection() as connection:
+        for number, batch in enumerate(batches, start=10):
+            await connection.execute(
+                "INSERT INTO journal (tx, machine, subjects, sources, targets, actors, reasons, fences, at)"
+                " VALUES ($1::text::xid8, $2, $3, '{NULL}', '{new}', '{a}', '{NULL}', '{NULL}', $4)",
+                str(number),  # below every real transaction of this server: all settled
+                batch[0][0],
+                batch,
+                AT,
+            )
+        position = await journal.before_last(connection, list(machines), count)
+        found = [noted.entry.subject for noted in await journal.tail(connection, position)]
+    assert found == told
+
+
 async def test_entries_of_the_first_release_are_kept(postgres_url: str) -> None:
     """T15: the journal that noted each move by itself is carried over, whole and in order."""
     kernel = migrate.load("penstock.kernel")

@@ -1,0 +1,25 @@
+"""docs/overview.md tells the limits that the code has."""
+
+import re
+from pathlib import Path
+
+from penstock.flows import findings as flows
+from penstock.ingest.model import Alert
+from penstock.kernel import live
+from penstock.kernel.spans import in_words
+from penstock.refdata import findings as refdata
+from penstock.tracking import findings as tracking
+
+PAGE = (Path(__file__).parents[2] / "docs" / "overview.md").read_text()
+
+
+def test_the_limits_are_the_codes() -> None:
+    """T16, F18: how long is too long, and how many may watch."""
+    rows = {row.split(" | ")[0].strip("| "): row for row in re.findall(r"^\| \w+ \|.*$", PAGE, re.MULTILINE)}
+    assert in_words(tracking.WAITS_TOO_LONG) in rows["tracking"]
+    assert in_words(flows.WAITS_TOO_LONG) in rows["flows"]
+    assert in_words(refdata.PENDING_TOO_LONG) in rows["refdata"]
+    assert refdata.UNTOLD_TOO_LONG.total_seconds() == 60
+    assert refdata.FAILED_WITHIN.days == flows.FAILED_WITHIN.days == 1
+    assert all(alert in rows["ingest"] for alert in Alert)
+    assert f"{live.WATCHERS} such streams" in PAGE
