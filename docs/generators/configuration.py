@@ -93,15 +93,15 @@ def _presence(field: FieldInfo) -> str:
 
 def _default(field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
-    if default is None or default == [] or default == {} or default == "":
+    if default in (None, [], {}, ""):
         return "none"
     if isinstance(default, timedelta):
         return _duration(default)
     if isinstance(default, list):
         return ", ".join(code(str(one)) for one in default)
-    return code(
-        str(default.value if isinstance(default, Enum) else default).replace("True", "true").replace("False", "false")
-    )
+    if isinstance(default, bool):
+        return code(str(default).lower())
+    return code(str(default.value if isinstance(default, Enum) else default))
 
 
 def _duration(span: timedelta) -> str:
