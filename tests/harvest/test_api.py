@@ -404,6 +404,7 @@ RUBBISH: list[tuple[str, str, Any]] = [
     ("GET", "/runs?limit=1001", None),
     ("GET", "/runs?limit=many", None),
     ("GET", "/runs?cursor=nonsense", None),
+    ("GET", "/runs?cursor=", None),
     ("GET", f"/runs?cursor={encode(['2024-01-01T00:00:00+00:00', 'x'])}", None),
     ("GET", f"/runs?cursor={encode(['2024-01-01T00:00:00', str(UNKNOWN)])}", None),
     ("GET", f"/runs?cursor={encode([1])}", None),

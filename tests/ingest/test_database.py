@@ -93,13 +93,13 @@ async def test_runs_and_moves_are_recorded(house: House, place: Workplace, views
     assert first is not None
     assert second is not None
     assert third is not None
-    found = await views.runs(SUPPLIER, None, None, 10)
+    found = await views.runs(SUPPLIER, None, store.START, 10)
     assert [(one.run_id, one.status) for one in found.items] == [
         (third.run_id, RunState.FAIL),
         (second.run_id, RunState.PASS),
         (first.run_id, RunState.PASS),
     ]
-    assert [one.run_id for one in (await views.runs(None, RunState.FAIL, None, 10)).items] == [third.run_id]
+    assert [one.run_id for one in (await views.runs(None, RunState.FAIL, store.START, 10)).items] == [third.run_id]
     row, moved, history = await views.run(third.run_id)
     assert row.manifest == house.told(layout.run(third.run_id, layout.MANIFEST))
     assert (row.failure_code, row.finished_at) == ("DQ_TOO_MANY_BAD_ROWS", third.finished_at)
@@ -131,7 +131,7 @@ async def test_a_run_that_was_killed_is_ended_by_the_next(
     house.drop(ONE)
     with pytest.raises(Killed):
         run(place, at(step, die))
-    (known,) = (await views.runs(None, None, None, 10)).items
+    (known,) = (await views.runs(None, None, store.START, 10)).items
     assert (known.status, known.manifest) == (RunState.RUNNING, None)
     run(place)
     row, _, history = await views.run(known.run_id)
@@ -200,7 +200,7 @@ def test_connections_that_are_cut_do_no_harm(house: House, place: Workplace, dat
 
     async def recorded() -> list[str]:
         async with Database.open(database_url) as db, db.connection() as connection:
-            return [one.run_id for one in await store.runs(connection, SUPPLIER, RunState.PASS, None, 10)]
+            return [one.run_id for one in await store.runs(connection, SUPPLIER, RunState.PASS, store.START, 10)]
 
     assert asyncio.run(recorded()) == [house.current()]
 
@@ -287,7 +287,7 @@ async def test_old_runs_are_forgotten(
         assert await store.prune(tx, db.clock.now() - timedelta(days=41), 100) == 0
         assert await store.prune(tx, db.clock.now() - timedelta(days=39), 1) == 2
     await forget_old_runs(configured, db)
-    left = (await views.runs(None, None, None, 10)).items
+    left = (await views.runs(None, None, store.START, 10)).items
     assert {(one.run_id in ids, one.status) for one in left} == {(True, RunState.PASS), (False, RunState.RUNNING)}
     assert [one.run_id for one in await views.moves(SUPPLIER, 10)] == [ids[2]]
 

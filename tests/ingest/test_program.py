@@ -236,6 +236,7 @@ def test_runs_are_paged(api: str) -> None:
         ("runs/acme_20200101T000000Z_000000", 404, "RUN_NOT_FOUND"),
         ("runs/acme_20200101T000000Z_000000/bad-rows", 404, "RUN_NOT_FOUND"),
         ("runs?cursor=nonsense", 422, "BAD_CURSOR"),
+        ("runs?cursor=", 422, "BAD_CURSOR"),
         ("runs?limit=0", 422, None),
         ("runs?status=GOOD", 422, None),
         ("runs?supplier=%00", 422, "BAD_SUPPLIER"),

@@ -4,6 +4,7 @@ import base64
 import contextlib
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid
-from penstock.kernel.paging import Page, decode, encode, page
+from penstock.kernel.paging import Page, after, decode, encode, page
 
 TYPES = (datetime, int, str)
 MOMENTS = st.datetimes(timezones=st.just(UTC) | st.just(timezone(timedelta(hours=5, minutes=45))))
@@ -26,7 +27,7 @@ ORDER BY at, id LIMIT $3 + 1
 
 
 async def read_page(db: Database, cursor: str | None, limit: int) -> Page[Any]:
-    at, id_ = decode(cursor, (datetime, int)) if cursor else (None, None)
+    at, id_ = after(cursor, (datetime, int), (None, None))
     return page(await db.fetch(READ, at, id_, limit), limit, lambda row: (row["at"], row["id"]))
 
 
@@ -82,6 +83,20 @@ def test_garbage_is_no_cursor(cursor: str) -> None:
     assert refused.value.code == "BAD_CURSOR"
 
 
+def test_a_page_begins_at_the_start_or_goes_on() -> None:
+    """T5: no cursor is the start; an empty one is made up like any other, not another way to say so."""
+    assert after(None, [int, str], (0, "")) == (0, "")
+    assert after(encode([7, "a"]), [int, str], (0, "")) == (7, "a")
+    with pytest.raises(Invalid) as refused:
+        after("", [int, str], (0, ""))
+    assert refused.value.code == "BAD_CURSOR"
+
+
+def test_a_cursor_carries_an_id() -> None:
+    """T5: rows that are ordered by their UUIDs are paged like others."""
+    assert decode(encode([UUID(int=7)]), [UUID]) == (UUID(int=7),)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | MOMENTS.map(str),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=2),
@@ -115,6 +130,8 @@ def test_a_forged_cursor_holds_values_of_the_types_asked_for(values: Any) -> Non
         (["9999-12-31T23:59:59-14:00"], datetime),
         ([2**63], int),
         (["a\0b"], str),
+        (["a"], UUID),
+        ([7], UUID),
         (["a" * 4000], str),
     ],
 )

@@ -10,13 +10,14 @@ from fastapi.responses import StreamingResponse
 from penstock.flows import wire, worker_api
 from penstock.flows.contract import NAME, PREFIX, RunStatus, StepStatus
 from penstock.flows.definition import RunRequest
-from penstock.flows.dependencies import Cursor, Decisions, Engine, FlowName, Limit, Operator, RunId, StepId, Views
+from penstock.flows.dependencies import Decisions, Engine, FlowName, Operator, RunId, StepId, Views
 from penstock.flows.receiving import refuse_repeated
 from penstock.flows.views import LAST, move
 from penstock.kernel import paging
 from penstock.kernel.errors import Invalid
 from penstock.kernel.journal import Noted
 from penstock.kernel.live import EVENT_STREAM, Live
+from penstock.kernel.paging import Cursor, Limit
 from penstock.kernel.telemetry import current_trace
 
 EVENTS = "events"  # where a run of that name would be
@@ -66,7 +67,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> wire.Runs:
     """The runs there were, the latest first."""
-    before = paging.decode(cursor, [int])[0] if cursor is not None else LAST
+    (before,) = paging.after(cursor, [int], [LAST])
     found = await views.runs(flow, status, since, before, limit)
     return wire.Runs(runs=list(found.items), next=found.next)
 
@@ -100,7 +101,7 @@ async def watch_run(run_id: RunId, views: Views, live: Watching, last_event_id: 
 @routes.get("/flow_runs/{runId}/history")
 async def history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Cursor = None) -> wire.History:
     """F18: every move of a run and its steps, oldest first: who, when, why."""
-    entry, place = paging.decode(cursor, [int, int]) if cursor is not None else (0, 0)
+    entry, place = paging.after(cursor, [int, int], (0, 0))
     return await views.history(run_id, (entry, place), limit)
 
 
@@ -161,7 +162,7 @@ async def logs(
     cursor: Cursor = None,
 ) -> wire.Logs:
     """F18: what a step told while it ran, oldest first."""
-    after = paging.decode(cursor, [int])[0] if cursor is not None else 0
+    (after,) = paging.after(cursor, [int], [0])
     return await views.logs(run_id, step_id, attempt, after, limit)
 
 

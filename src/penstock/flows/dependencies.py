@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Path, Request
 
 from penstock.flows import wire
 from penstock.flows.contract import NAME
@@ -37,5 +37,3 @@ Views = Annotated[FlowViews, Depends(_views)]
 FlowName = Annotated[str, Path(alias="flow", pattern=NAME)]
 RunId = Annotated[str, Path(alias="runId", pattern=wire.RUN_ID)]
 StepId = Annotated[str, Path(alias="stepId", pattern=wire.STEP_ID)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]

@@ -17,7 +17,7 @@ from penstock.kernel import journal, sql
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.kernel.journal import Noted
-from penstock.kernel.paging import Page, encode, page
+from penstock.kernel.paging import Page, page
 
 SQL = sql.load(__package__, {"run": RUN, "step": STEP}, file="reading.sql")
 LAST = 2**63 - 1
@@ -152,10 +152,10 @@ class FlowViews:
     async def logs(self, run_id: str, step_id: str, attempt: int | None, after: int, limit: int) -> wire.Logs:
         """F18: what a step told, of all its attempts or of one."""
         row = await self.step(run_id, step_id)
-        found = await self._db.fetch(SQL["logs"], row["run"], row["n"], after, limit + 1, attempt)
-        following = encode([found[limit - 1]["id"]]) if len(found) > limit else None
-        lines = [wire.Line.model_validate(dict(one)) for one in found[:limit]]
-        return wire.Logs(run_id=run_id, step_id=step_id, lines=lines, next=following)
+        rows = await self._db.fetch(SQL["logs"], row["run"], row["n"], after, limit + 1, attempt)
+        found = page(rows, limit, lambda one: [one["id"]])
+        lines = [wire.Line.model_validate(dict(one)) for one in found.items]
+        return wire.Logs(run_id=run_id, step_id=step_id, lines=lines, next=found.next)
 
     async def flows(self) -> wire.Flows:
         """F15: all flows by name, and the files that hold none."""

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from penstock.harvest import wire
 from penstock.harvest.contract import NAME, PREFIX
 from penstock.harvest.service import Harvest
-from penstock.harvest.views import HarvestViews
+from penstock.harvest.views import START, HarvestViews
 from penstock.kernel import paging
 from penstock.kernel.auth import Principal
-from penstock.kernel.errors import Invalid
 from penstock.kernel.http import of_the_house
+from penstock.kernel.paging import Cursor, Limit
 
 routes = APIRouter(prefix=PREFIX, tags=["harvest"])
 
@@ -36,8 +36,6 @@ Views = Annotated[HarvestViews, Depends(_views)]
 FeedName = Annotated[str, Path(pattern=NAME)]
 RunId = Annotated[UUID, Path(alias="runId")]
 PartitionId = Annotated[wire.Text, Path(alias="partitionId", max_length=100)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
 
 
 @routes.get("/feeds")
@@ -93,11 +91,8 @@ async def runs(
     cursor: Cursor = None,
 ) -> wire.Runs:
     """The runs there were, the latest first."""
-    after = None
-    if cursor is not None:
-        moment, run_id = paging.decode(cursor, [datetime, str])
-        after = (moment, _uuid(run_id))
-    found = await views.runs(feed, after, limit)
+    moment, run_id = paging.after(cursor, [datetime, UUID], START)
+    found = await views.runs(feed, (moment, run_id), limit)
     return wire.Runs(runs=list(found.items), next=found.next)
 
 
@@ -116,7 +111,7 @@ async def partitions(run_id: RunId, views: Views) -> wire.Partitions:
 @routes.get("/runs/{runId}/rejects")
 async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> wire.Rejects:
     """The records of a run that could not be kept or mapped, and why."""
-    after = paging.decode(cursor, [int])[0] if cursor is not None else 0
+    (after,) = paging.after(cursor, [int], [0])
     return await views.rejects(run_id, after, limit)
 
 
@@ -144,10 +139,3 @@ async def cancel(run_id: RunId, because: wire.Because, harvest: Service, views: 
     """Stop a run that is being planned or fetched; what it has not fetched counts as failed."""
     await harvest.cancel(run_id, caller.subject, because.reason)
     return await views.run(run_id)
-
-
-def _uuid(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError as error:
-        raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged") from error

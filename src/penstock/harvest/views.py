@@ -16,11 +16,12 @@ from penstock.harvest.feeds import known_feed
 from penstock.kernel import journal, sql
 from penstock.kernel.db import Database
 from penstock.kernel.errors import NotFound
-from penstock.kernel.paging import Page, encode, page
+from penstock.kernel.paging import Page, page
 from penstock.kernel.storage import Storage
 
 SQL = sql.load("penstock.harvest", file="views.sql")
-Position = tuple[datetime, UUID]
+Position = tuple[datetime, UUID] | tuple[None, None]
+START: Position = (None, None)
 _DIGITS = 15  # as many as a reader that knows only floats keeps
 
 
@@ -43,7 +44,7 @@ class HarvestViews:
     async def feed(self, name: str) -> wire.Feed:
         section = known_feed(self._section, name)
         row = await self._db.fetchrow(SQL["feeds"], [name], self._db.clock.now())
-        runs = await self.runs(name, None, 1)
+        runs = await self.runs(name, START, 1)
         return wire.Feed(
             feed=name,
             source=section.source.kind,
@@ -56,9 +57,9 @@ class HarvestViews:
             last_run=runs.items[0] if runs.items else None,
         )
 
-    async def runs(self, feed: str | None, after: Position | None, limit: int) -> Page[wire.Run]:
+    async def runs(self, feed: str | None, after: Position, limit: int) -> Page[wire.Run]:
         """Runs, the latest first."""
-        asked = (*(after or (None, None)), limit + 1)
+        asked = (*after, limit + 1)
         rows = await (
             self._db.fetch(SQL["runs"], *asked) if feed is None else self._db.fetch(SQL["runs_of_feed"], *asked, feed)
         )
@@ -98,8 +99,8 @@ class HarvestViews:
     async def rejects(self, run_id: UUID, after: int, limit: int) -> wire.Rejects:
         await self._run(run_id)
         rows = await self._db.fetch(SQL["rejects"], run_id, after, limit + 1)
-        following = encode([rows[limit - 1]["id"]]) if len(rows) > limit else None
-        return wire.Rejects(run_id=run_id, rejects=[wire.Rejected(**dict(row)) for row in rows[:limit]], next=following)
+        found = page(rows, limit, lambda row: [row["id"]])
+        return wire.Rejects(run_id=run_id, rejects=[wire.Rejected(**dict(row)) for row in found.items], next=found.next)
 
     async def alerts(self, feed: str, limit: int) -> wire.Alerts:
         known_feed(self._section, feed)

@@ -8,9 +8,11 @@ from fastapi.responses import StreamingResponse
 
 from penstock.ingest import wire
 from penstock.ingest.contract import PREFIX, RunState
+from penstock.ingest.store import START
 from penstock.ingest.views import IngestViews
 from penstock.kernel import paging
 from penstock.kernel.http import of_the_house
+from penstock.kernel.paging import Cursor, Limit
 
 NDJSON = "application/x-ndjson"
 routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(of_the_house("suppliers"))])
@@ -24,8 +26,6 @@ async def _views(request: Request) -> IngestViews:
 Views = Annotated[IngestViews, Depends(_views)]
 Supplier = Annotated[str, Path(max_length=64)]
 RunId = Annotated[str, Path(max_length=128)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
 
 
 @routes.get("/suppliers")
@@ -56,8 +56,8 @@ async def runs(
     cursor: Cursor = None,
 ) -> wire.Runs:
     """The runs there were, the latest first."""
-    after = None if cursor is None else paging.decode(cursor, [datetime, str])
-    found = await views.runs(supplier, status, after and (after[0], after[1]), limit)
+    moment, run_id = paging.after(cursor, [datetime, str], START)
+    found = await views.runs(supplier, status, (moment, run_id), limit)
     items = [wire.Run.model_validate(one, from_attributes=True) for one in found.items]
     return wire.Runs(runs=items, next=found.next)
 

@@ -10,7 +10,8 @@ from penstock.kernel import journal, sql
 from penstock.kernel.db import Connection
 
 SQL = sql.load("penstock.ingest", {"run": RUN})
-Position = tuple[datetime, str]
+Position = tuple[datetime, str] | tuple[None, None]
+START: Position = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,10 @@ async def running(connection: Connection, supplier: str) -> tuple[str, str, date
 
 
 async def runs(
-    connection: Connection, supplier: str | None, status: RunState | None, after: Position | None, limit: int
+    connection: Connection, supplier: str | None, status: RunState | None, after: Position, limit: int
 ) -> list[RunRow]:
     """The runs there were, the latest first."""
-    at, run_id = after or (None, None)
-    rows = await connection.fetch(SQL["runs"], supplier, status and status.value, at, run_id, limit)
+    rows = await connection.fetch(SQL["runs"], supplier, status and status.value, *after, limit)
     return [_run(row) for row in rows]
 
 

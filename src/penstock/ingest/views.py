@@ -55,9 +55,7 @@ class IngestViews:
         async with self._db.connection() as connection:
             return await store.moves(connection, checked_supplier(supplier), limit)
 
-    async def runs(
-        self, supplier: str | None, status: RunState | None, after: Position | None, limit: int
-    ) -> Page[RunRow]:
+    async def runs(self, supplier: str | None, status: RunState | None, after: Position, limit: int) -> Page[RunRow]:
         if supplier is not None:
             checked_supplier(supplier)
         async with self._db.connection() as connection:

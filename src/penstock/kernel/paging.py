@@ -5,9 +5,11 @@ import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
+from uuid import UUID
 
 import orjson
+from pydantic import Field
 
 from penstock.kernel.errors import Invalid
 
@@ -15,6 +17,10 @@ T = TypeVar("T")
 _LENGTH_LIMIT = 4_000
 _BIGINT = range(-(2**63), 2**63)
 _INFINITIES = (datetime.min, datetime.max)  # noqa: DTZ901 - as asyncpg reads -infinity and infinity: without a zone
+
+# What listings take in their query, all of them.
+Limit = Annotated[int, Field(ge=1, le=1000)]
+Cursor = Annotated[str | None, Field(max_length=_LENGTH_LIMIT, description="`next` of the page before.")]
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,11 @@ def page(rows: Sequence[T], limit: int, key: Callable[[T], Sequence[Any]]) -> Pa
 def encode(values: Sequence[Any]) -> str:
     """An opaque cursor for the values a row is ordered by."""
     return base64.urlsafe_b64encode(orjson.dumps(list(values))).decode().rstrip("=")
+
+
+def after(cursor: str | None, types: Sequence[type], start: Sequence[Any]) -> tuple[Any, ...]:
+    """Where a page goes on: after *cursor*, or at *start* when there is none. An empty one is made up, and refused."""
+    return tuple(start) if cursor is None else decode(cursor, types)
 
 
 def decode(cursor: str, types: Sequence[type]) -> tuple[Any, ...]:
@@ -59,6 +70,8 @@ def _typed(value: Any, kind: type) -> Any:
     """*value* as *kind*, if PostgreSQL can hold it: what it cannot hold would fail in the query, as our fault."""
     if kind is datetime:
         return _moment(datetime.fromisoformat(value))
+    if kind is UUID and isinstance(value, str):
+        return UUID(value)
     if type(value) is not kind:
         raise TypeError(f"{kind.__name__} expected")
     if (isinstance(value, int) and value not in _BIGINT) or (isinstance(value, str) and "\0" in value):

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from penstock.kernel import paging
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
+from penstock.kernel.paging import Cursor, Limit
 from penstock.refdata import contract, views, wire
 from penstock.refdata.access import acts_for
 from penstock.refdata.contract import NAME, PREFIX, Status
@@ -40,8 +41,6 @@ async def _tenant(
 Service = Annotated[Refdata, Depends(_refdata)]
 Tenant = Annotated[str, Depends(_tenant)]
 Code = Annotated[str, Path(alias="dictCode", pattern=NAME)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
 
 
 @routes.post(
@@ -86,8 +85,8 @@ async def list_updates(
     """Which updates are under way, or failed and why, the latest first."""
     if status is Status.COMMITTED:
         raise Invalid("NOT_LISTED", "committed updates are not listed", hint="the history of a dictionary tells them")
-    moment, name = paging.decode(cursor, [datetime, str]) if cursor else (LATEST, str(LAST_ID))
-    found = await refdata.updates(tenant, status, dict_code, before=(moment, _id(name)), limit=limit)
+    moment, event_id = paging.after(cursor, [datetime, UUID], (LATEST, LAST_ID))
+    found = await refdata.updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
     return wire.UpdatePage(updates=[views.update_status(update) for update in found.items], next=found.next)
 
 
@@ -96,7 +95,7 @@ async def show_history(
     tenant: Tenant, dict_code: Code, refdata: Service, limit: Limit = 100, cursor: Cursor = None
 ) -> wire.History:
     """R30: the versions of a dictionary and what made them, the latest first."""
-    before = paging.decode(cursor, [int])[0] if cursor else _MOST
+    (before,) = paging.after(cursor, [int], [_MOST])
     found = await refdata.history(Dict(tenant, dict_code), before=before, limit=limit)
     versions = [views.dictionary_version(version) for version in found.items]
     return wire.History(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
@@ -151,10 +150,3 @@ def _outcome(update: Update, response: Response) -> wire.Accepted | wire.Committ
         raise Invalid(code, said, hint="mend it and send it under another eventId", eventId=str(update.event_id))
     response.status_code = 200
     return wire.Committed(event_id=update.event_id, committed_version=update.committed_version or 0)
-
-
-def _id(name: str) -> UUID:
-    try:
-        return UUID(name)
-    except ValueError as error:
-        raise Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged") from error

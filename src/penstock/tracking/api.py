@@ -14,6 +14,7 @@ from penstock.kernel.auth import Principal
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
 from penstock.kernel.live import EVENT_STREAM
+from penstock.kernel.paging import Cursor, Limit
 from penstock.tracking import views, wire
 from penstock.tracking.contract import PREFIX, Answer, Stage, Status
 from penstock.tracking.model import (
@@ -61,8 +62,6 @@ AnyStage = Annotated[Stage, Depends(_stage)]
 HandedOut = Annotated[Stage, Depends(_queue)]
 Transition = Annotated[str, Path(json_schema_extra={"enum": list(MOVES)})]
 Filename = Annotated[wire.Filename, Path()]
-Cursor = Annotated[str | None, Query(max_length=4_000, description="`next` of the page before.")]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 Moment = Annotated[wire.Moment | None, Query()]
 
 
@@ -90,7 +89,7 @@ async def list_files(
     if stage is not None and status is None:
         raise Invalid("STATUS_MISSING", "a stage alone filters nothing", hint="give `status` too")
     stands = Stands(stage, status, shard, prefix, updated_since, updated_before)
-    after = paging.decode(cursor, [str, int]) if cursor else ("", -1)
+    after = paging.after(cursor, [str, int], ("", -1))
     found = await tracking.files(stands, after=after, limit=limit)
     files = [
         wire.FileStatus(filename=filename, shards=[views.shard(row) for row in rows])
@@ -110,7 +109,7 @@ async def show_history(
     filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
 ) -> wire.History:
     """T15: every move of every shard of a file, oldest first: who, when, why."""
-    after = paging.decode(cursor, [int, int]) if cursor else (0, 0)
+    after = paging.after(cursor, [int, int], (0, 0))
     found = await tracking.history(filename, after=after, limit=limit)
     return wire.History(filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next)
 
@@ -182,7 +181,7 @@ async def list_queue(
     """T5: what waits for a stage, oldest first. Page with `cursor`: offsets skip rows while the queue moves."""
     found = await tracking.queue(
         stage,
-        after=paging.decode(cursor, [datetime, int]) if cursor else (BEGINNING, 0),
+        after=paging.after(cursor, [datetime, int], (BEGINNING, 0)),
         updated_since=updated_since,
         updated_before=updated_before,
         limit=limit,
