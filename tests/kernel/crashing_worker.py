@@ -1,16 +1,12 @@
-"""A worker that a test kills: takes jobs through the work loop and notes what it did."""
+"""A worker that a test kills: claims jobs, notes what it did, and settles them."""
 
 import asyncio
+from datetime import timedelta
 from multiprocessing.connection import Connection as Pipe
 
 from penstock.kernel.db import Database
-from penstock.kernel.lease import Held
-from penstock.kernel.lease_queue import LeaseQueue
-from penstock.kernel.listener import listen
-from penstock.kernel.outcome import Done, Outcome
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.worker import Worker, each
-from tests.kernel.jobs import LEASE
+from penstock.kernel.lease import Held, Report
+from tests.kernel.jobs import LEASE, Job
 
 
 def work(url: str, name: str, pipe: Pipe) -> None:
@@ -18,12 +14,20 @@ def work(url: str, name: str, pipe: Pipe) -> None:
 
 
 async def _work(url: str, name: str, pipe: Pipe) -> None:
-    async with Database.open(url, size=2) as db, listen(url, "job") as wake:
-        queue = LeaseQueue(db, LEASE, wake, worker=name)
+    """Until nothing is left, or the test has seen enough."""
+    async with Database.open(url, size=2) as db:
 
-        async def handle(held: Held) -> Outcome:
+        async def handle(held: Held) -> None:
             await db.execute("INSERT INTO effect (job, fence) VALUES ($1, $2)", held.key[0], held.fence)
             pipe.send(held.key[0])  # from here on the test may kill this process
-            return Done()
 
-        await Worker(queue, each(handle, queue, concurrency=2), Telemetry(), batch=4).drain()
+        while claimed := await _claimed(db, name):
+            await asyncio.gather(*map(handle, claimed))
+            async with db.transaction() as tx:
+                reports = [Report(held.key, held.fence, Job.DONE) for held in claimed]
+                await LEASE.settle(tx, reports, actor=name, now=db.clock.now())
+
+
+async def _claimed(db: Database, name: str) -> list[Held]:
+    async with db.transaction() as tx:
+        return await LEASE.claim(tx, worker=name, limit=4, lease_for=timedelta(seconds=60), now=db.clock.now())
