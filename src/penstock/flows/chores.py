@@ -170,7 +170,7 @@ class Keeper:
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
             await transaction_lock(tx, f"flows admit {flow}")
-            room = _MANY if most is None else most - await tx.fetchval(store.SQL["count_active"], flow)
+            room = _MANY if most is None else most - await store.count_active(tx, flow)
             told = Settled()
             for row in await tx.fetch(store.SQL["waiting_runs"], flow, room) if room > 0 else []:
                 told.add(await making.begin(tx, row["id"], now))

@@ -668,10 +668,6 @@ UPDATE flow_schedule SET kept_until = greatest(kept_until, $2), last_run = coale
 INSERT INTO flow_schedule (flow, kept_until, is_paused) VALUES ($1, $2, $3)
 ON CONFLICT (flow) DO UPDATE SET is_paused = $3, kept_until = greatest(flow_schedule.kept_until, $2);
 
--- name: schedules
--- F16: all schedules that were ever kept.
-SELECT flow, kept_until, is_paused, last_run, note FROM flow_schedule ORDER BY flow;
-
 -- name: is_active
 -- Whether a run is still under way.
 SELECT EXISTS (SELECT FROM flow_run WHERE run_id = $1 AND status IN {run.active});

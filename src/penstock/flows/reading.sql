@@ -73,10 +73,6 @@ SELECT (SELECT count(*) FROM flow_step t
             SELECT FROM flow_step t WHERE t.kind = $1 AND t.status = {step.READY} AND t.due_at < $2 LIMIT $3
         ) AS before) AS ahead;
 
--- name: active
--- F16: how many runs of a flow are under way.
-SELECT count(*) FROM flow_run r WHERE r.flow = $1 AND r.status = {run.RUNNING};
-
 -- name: statuses
 -- Where steps that are known by their names stand.
 SELECT r.run_id, t.step_id, t.status

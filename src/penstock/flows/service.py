@@ -91,7 +91,7 @@ class FlowEngine(Reports):
         now = self.db.clock.now()
         if flow is not None and (most := self.most_active(flow)) is not None:
             await transaction_lock(tx, f"flows admit {flow}")
-            if await tx.fetchval(store.SQL["count_active"], flow) >= most:
+            if await store.count_active(tx, flow) >= most:
                 return Settled()
         told = await making.begin(tx, run, now)
         await self.advance.follow(tx, told, now)

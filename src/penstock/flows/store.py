@@ -110,6 +110,11 @@ async def lock_runs(tx: Connection, runs: Iterable[int]) -> dict[int, asyncpg.Re
     return {row["id"]: row for row in await tx.fetch(SQL["lock_runs"], sorted(set(runs)))}
 
 
+async def count_active(connection: Connection, flow: str) -> int:
+    """F16: how many runs of a flow are under way."""
+    return int(await connection.fetchval(SQL["count_active"], flow))
+
+
 async def move_run(
     tx: Connection, run: int, source: RunStatus, target: RunStatus, actor: str, now: datetime, reason: str | None = None
 ) -> None:

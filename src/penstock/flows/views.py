@@ -128,7 +128,7 @@ class FlowViews:
                 unmet = await connection.fetch(SQL["unmet"], row["run"], row["n"])
                 told["unmet"] = [(one["step_id"], one["status"]) for one in unmet]
                 if row["flow"] is not None:
-                    told["active"] = await connection.fetchval(SQL["active"], row["flow"])
+                    told["active"] = await store.count_active(connection, row["flow"])
                     flows = self._catalogue.flows()
                     told["max_active_runs"] = flows[row["flow"]].max_active_runs if row["flow"] in flows else None
             elif row["status"] == StepStatus.READY:

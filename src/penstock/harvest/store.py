@@ -40,12 +40,9 @@ class RunRow:
     expected: int
     completed: int
     failed: int
-    watermark_before: datetime | None
     upper_bound: datetime
     trace_id: str
-    pricing_version: int | None
     forced_by: str | None
-    rejected: int
 
 
 async def lock_feed(tx: Connection, feed: str) -> datetime | None:
@@ -200,10 +197,7 @@ def _run(row: asyncpg.Record) -> RunRow:
         row["expected_workers"],
         row["completed_workers"],
         row["failed_workers"],
-        row["watermark_before"],
         row["upper_bound"],
         row["trace_id"],
-        row["pricing_version"],
         row["forced_by"],
-        row["rejected"],
     )

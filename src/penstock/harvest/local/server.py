@@ -57,10 +57,6 @@ class LocalSource:
         """Change records all the time, so many a second."""
         self._routes.churn.set(rates)
 
-    def expire_tokens(self) -> None:
-        """Whoever asks next has to authenticate again."""
-        self._routes.tokens.expire()
-
     def truth(self) -> dict[str, dict[str, Any]]:
         """All records as they are now, by id."""
         found = map(orjson.loads, self._routes.dataset.truth())

@@ -91,11 +91,6 @@ def shelf_key(target: Dict) -> bytes:
     return b"d" + target.tenant_id.encode() + b"\0" + target.dict_code.encode()
 
 
-def target_of(key: bytes) -> Dict:
-    tenant, _, code = key[1:].partition(b"\0")
-    return Dict(tenant.decode(), code.decode())
-
-
 def generation_key(generation: int) -> bytes:
     return b"g" + _NUMBER.pack(generation)
 
