@@ -3,14 +3,21 @@
 import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
 
 import typer
 
-if TYPE_CHECKING:
-    from penstock.kernel.api_client import ApiClient
+from penstock.cli.output import say
+from penstock.kernel.errors import TimedOut, Transient
 
-C = TypeVar("C", bound="ApiClient")
+if TYPE_CHECKING:
+    from penstock.flows.client import FlowClient
+    from penstock.harvest.client import HarvestClient
+    from penstock.overview.client import OverviewClient
+    from penstock.refdata.client import PodClient, RefdataClient
+    from penstock.tracking.client import PipelineClient
+
+C = TypeVar("C")
 T = TypeVar("T")
 URL = "http://127.0.0.1:8080"
 UrlOption = Annotated[
@@ -18,15 +25,64 @@ UrlOption = Annotated[
 ]
 
 
-def ask(client_of: Callable[[str | None], C], question: Callable[[C], Awaitable[T]]) -> T:
-    """What the server answers to *question*."""
+class Asker(Generic[C]):
+    """Asks with one client, which is loaded when somebody asks: `--help` must not wait for it."""
+
+    def __init__(self, client: str) -> None:
+        self._module, _, self._name = client.partition(":")
+
+    def __call__(self, url: str, question: Callable[[C], Awaitable[T]], *, timeout: float = 30) -> T:
+        """What the server at *url* answers to *question*."""
+        import asyncio
+        from importlib import import_module
+
+        client_of = getattr(import_module(self._module), self._name)
+
+        async def asking() -> T:
+            async with client_of(url, token=os.environ.get("PENSTOCK_TOKEN"), timeout=timeout) as client:
+                return await question(client)
+
+        return asyncio.run(asking())
+
+
+ask_flows: "Asker[FlowClient]" = Asker("penstock.flows.client:FlowClient")
+ask_harvest: "Asker[HarvestClient]" = Asker("penstock.harvest.client:HarvestClient")
+ask_overview: "Asker[OverviewClient]" = Asker("penstock.overview.client:OverviewClient")
+ask_pod: "Asker[PodClient]" = Asker("penstock.refdata.client:PodClient")
+ask_refdata: "Asker[RefdataClient]" = Asker("penstock.refdata.client:RefdataClient")
+ask_tracking: "Asker[PipelineClient]" = Asker("penstock.tracking.client:PipelineClient")
+
+
+async def until(
+    look: Callable[[], Awaitable[T | None]], timeout: float, late: Callable[[], TimedOut], *, every: float
+) -> T:
+    """What *look* finds, looking at least once and then again and again; *late* is raised when that takes too long."""
     import asyncio
+    from time import monotonic
 
-    async def asking() -> T:
-        async with client_of(os.environ.get("PENSTOCK_TOKEN")) as client:
-            return await question(client)
+    deadline = monotonic() + timeout
+    while (found := await look()) is None:
+        if monotonic() >= deadline:
+            raise late()
+        await asyncio.sleep(every)
+    return found
 
-    return asyncio.run(asking())
+
+async def until_ended(look: Callable[[], Awaitable[T | None]], run_id: str, timeout: float, shown_by: str) -> T:
+    """What *look* tells of a run that ended; a server that is restarted meanwhile does not end the run."""
+
+    async def patiently() -> T | None:
+        try:
+            return await look()
+        except Transient as error:
+            say(f"{error.message}; still waiting")
+            return None
+
+    def late() -> TimedOut:
+        hint = f"it goes on; `{shown_by}` shows it"
+        return TimedOut("STILL_RUNNING", f"run {run_id} takes longer than {timeout:g} s", hint=hint)
+
+    return await until(patiently, timeout, late, every=0.5)
 
 
 def moment(text: str) -> str:

@@ -1,15 +1,15 @@
 """`penstock dict`: change dictionaries, and see what became of it, asked of a running server."""
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID, uuid4
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask, moment
+from penstock.cli.asking import URL, UrlOption, ask_refdata, moment, until
 from penstock.cli.output import JsonOption, emit, say, table
 from penstock.kernel.errors import Invalid, PenstockError, TimedOut
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.refdata.client import RefdataClient
     from penstock.refdata.contract import Command
 
-T = TypeVar("T")
 app = typer.Typer(
     help="Change dictionaries, follow the changes, and read them.", no_args_is_help=True, rich_markup_mode=None
 )
@@ -57,7 +56,7 @@ def put(
     text = sys.stdin.read() if payload == "-" else payload
     command = importing.delta_commands(code, [importing.item(key, text)], revision)[0]
     command.event_id = event_id or uuid4()
-    told = _ask(url, lambda client: _sent(client, tenant, [command], timeout=None if no_wait else timeout))
+    told = ask_refdata(url, lambda client: _sent(client, tenant, [command], timeout=None if no_wait else timeout))
     emit(told, as_json=json, text=_ended(told))
 
 
@@ -91,7 +90,7 @@ def import_file(
         commands = importing.snapshot_commands(code, items, uuid4(), revision)
     for command in commands:
         command.event_id, command.allow_row_drop = uuid4(), allow_drop
-    told = _ask(url, lambda client: _sent(client, tenant, commands, timeout=timeout))
+    told = ask_refdata(url, lambda client: _sent(client, tenant, commands, timeout=timeout))
     emit({**told, "items": len(items)}, as_json=json, text=f"{len(items)} items, {_ended(told)}")
 
 
@@ -107,10 +106,10 @@ def status(
 ) -> None:
     """Show how an update stands, or which failed or are under way."""
     if event_id is not None:
-        told = _ask(url, lambda client: client.update(tenant, event_id))
+        told = ask_refdata(url, lambda client: client.update(tenant, event_id))
         emit(told, as_json=json, text=_ended(told))
         return
-    told = _ask(url, lambda client: client.updates(tenant, status=status.value, dictCode=code, limit=limit))
+    told = ask_refdata(url, lambda client: client.updates(tenant, status=status.value, dictCode=code, limit=limit))
     rows = [[moment(one["updatedAt"]), one["dictCode"], one["eventId"], _reason(one)] for one in told["updates"]]
     text = table([["updated", "dict", "eventId", "why"], *rows]) if rows else f"no update is {status.value}"
     emit(told, as_json=json, text=f"{text}\n… and more: raise --limit" if told["next"] else text)
@@ -125,7 +124,7 @@ def history(
     json: JsonOption = False,
 ) -> None:
     """Show the versions of a dictionary and what made them, the latest first."""
-    told = _ask(url, lambda client: client.history(tenant, code, limit=limit))
+    told = ask_refdata(url, lambda client: client.history(tenant, code, limit=limit))
     rows = [_version(one) for one in told["versions"]]
     head = ["version", "committed", "type", "source", "items", "keys"]
     text = table([head, *rows]) if rows else f"{code} has no version yet"
@@ -145,7 +144,7 @@ async def _sent(
         sent.append(await _submitted(client, tenant, command, waits=timeout is not None and len(commands) == 1))
     if timeout is None:
         return _judged(await client.update(tenant, sent[-1]))
-    ends = [await _end_of(client, tenant, event_id, deadline) for event_id in sent]
+    ends = [await _end_of(client, tenant, event_id, deadline - monotonic()) for event_id in sent]
     return ends[-1]
 
 
@@ -166,24 +165,16 @@ def _judged(told: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-async def _end_of(client: "RefdataClient", tenant: str, event_id: str, deadline: float) -> dict[str, Any]:
-    import asyncio
-    from time import monotonic
-
-    while True:
+async def _end_of(client: "RefdataClient", tenant: str, event_id: str, timeout: float) -> dict[str, Any]:
+    async def look() -> dict[str, Any] | None:
         told = _judged(await client.update(tenant, event_id))
-        if told["status"] == "COMMITTED":
-            return told
-        if monotonic() > deadline:
-            hint = f"it goes on: penstock dict status {tenant} {event_id}"
-            raise TimedOut("NOT_YET_COMMITTED", "the commit takes longer", hint=hint, eventId=event_id)
-        await asyncio.sleep(_POLL)
+        return told if told["status"] == "COMMITTED" else None
 
+    def late() -> TimedOut:
+        hint = f"it goes on: penstock dict status {tenant} {event_id}"
+        return TimedOut("NOT_YET_COMMITTED", "the commit takes longer", hint=hint, eventId=event_id)
 
-def _ask(url: str, question: "Callable[[RefdataClient], Awaitable[T]]") -> T:
-    from penstock.refdata.client import RefdataClient
-
-    return ask(lambda token: RefdataClient(url, token=token), question)
+    return await until(look, timeout, late, every=_POLL)
 
 
 def _ended(told: Mapping[str, Any]) -> str:

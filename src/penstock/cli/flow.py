@@ -1,21 +1,18 @@
 """`penstock flow`: runs of flows; asks a running server."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli import flow_files, flow_schedules
-from penstock.cli.asking import URL, UrlOption, ask, moment
+from penstock.cli.asking import URL, UrlOption, ask_flows, moment, until_ended
 from penstock.cli.flow_text import run_row, run_text, summary
 from penstock.cli.output import JsonOption, emit, printable, say, table
 
 if TYPE_CHECKING:
     from penstock.flows.client import FlowClient
 
-T = TypeVar("T")
 app = typer.Typer(help="Run flows: steps that wait for each other.", no_args_is_help=True, rich_markup_mode=None)
 app.command()(flow_files.validate)
 app.command()(flow_files.graph)
@@ -24,9 +21,7 @@ RunArgument = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")
 StepArgument = Annotated[str, typer.Argument(help="The step's id.", metavar="STEP")]
 ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why; it is kept with the run.")]
 LimitOption = Annotated[int, typer.Option(help="How many to show.", min=1, max=1000)]
-_ENDS = {"SUCCEEDED", "FAILED", "CANCELLED"}
 _SUFFIXES = {".yaml", ".yml", ".json", ".py"}
-_POLL = 0.5
 
 
 @app.command()
@@ -54,7 +49,7 @@ def run(
         created = _resumed(url, what, scope, resume, from_, run_id)
     else:
         request = _request(what, scope or [], run_id)
-        created = _ask(url, lambda client: client.create(request))
+        created = ask_flows(url, lambda client: client.create(request))
     name = created["runId"]
     if not wait:
         again = "" if created["created"] else ", as it was before"
@@ -77,7 +72,7 @@ def list_runs(
     json: JsonOption = False,
 ) -> None:
     """List runs, the latest first."""
-    told = _ask(url, lambda client: client.runs(flow=flow, status=status, since=since, limit=limit))
+    told = ask_flows(url, lambda client: client.runs(flow=flow, status=status, since=since, limit=limit))
     rows = [run_row(one) for one in told["runs"]]
     head = ["run", "flow", "status", "created", "seconds", "by", "reason"]
     text = table([head, *rows]) if rows else "no runs; `penstock flow run FLOW` starts one"
@@ -95,11 +90,11 @@ def show(
 ) -> None:
     """Show where a run and its steps stand; with --why, what a step waits for."""
     if why is not None:
-        told = _ask(url, lambda client: client.why(run_id, why))
+        told = ask_flows(url, lambda client: client.why(run_id, why))
         hint = f"\nhint: {printable(told['hint'])}" if told["hint"] else ""
         emit(told, as_json=json, text=f"{why} is {told['status']}: {printable(told['why'])}{hint}")
         return
-    told = _ask(url, lambda client: client.run(run_id))
+    told = ask_flows(url, lambda client: client.run(run_id))
     emit(told, as_json=json, text=run_text(told))
 
 
@@ -112,7 +107,7 @@ def logs(
     json: JsonOption = False,
 ) -> None:
     """Show what a step told while it ran."""
-    told = _ask(url, lambda client: _all_logs(client, run_id, step_id, attempt))
+    told = ask_flows(url, lambda client: _all_logs(client, run_id, step_id, attempt))
     lines = [
         f"{moment(one['at'])}  {one['attempt']}  {one['level']:<7}  {printable(one['message'])}"
         for one in told["lines"]
@@ -128,7 +123,7 @@ def retry(
     json: JsonOption = False,
 ) -> None:
     """Try what failed of a run again, with what was cancelled because of it."""
-    told = _ask(url, lambda client: client.retry(run_id, step_id))
+    told = ask_flows(url, lambda client: client.retry(run_id, step_id))
     emit(told, as_json=json, text=f"taken up again: {', '.join(told['steps'])}")
 
 
@@ -141,21 +136,15 @@ def skip(
     json: JsonOption = False,
 ) -> None:
     """Do without a step: what comes after it has its turn."""
-    told = _ask(url, lambda client: client.skip(run_id, step_id, reason))
+    told = ask_flows(url, lambda client: client.skip(run_id, step_id, reason))
     emit(told, as_json=json, text=f"{step_id} of run {run_id} is {told['status']}")
 
 
 @app.command()
 def cancel(run_id: RunArgument, reason: ReasonOption = None, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Stop a run: what waits does not begin, what is under way is told."""
-    told = _ask(url, lambda client: client.cancel(run_id, reason))
+    told = ask_flows(url, lambda client: client.cancel(run_id, reason))
     emit(told, as_json=json, text=f"run {run_id} is {told['status']}")
-
-
-def _ask(url: str, question: "Callable[[FlowClient], Awaitable[T]]") -> T:
-    from penstock.flows.client import FlowClient
-
-    return ask(lambda token: FlowClient(url, token=token), question)
 
 
 def _request(what: str | None, scope: list[str], run_id: str | None) -> dict[str, Any]:
@@ -196,35 +185,26 @@ def _resumed(
     if run_id is None or step_id is None or what is not None or scope:
         said = "a run is taken up with --resume RUN and --from STEP, and nothing else of its own"
         raise Invalid("BAD_RESUME", said, hint="flow and scope are those of the run")
-    return _ask(url, lambda client: client.resume(run_id, step_id, new))
+    return ask_flows(url, lambda client: client.resume(run_id, step_id, new))
 
 
 def _followed(url: str, run_id: str, timeout: float) -> dict[str, Any]:
     """The run when it ended; meanwhile how far it is, on a terminal."""
-    from time import monotonic
+    from contextlib import closing
 
     from penstock.cli.progress import Bar
-    from penstock.kernel.errors import TimedOut, Transient
+    from penstock.flows.model import RUN
 
-    bar, deadline = Bar(run_id), monotonic() + timeout
+    async def look(client: "FlowClient") -> dict[str, Any] | None:
+        told = await client.run(run_id, steps=False)
+        if told["status"] in RUN.groups["ended"]:
+            return await client.run(run_id)
+        _show(bar, told)
+        return None
 
-    async def follow(client: "FlowClient") -> dict[str, Any]:
-        while monotonic() < deadline:
-            try:
-                told = await client.run(run_id, steps=False)
-                if told["status"] in _ENDS:
-                    return await client.run(run_id)
-                _show(bar, told)
-            except Transient as error:  # a server that is being restarted does not end the run
-                say(f"{error.message}; still waiting")
-            await asyncio.sleep(_POLL)
-        hint = f"it goes on; `penstock flow show {run_id}` shows it"
-        raise TimedOut("STILL_RUNNING", f"run {run_id} takes longer than {timeout:g} s", hint=hint)
-
-    try:
-        return _ask(url, follow)
-    finally:
-        bar.close()
+    shown_by = f"penstock flow show {run_id}"
+    with closing(Bar(run_id)) as bar:
+        return ask_flows(url, lambda client: until_ended(lambda: look(client), run_id, timeout, shown_by))
 
 
 def _show(bar: Any, told: dict[str, Any]) -> None:

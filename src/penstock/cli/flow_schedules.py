@@ -1,17 +1,12 @@
 """`penstock flow schedule`: when flows run by themselves; asks a running server."""
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask, moment
+from penstock.cli.asking import URL, UrlOption, ask_flows, moment
 from penstock.cli.output import JsonOption, emit, printable, say, table
 
-if TYPE_CHECKING:
-    from penstock.flows.client import FlowClient
-
-T = TypeVar("T")
 app = typer.Typer(help="See and pause when flows run by themselves.", no_args_is_help=True, rich_markup_mode=None)
 FlowArgument = Annotated[str, typer.Argument(help="The flow's name.", metavar="FLOW")]
 
@@ -19,7 +14,7 @@ FlowArgument = Annotated[str, typer.Argument(help="The flow's name.", metavar="F
 @app.command("ls")
 def list_schedules(url: UrlOption = URL, json: JsonOption = False) -> None:
     """Show when flows run next, and when they ran last."""
-    told = _ask(url, lambda client: client.flows())
+    told = ask_flows(url, lambda client: client.flows())
     for file, trouble in told["troubles"].items():
         say(printable(f"{file}: {trouble}"))
     scheduled = [one for one in told["flows"] if one["schedule"]]
@@ -32,7 +27,7 @@ def list_schedules(url: UrlOption = URL, json: JsonOption = False) -> None:
 @app.command()
 def pause(flow: FlowArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Do not start a flow by itself for the time being."""
-    told = _ask(url, lambda client: client.pause(flow))
+    told = ask_flows(url, lambda client: client.pause(flow))
     emit(
         told, as_json=json, text=f"{flow} no longer runs by itself; `penstock flow schedule resume {flow}` changes that"
     )
@@ -41,14 +36,8 @@ def pause(flow: FlowArgument, url: UrlOption = URL, json: JsonOption = False) ->
 @app.command()
 def resume(flow: FlowArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Start a flow by itself again; what passed meanwhile is not caught up."""
-    told = _ask(url, lambda client: client.unpause(flow))
+    told = ask_flows(url, lambda client: client.unpause(flow))
     emit(told, as_json=json, text=f"{flow} runs by itself again, next: {_next(told['schedule'])}")
-
-
-def _ask(url: str, question: "Callable[[FlowClient], Awaitable[T]]") -> T:
-    from penstock.flows.client import FlowClient
-
-    return ask(lambda token: FlowClient(url, token=token), question)
 
 
 def _row(name: str, schedule: dict[str, Any]) -> list[str]:

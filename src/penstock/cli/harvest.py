@@ -1,24 +1,19 @@
 """`penstock harvest`: paged APIs synced by partition; asks a running server."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask, moment
-from penstock.cli.output import JsonOption, emit, printable, say, table
+from penstock.cli.asking import URL, UrlOption, ask_harvest, moment, until_ended
+from penstock.cli.output import JsonOption, emit, printable, table
 
 if TYPE_CHECKING:
     from penstock.harvest.client import HarvestClient
 
-T = TypeVar("T")
 app = typer.Typer(help="Keep paged APIs in step.", no_args_is_help=True, rich_markup_mode=None)
 FeedArgument = Annotated[str, typer.Argument(help="The feed's name.", metavar="FEED")]
 RunArgument = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is kept with the run.")]
-_ENDS = {"completed", "failed", "consolidation_skipped"}
-_POLL = 0.5
 
 
 @app.command()
@@ -34,7 +29,7 @@ def run(
 
     With --wait it ends with 0 when the run completed, 1 when it failed, 124 when it took too long.
     """
-    started = _ask(url, lambda client: client.start(feed, full=full))
+    started = ask_harvest(url, lambda client: client.start(feed, full=full))
     run_id = started["runId"]
     if not wait:
         emit(started, as_json=json, text=f"run {run_id} is being planned; `penstock harvest status {feed}` shows it")
@@ -54,13 +49,13 @@ def status(
 ) -> None:
     """Show where feeds stand, or the last runs of one."""
     if feed is None:
-        told = _ask(url, lambda client: client.feeds())
+        told = ask_harvest(url, lambda client: client.feeds())
         rows = [_feed_row(one) for one in told["feeds"]]
         head = ["feed", "watermark", "last run", "state", "records", "pending", "look at"]
         text = table([head, *rows]) if rows else "no feed is configured; name one under harvest.feeds"
         emit(told, as_json=json, text=text)
         return
-    told = _ask(url, lambda client: _feed_with_runs(client, feed, limit))
+    told = ask_harvest(url, lambda client: _feed_with_runs(client, feed, limit))
     rows = [_run_row(one) for one in told["runs"]]
     head = ["run", "type", "state", "partitions", "records", "consolidated", "rejected", "minutes", "error"]
     text = table([head, *rows]) if rows else f"{feed} was never run; `penstock harvest run {feed}` starts it"
@@ -70,7 +65,7 @@ def status(
 @app.command()
 def partitions(run_id: RunArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Show how far the partitions of a run are."""
-    told = _ask(url, lambda client: client.partitions(run_id))
+    told = ask_harvest(url, lambda client: client.partitions(run_id))
     head = ["partition", "holds", "status", "seen", "counted", "offset", "pass", "worker", "error"]
     emit(told, as_json=json, text=table([head, *map(_partition_row, told["partitions"])]))
 
@@ -83,7 +78,7 @@ def retry(
     json: JsonOption = False,
 ) -> None:
     """Take up what failed of a run: partitions where they stopped, or consolidation."""
-    told = _ask(url, lambda client: client.retry(run_id, partition))
+    told = ask_harvest(url, lambda client: client.retry(run_id, partition))
     names = ", ".join(told["partitions"])
     emit(told, as_json=json, text=f"worked on again: {names}" if names else "consolidation is tried again")
 
@@ -94,7 +89,7 @@ def force(run_id: RunArgument, reason: ReasonOption, url: UrlOption = URL, json:
 
     Where partitions failed the watermark stays: the next run takes the same data again.
     """
-    told = _ask(url, lambda client: client.force(run_id, reason))
+    told = ask_harvest(url, lambda client: client.force(run_id, reason))
     emit(told, as_json=json, text=f"run {run_id} is being consolidated without what failed")
 
 
@@ -103,7 +98,7 @@ def cancel(
     run_id: RunArgument, reason: ReasonOption = "cancelled", url: UrlOption = URL, json: JsonOption = False
 ) -> None:
     """Stop a run that is being planned or fetched."""
-    told = _ask(url, lambda client: client.cancel(run_id, reason))
+    told = ask_harvest(url, lambda client: client.cancel(run_id, reason))
     emit(told, as_json=json, text=f"run {run_id} is {told['state']}")
 
 
@@ -115,7 +110,7 @@ def watermark(
     json: JsonOption = False,
 ) -> None:
     """Show up to when a feed is known, and since which run."""
-    told = _ask(url, lambda client: client.watermarks(feed, limit=limit))
+    told = ask_harvest(url, lambda client: client.watermarks(feed, limit=limit))
     rows = [[one["lastUpdatedAt"], one["lastRunId"], moment(one["lastRunCompletedAt"])] for one in told["history"]]
     lines = [table([["known up to", "by run", "completed"], *rows]) if rows else f"{feed} has no watermark yet"]
     if told["blob"] != told["current"]:
@@ -131,7 +126,7 @@ def record(
     json: JsonOption = False,
 ) -> None:
     """Show where one record is: as the source told it, and as it is served."""
-    told = _ask(url, lambda client: client.record(feed, key))
+    told = ask_harvest(url, lambda client: client.record(feed, key))
     emit(told, as_json=json, text=_record_text(told))
 
 
@@ -143,7 +138,7 @@ def rejects(
     json: JsonOption = False,
 ) -> None:
     """Show the records of a run that could not be kept or mapped, and why."""
-    told = _ask(url, lambda client: client.rejects(run_id, limit=limit))
+    told = ask_harvest(url, lambda client: client.rejects(run_id, limit=limit))
     rows = [[one["key"] or "", printable(one["reason"])] for one in told["rejects"]]
     emit(told, as_json=json, text=table([["key", "reason"], *rows]) if rows else "none")
 
@@ -151,18 +146,12 @@ def rejects(
 @app.command()
 def alerts(feed: FeedArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Show what somebody was told of, the latest first."""
-    told = _ask(url, lambda client: client.alerts(feed))
+    told = ask_harvest(url, lambda client: client.alerts(feed))
     rows = [
         [moment(one["raisedAt"]), one["severity"], one["code"], ", ".join(one["told"]), printable(one["message"])]
         for one in told["alerts"]
     ]
     emit(told, as_json=json, text=table([["when", "severity", "code", "told", "what"], *rows]) if rows else "none")
-
-
-def _ask(url: str, question: "Callable[[HarvestClient], Awaitable[T]]") -> T:
-    from penstock.harvest.client import HarvestClient
-
-    return ask(lambda token: HarvestClient(url, token=token), question)
 
 
 async def _feed_with_runs(client: "HarvestClient", feed: str, limit: int) -> dict[str, Any]:
@@ -171,31 +160,23 @@ async def _feed_with_runs(client: "HarvestClient", feed: str, limit: int) -> dic
 
 def _followed(url: str, run_id: str, feed: str, timeout: float) -> dict[str, Any]:
     """The run when it ended; meanwhile how far it is, on a terminal."""
-    from time import monotonic
+    from contextlib import closing
 
     from penstock.cli.progress import Bar
-    from penstock.kernel.errors import TimedOut, Transient
+    from penstock.harvest.contract import RunState
 
-    bar, deadline = Bar(feed), monotonic() + timeout
+    ends = (RunState.COMPLETED, RunState.FAILED, RunState.CONSOLIDATION_SKIPPED)
 
-    async def follow(client: "HarvestClient") -> dict[str, Any]:
-        while monotonic() < deadline:
-            try:
-                told = await client.run(run_id)
-            except Transient as error:  # a server that is being restarted does not end the run
-                say(f"{error.message}; still waiting")
-                told = {"state": "unknown"}
-            if told["state"] in _ENDS:
-                return told
-            _show(bar, told)
-            await asyncio.sleep(_POLL)
-        hint = f"it goes on; `penstock harvest status {feed}` shows it"
-        raise TimedOut("STILL_RUNNING", f"run {run_id} takes longer than {timeout:g} s", hint=hint)
+    async def look(client: "HarvestClient") -> dict[str, Any] | None:
+        told = await client.run(run_id)
+        if told["state"] in ends:
+            return told
+        _show(bar, told)
+        return None
 
-    try:
-        return _ask(url, follow)
-    finally:
-        bar.close()
+    shown_by = f"penstock harvest status {feed}"
+    with closing(Bar(feed)) as bar:
+        return ask_harvest(url, lambda client: until_ended(lambda: look(client), run_id, timeout, shown_by))
 
 
 def _show(bar: Any, told: dict[str, Any]) -> None:

@@ -1,18 +1,13 @@
 """`penstock dict kept|keep|pin|unpin|rollback`: versions that are kept, and going back to them."""
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask, moment
+from penstock.cli.asking import URL, UrlOption, ask_refdata, moment
 from penstock.cli.dictionary import CodeArgument, TenantArgument
 from penstock.cli.output import JsonOption, emit, table
 
-if TYPE_CHECKING:
-    from penstock.refdata.client import RefdataClient
-
-T = TypeVar("T")
 VersionArgument = Annotated[int, typer.Argument(help="A version that is kept.", metavar="VERSION", min=0)]
 
 
@@ -24,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 
 def kept(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
     """List the versions that can be pinned or gone back to, the latest first."""
-    told = _ask(url, lambda client: client.kept(tenant, code))
+    told = ask_refdata(url, lambda client: client.kept(tenant, code))
     rows = [
         [str(one["version"]), moment(one["keptAt"]), str(one["items"]), "pinned" if one["isPinned"] else ""]
         for one in told["versions"]
@@ -35,7 +30,7 @@ def kept(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json:
 
 def keep(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Keep the last version."""
-    told = _ask(url, lambda client: client.keep(tenant, code))
+    told = ask_refdata(url, lambda client: client.keep(tenant, code))
     emit(told, as_json=json, text=f"version {told['version']} is kept")
 
 
@@ -43,13 +38,13 @@ def pin(
     tenant: TenantArgument, code: CodeArgument, version: VersionArgument, url: UrlOption = URL, json: JsonOption = False
 ) -> None:
     """Have readers get a version that is kept, whatever is committed later, until it is unpinned."""
-    told = _ask(url, lambda client: client.pin(tenant, code, version))
+    told = ask_refdata(url, lambda client: client.pin(tenant, code, version))
     emit(told, as_json=json, text=f"readers get version {version}; `penstock dict unpin {tenant} {code}` ends it")
 
 
 def unpin(tenant: TenantArgument, code: CodeArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Have readers get the last version again."""
-    told = _ask(url, lambda client: client.unpin(tenant, code))
+    told = ask_refdata(url, lambda client: client.unpin(tenant, code))
     emit(told, as_json=json, text=f"version {told['version']} is pinned no more; readers get the last one")
 
 
@@ -57,15 +52,9 @@ def rollback(
     tenant: TenantArgument, code: CodeArgument, version: VersionArgument, url: UrlOption = URL, json: JsonOption = False
 ) -> None:
     """Make a dictionary what it was in a version that is kept, as a new version."""
-    told = _ask(url, lambda client: client.roll_back(tenant, code, version))
+    told = ask_refdata(url, lambda client: client.roll_back(tenant, code, version))
     if "committedVersion" in told:
         text = f"version {version} again, committed as version {told['committedVersion']}"
     else:
         text = f"under way: penstock dict status {tenant} {told['eventId']}"
     emit(told, as_json=json, text=text)
-
-
-def _ask(url: str, question: "Callable[[RefdataClient], Awaitable[T]]") -> T:
-    from penstock.refdata.client import RefdataClient
-
-    return ask(lambda token: RefdataClient(url, token=token), question)

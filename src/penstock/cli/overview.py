@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask, moment
+from penstock.cli.asking import URL, UrlOption, ask_overview, moment
 from penstock.cli.output import JsonOption, emit, printable, table
 from penstock.overview.contract import LAST_LIMIT, Part
 
@@ -18,7 +18,7 @@ _OK = "OK"
 
 def status(url: UrlOption = URL, json: JsonOption = False) -> None:
     """Say on one screen what is late or broken, and what to do about it. Exit code 1 when something is."""
-    told = ask(lambda token: _client(url, token), lambda client: client.status())
+    told = ask_overview(url, lambda client: client.status())
     emit(told, as_json=json, text=_screen(told, url))
     sys.exit(0 if told["status"] == _OK else 1)
 
@@ -54,7 +54,7 @@ def events(
             sys.stdout.write(f"{orjson.dumps(event).decode() if json else _line(event)}\n")
             sys.stdout.flush()
 
-    ask(lambda token: _client(url, token), tell)
+    ask_overview(url, tell)
 
 
 def _line(event: Mapping[str, Any]) -> str:
@@ -62,9 +62,3 @@ def _line(event: Mapping[str, Any]) -> str:
     because = f": {event['reason']}" if event["reason"] else ""
     told = f"{moment(event['at'])}  {event['machine']}  {event['subject']}  {move}  by {event['actor']}{because}"
     return printable(told)
-
-
-def _client(url: str, token: str | None) -> "OverviewClient":
-    from penstock.overview.client import OverviewClient
-
-    return OverviewClient(url, token=token)

@@ -1,12 +1,11 @@
 """`penstock dict get|all|version|lag|wait|audit`: read dictionaries, asked of a query pod."""
 
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask
+from penstock.cli.asking import URL, UrlOption, ask_pod, ask_refdata, until
 from penstock.cli.dictionary import CodeArgument, TenantArgument
 from penstock.cli.output import JsonOption, emit, say
 from penstock.kernel.errors import Conflict, PenstockError, TimedOut, Transient
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from penstock.kernel.api_client import Answer
     from penstock.refdata.client import PodClient
 
-T = TypeVar("T")
 QUERY_URL = "http://127.0.0.1:8081"
 QueryOption = Annotated[
     str,
@@ -47,10 +45,10 @@ def get(
     from msgspec import Raw
 
     if len(keys) == 1:
-        answer = _ask(query_url, lambda pod: pod.item(tenant, code, keys[0], least=least))
+        answer = ask_pod(query_url, lambda pod: pod.item(tenant, code, keys[0], least=least))
         found, text = {"key": keys[0], "value": orjson.loads(answer.body)}, answer.body.decode()
     else:
-        answer = _ask(query_url, lambda pod: pod.items(tenant, code, keys, least=least))
+        answer = ask_pod(query_url, lambda pod: pod.items(tenant, code, keys, least=least))
         told = orjson.loads(answer.body)
         found, text = told, bytes(msgspec.json.decode(answer.body, type=dict[str, Raw])["items"]).decode()
         if told["missing"]:
@@ -82,7 +80,7 @@ def read_all(
                 say(f"{count} items of version {_origin(answer)['version']}")
                 return count
 
-    _ask(query_url, pages)
+    ask_pod(query_url, pages)
 
 
 def version(
@@ -95,7 +93,7 @@ def version(
     """Print the version that is read, and how many items it has."""
     import orjson
 
-    answer = _ask(query_url, lambda pod: pod.version(tenant, code, least=least))
+    answer = ask_pod(query_url, lambda pod: pod.version(tenant, code, least=least))
     told = orjson.loads(answer.body)
     pinned = ", pinned" if told.get("isPinned") else ""
     items = f"  ({told['items']} items{pinned})" if "items" in told else ""
@@ -110,10 +108,8 @@ def lag(
     json: JsonOption = False,
 ) -> None:
     """Print how many versions a pod is behind what is committed."""
-    from penstock.refdata.client import RefdataClient
-
-    held = _ask(query_url, lambda pod: pod.version(tenant, code))
-    known = ask(lambda token: RefdataClient(url, token=token), lambda api: api.history(tenant, code, limit=1))
+    held = ask_pod(query_url, lambda pod: pod.version(tenant, code))
+    known = ask_refdata(url, lambda client: client.history(tenant, code, limit=1))
     at = _origin(held)["version"]
     committed = known["versions"][0]["version"] if known["versions"] else at
     told = {"version": at, "committedVersion": committed, "lag": max(committed - at, 0)}
@@ -131,20 +127,20 @@ def wait(
 ) -> None:
     """Wait until a pod can answer from a version or a later one."""
 
-    async def waiting(pod: "PodClient") -> "Answer":
-        import asyncio
-        from time import monotonic
+    last = PenstockError("", "")
 
-        deadline, last = monotonic() + timeout, PenstockError("", "")
-        while monotonic() < deadline:
-            try:
-                return await pod.version(tenant, code, least=version)
-            except (Transient, Conflict) as error:
-                last = error
-            await asyncio.sleep(_POLL)
-        raise TimedOut("NOT_YET_READABLE", f"version {version} cannot be read yet: {last.message}", hint=last.hint)
+    async def look(pod: "PodClient") -> "Answer | None":
+        nonlocal last
+        try:
+            return await pod.version(tenant, code, least=version)
+        except (Transient, Conflict) as error:
+            last = error
+            return None
 
-    answer = _ask(query_url, waiting)
+    def late() -> TimedOut:
+        return TimedOut("NOT_YET_READABLE", f"version {version} cannot be read yet: {last.message}", hint=last.hint)
+
+    answer = ask_pod(query_url, lambda pod: until(lambda: look(pod), timeout, late, every=_POLL))
     told = _origin(answer)
     emit(told, as_json=json, text=f"version {told['version']} is read ({told['source']})")
 
@@ -153,19 +149,13 @@ def audit(
     tenant: TenantArgument, code: CodeArgument, query_url: QueryOption = QUERY_URL, json: JsonOption = False
 ) -> None:
     """Compare a pod's items with the primary's; exit code 1 when they disagree."""
-    told = _ask(query_url, lambda pod: pod.audit(tenant, code))
+    told = ask_pod(query_url, lambda pod: pod.audit(tenant, code))
     parts = [f"{name}: {', '.join(told[name])}" for name in ("missing", "extra", "different") if told[name]]
     said = "agrees with the primary" if told["agrees"] else "DISAGREES with the primary"
     text = f"version {told['version']}, {told['items']} items, {said}"
     emit(told, as_json=json, text="\n".join([text, *parts]))
     if not told["agrees"]:
         raise typer.Exit(1)
-
-
-def _ask(url: str, question: "Callable[[PodClient], Awaitable[T]]") -> T:
-    from penstock.refdata.client import PodClient
-
-    return ask(lambda token: PodClient(url, token=token), question)
 
 
 def _origin(answer: "Answer") -> dict[str, Any]:

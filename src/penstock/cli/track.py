@@ -1,13 +1,13 @@
 """`penstock track`: where each file stands, asked of a running server."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask, moment
+from penstock.cli.asking import URL, UrlOption, ask_tracking, moment
 from penstock.cli.output import JsonOption, emit, table
 from penstock.kernel.errors import Invalid
 from penstock.tracking.contract import Stage, Status
@@ -15,7 +15,6 @@ from penstock.tracking.contract import Stage, Status
 if TYPE_CHECKING:
     from penstock.tracking.client import PipelineClient
 
-T = TypeVar("T")
 app = typer.Typer(help="Follow files through the pipeline.", no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -41,7 +40,7 @@ def register(
     json: JsonOption = False,
 ) -> None:
     """Register a file: one row per shard, event-ingest started. Saying it again changes nothing."""
-    told = _ask(url, lambda client: client.register(filename, shards, worker=worker))
+    told = ask_tracking(url, lambda client: client.register(filename, shards, worker=worker))
     text = f"{filename}: {'registered' if told['created'] else 'known already'}"
     emit(told, as_json=json, text=text)
 
@@ -58,10 +57,12 @@ def status(
 ) -> None:
     """Show where a file's shards stand, or which files stand so."""
     if filename is not None:
-        told = _ask(url, lambda client: client.file(filename))
+        told = ask_tracking(url, lambda client: client.file(filename))
         files, more = [told], None
     else:
-        told = _ask(url, lambda client: client.files(stage=stage, status=status, prefix=prefix or None, limit=limit))
+        told = ask_tracking(
+            url, lambda client: client.files(stage=stage, status=status, prefix=prefix or None, limit=limit)
+        )
         files, more = told["files"], told["next"]
     head = ["filename", "shard", *(stage.value for stage in Stage), "updated"]
     rows = [_standing(file["filename"], shard) for file in files for shard in file["shards"]]
@@ -78,12 +79,12 @@ def queue(
 ) -> None:
     """Show what waits for a stage, oldest first, or how long the queues are."""
     if stage is None:
-        told = _ask(url, lambda client: client.queues())
+        told = ask_tracking(url, lambda client: client.queues())
         emit(
             told, as_json=json, text=table([["stage", "ready", "started", "failed", ""], *map(_length, told["queues"])])
         )
         return
-    told = _ask(url, lambda client: client.queue(stage, limit=limit))
+    told = ask_tracking(url, lambda client: client.queue(stage, limit=limit))
     rows = [[item["filename"], str(item["shard"]), moment(item["created_at"])] for item in told["items"]]
     text = table([["filename", "shard", "created"], *rows]) if rows else f"nothing waits for {stage}"
     emit(told, as_json=json, text=f"{text}\n… and more" if told["next"] else text)
@@ -100,8 +101,10 @@ def claim(
     json: JsonOption = False,
 ) -> None:
     """Take rows of a stage for a time. Report them under their fence before the lease runs out."""
-    ask = Stage(stage.value)
-    held = _ask(url, lambda client: client.claim(ask, worker, limit=limit, lease=lease, wait=wait), timeout=wait + 30)
+    wanted = Stage(stage.value)
+    held = ask_tracking(
+        url, lambda client: client.claim(wanted, worker, limit=limit, lease=lease, wait=wait), timeout=wait + 30
+    )
     rows = [[one.filename, str(one.shard), str(one.fence), str(one.attempt)] for one in held]
     text = table([["filename", "shard", "fence", "attempt"], *rows]) if rows else f"nothing to do for {stage}"
     emit([one._asdict() for one in held], as_json=json, text=text)
@@ -132,10 +135,10 @@ def retry(
     if bool(filename) + bool(chosen or all) != 1:
         raise Invalid("RETRY_WHAT", "say what to retry", hint="a FILENAME and SHARD, or filters, or --all")
     if filename is not None:
-        told = _ask(url, lambda client: client.move(stage, "retry", filename, shard, worker=worker))
+        told = ask_tracking(url, lambda client: client.move(stage, "retry", filename, shard, worker=worker))
         emit(told, as_json=json, text=f"{filename} is new again in {stage}")
         return
-    retried = _ask(url, lambda client: _retry_all(client, stage, {**chosen, "worker": worker}), timeout=300)
+    retried = ask_tracking(url, lambda client: _retry_all(client, stage, {**chosen, "worker": worker}), timeout=300)
     emit({"stage": stage, "retried": retried}, as_json=json, text=f"{retried} set back in {stage}")
 
 
@@ -147,7 +150,7 @@ def why(
     json: JsonOption = False,
 ) -> None:
     """Say in words why a row is where it is, and what would move it."""
-    told = _ask(url, lambda client: client.why(filename, shard))
+    told = ask_tracking(url, lambda client: client.why(filename, shard))
     emit(told, as_json=json, text="\n".join(filter(None, [told["why"], told["hint"]])))
 
 
@@ -159,7 +162,7 @@ def history(
     json: JsonOption = False,
 ) -> None:
     """Show every move of a file's shards: who, when, why."""
-    told = _ask(url, lambda client: client.history(filename, limit=limit))
+    told = ask_tracking(url, lambda client: client.history(filename, limit=limit))
     text = table([["at", "shard", "stage", "move", "by", "why"], *map(_step, told["moves"])])
     emit(told, as_json=json, text=f"{text}\n… and more" if told["next"] else text)
 
@@ -167,7 +170,7 @@ def history(
 @app.command()
 def summary(url: UrlOption = URL, json: JsonOption = False) -> None:
     """Count the rows by stage and status, and by shard."""
-    told = _ask(url, lambda client: client.summary())
+    told = ask_tracking(url, lambda client: client.summary())
     stages = [[stage.value, *(str(told["by_stage"][stage.field][status]) for status in Status)] for stage in Stage]
     shards = [[str(one[name]) for name in ("shard", "total", "done", "failed")] for one in told["by_shard"]]
     parts = [table([["stage", *Status], *stages]), table([["shard", "total", "done", "failed"], *shards])]
@@ -183,14 +186,14 @@ def pause(
     json: JsonOption = False,
 ) -> None:
     """Hand out nothing more of a stage; what is under way may end."""
-    told = _ask(url, lambda client: client.pause(stage, worker=worker, reason=reason))
+    told = ask_tracking(url, lambda client: client.pause(stage, worker=worker, reason=reason))
     emit(told, as_json=json, text=f"{stage} is paused")
 
 
 @app.command()
 def resume(stage: StageArgument, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Let a paused stage go on."""
-    told = _ask(url, lambda client: client.resume(stage))
+    told = ask_tracking(url, lambda client: client.resume(stage))
     emit(told, as_json=json, text=f"{stage} goes on")
 
 
@@ -201,13 +204,6 @@ async def _retry_all(client: "PipelineClient", stage: Stage, chosen: Mapping[str
         found = (await client.retry_failed(stage, **chosen, limit=RETRIED_AT_ONCE))["retried"]
         total += found
     return total
-
-
-def _ask(url: str, question: "Callable[[PipelineClient], Awaitable[T]]", *, timeout: float = 30) -> T:
-    """What the server answers."""
-    from penstock.tracking.client import PipelineClient
-
-    return ask(lambda token: PipelineClient(url, token=token, timeout=timeout), question)
 
 
 def _standing(filename: str, shard: Mapping[str, Any]) -> list[str]:
