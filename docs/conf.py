@@ -9,7 +9,6 @@ from penstock import __version__
 
 DOCS = Path(__file__).parent
 _LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
-_LESSONS = ("tutorial.md", "howto/*.md")  # in the contents also where no page names them
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 project = "Penstock"
@@ -57,8 +56,8 @@ def _contents(page: Path, text: str) -> str:
         fresh = [one for one in below if one.is_relative_to(page.parent) and ".." not in one.parts and one not in known]
         known.update(fresh)
         branches.append(_branch(page, caption, fresh))
-    lessons = [one for pattern in _LESSONS for one in sorted(page.parent.glob(pattern)) if one not in known]
-    return "".join([_branch(page, "Begin", lessons), *branches])
+    recipes = [one for one in sorted(page.parent.glob("howto/*.md")) if one not in known]  # named or not
+    return "".join([*branches[:2], _branch(page, "How to", recipes), *branches[2:]])
 
 
 def _branch(page: Path, caption: str, below: list[Path]) -> str:
