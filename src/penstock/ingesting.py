@@ -12,7 +12,7 @@ from penstock.ingest.bridge import Bridge
 from penstock.ingest.comparing import Comparison, compare_runs
 from penstock.ingest.delivering import Deliveries
 from penstock.ingest.hooks import Hooks, Outcome
-from penstock.ingest.model import Failed, Standing, checked_supplier, supplier_of
+from penstock.ingest.model import Failed, Standing, checked_supplier, no_supplier, supplier_of
 from penstock.ingest.recording import DatabaseRecorder
 from penstock.ingest.retention import Swept, sweep
 from penstock.ingest.service import Ingestion
@@ -114,8 +114,7 @@ class Workplace:
         """All suppliers, or the *only* one that is meant; NotFound when nobody has that name."""
         known = self.tree.suppliers()
         if only is not None and checked_supplier(only) not in known:
-            hint = f"known are: {', '.join(known) or 'none yet'}"
-            raise NotFound("SUPPLIER_NOT_FOUND", f"there is no supplier {only}", hint=hint)
+            raise no_supplier(only, known)
         return known if only is None else [only]
 
     def standings(self, supplier: str | None = None) -> list[Standing]:

@@ -30,7 +30,7 @@ from penstock.kernel.errors import Invalid, Transient
 from penstock.refdata.model import Dict
 from penstock.settings import Settings
 from penstock.tracking.config import TrackingSection
-from penstock.tracking.contract import Stage
+from penstock.tracking.contract import NAME_LIMIT, Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from penstock.tying import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
@@ -550,13 +550,17 @@ TARGET: Json = {"tenant": "a", "dictionary": "B", "mode": "DELTA"}
     ("kind", "good", "wrong"),
     [
         ("harvest.run", {"feed": "a"}, [{}, {"feed": "a/b"}, {"feed": "a", "full": "perhaps"}, {"feed": "a", "x": 1}]),
-        ("ingest.run", {"supplier": "a"}, [{}, {"supplier": ".."}, {"supplier": ""}]),
+        ("ingest.run", {"supplier": "a"}, [{}, {"supplier": ".."}, {"supplier": ""}, {"supplier": "a" * 65}]),
         (
             "refdata.publish",
             {**TARGET, "items": "${steps.a.outputs.items}"},
             [{}, TARGET, {**TARGET, "mode": "X", "items": []}, {**TARGET, "items": [], "from": {"step": "a"}}],
         ),
-        ("tracking.wait", {"filename": "${scope.f}"}, [{}, {"filename": "f", "stage": "x"}, {"pollSeconds": 0}]),
+        (
+            "tracking.wait",
+            {"filename": "${scope.f}"},
+            [{}, {"filename": "f", "stage": "x"}, {"pollSeconds": 0}, {"filename": "f" * (NAME_LIMIT + 1)}],
+        ),
     ],
 )
 def test_inputs_are_looked_over_before(kind: str, good: Json, wrong: list[Json]) -> None:

@@ -174,6 +174,8 @@ async def test_a_pause_without_end_is_told_once(database_url: str, tmp_path: Pat
         for _ in range(2):
             await one.rescuer.look()
         assert await alerts(one) == ["NO_PROGRESS"]
+        message = await one.db.fetchval("SELECT message FROM harvest_alert")
+        assert message.endswith("has kept no page for 60 minutes; it goes on waiting.")
         [part] = (await partitions(one, run_id)).values()
         assert (part["status"], part["rescues"], (await one.run(run_id))["state"]) == (None, 0, "created")
 

@@ -225,7 +225,7 @@ async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: M
         assert await house.upkeep.expire() == 1
         update = await house.rig.update(event_id)
         assert (update.status, update.error_code) == (Status.FAILED, "SNAPSHOT_INCOMPLETE")
-        assert "1, 3, 4 of 4" in (update.error_message or "")
+        assert "1, 3, 4 of 4 did not come within 60 minutes" in (update.error_message or "")
         assert await house.upkeep.expire() == 0
         assert await house.rig.version("LOOSE") == 0
 

@@ -9,20 +9,19 @@ from typing import Any
 
 import orjson
 
-from penstock.flows.contract import ARTIFACT_LIMIT, artifact_folder, attempt_folder
+from penstock.flows.contract import ARTIFACT_LIMIT, ARTIFACT_NAME_LIMIT, artifact_folder, attempt_folder
 from penstock.flows.model import Artifact, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.storage import Storage, is_object_path
 
 IsOurs = Callable[[], Awaitable[None]]
-NAME_LIMIT = 200
 ARTIFACT_MISSING = "ARTIFACT_MISSING"
 _TOLD = 20  # names in one error
 
 
 def checked_name(name: str) -> str:
     """*name* itself when it can be an artifact's; else Invalid BAD_ARTIFACT."""
-    if not is_object_path(name) or len(name) > NAME_LIMIT:
+    if not is_object_path(name) or len(name) > ARTIFACT_NAME_LIMIT:
         hint = "use a relative path such as report.md or charts/1h.svg"
         raise Invalid("BAD_ARTIFACT", f"{name!r} cannot be the name of an artifact", hint=hint)
     return name

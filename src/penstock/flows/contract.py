@@ -14,6 +14,7 @@ LEASE_LIMIT = 86_400  # seconds
 LOG_LIMIT = 1_000  # lines in one report of logs
 LOG_LINES = 10_000  # lines that are kept of one step
 ARTIFACT_LIMIT = 1_000  # artifacts of one step
+ARTIFACT_NAME_LIMIT = 200  # characters
 DEPTH_LIMIT = 8  # flows within flows
 
 MAP = "map"  # kinds the engine runs itself: no worker is handed them

@@ -9,10 +9,10 @@ import asyncpg
 from penstock.flows import artifacts, making, store
 from penstock.flows.contract import RunStatus, StepStatus
 from penstock.flows.definition import StepSpec
-from penstock.flows.model import RUN, STEP, End, NewRun, NewStep, Settled
+from penstock.flows.model import RUN, STEP, End, NewRun, NewStep, Settled, no_run, no_step
 from penstock.flows.service import FlowEngine
 from penstock.kernel.db import Connection
-from penstock.kernel.errors import Conflict, NotFound
+from penstock.kernel.errors import Conflict
 from penstock.kernel.ids import new_id
 from penstock.kernel.storage import Storage
 
@@ -28,8 +28,7 @@ class Shape:
         for row in self.rows.values():
             if row["step_id"] == step_id:
                 return row
-        hint = f"`penstock flow show {run_id}` lists them"
-        raise NotFound("STEP_NOT_FOUND", f"run {run_id} has no step {step_id}", hint=hint)
+        raise no_step(run_id, step_id)
 
     def within(self, statuses: Iterable[StepStatus]) -> set[int]:
         """The places of steps that stand so; items of maps are left out: they go with their map."""
@@ -144,7 +143,7 @@ class Management:
             head = await connection.fetchrow(store.SQL["run_document"], run)
             rows = await connection.fetch(store.SQL["steps_document"], run)
         if head is None:
-            raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="it has just been forgotten")
+            raise no_run(run_id)
         known = [row for row in rows if row["map_n"] is None]
         steps = {row["step_id"]: StepSpec.model_validate(row["spec"]) for row in known}
         planned = making.planned(steps, self._engine.checks)
@@ -183,8 +182,7 @@ class Management:
         """What need not be done again: before the step, done, with artifacts that are still what they were."""
         rows = {row["step_id"]: row for row in all_rows}
         if step_id not in {one.step_id for one in planned}:
-            hint = f"`penstock flow show {run_id}` lists them"
-            raise NotFound("STEP_NOT_FOUND", f"run {run_id} has no step {step_id}", hint=hint)
+            raise no_step(run_id, step_id)
         items: dict[int, list[asyncpg.Record]] = defaultdict(list)
         for row in all_rows:
             if row["map_n"] is not None:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from penstock.flows.contract import RunStatus, Said, StepStatus
+from penstock.kernel.errors import NotFound
 from penstock.kernel.machine import Machine, Move
 
 S, R = StepStatus, RunStatus
@@ -203,3 +204,13 @@ class Settled:
         self.looks += more.looks
         self.runs += more.runs
         self.has_waiting |= more.has_waiting
+
+
+def no_run(run_id: str) -> NotFound:
+    """What is said of a run nobody knows, or knows any more."""
+    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock flow ls` lists them")
+
+
+def no_step(run_id: str, step_id: str) -> NotFound:
+    hint = f"`penstock flow show {run_id}` lists them"
+    return NotFound("STEP_NOT_FOUND", f"run {run_id} has no step {step_id}", hint=hint)

@@ -11,7 +11,7 @@ from penstock.flows.config import FlowsSection
 from penstock.flows.contract import LOG_LINES
 from penstock.flows.definition import RunRequest
 from penstock.flows.making import Checks
-from penstock.flows.model import Artifact, Claimed, NewRun, NewStep, Settled
+from penstock.flows.model import Artifact, Claimed, NewRun, NewStep, Settled, no_run, no_step
 from penstock.flows.reports import MOVES, RUNS, STEPS, Reports
 from penstock.kernel.bell import Bell
 from penstock.kernel.db import Connection, Database
@@ -179,7 +179,7 @@ class FlowEngine(Reports):
         async with self.db.connection() as connection:
             found = await store.places_of(connection, [(run_id, step_id)])
         if (run_id, step_id) not in found:
-            raise NotFound("STEP_NOT_FOUND", f"there is no step {step_id} in run {run_id}", hint="look at the run")
+            raise no_step(run_id, step_id)
         row = await self._row(found[run_id, step_id][0])
         for one in artifacts.known(row["artifacts"]):
             if one.name == name:
@@ -191,5 +191,5 @@ class FlowEngine(Reports):
         """The number of a run; NotFound RUN_NOT_FOUND when there is none."""
         row = await tx.fetchrow(store.SQL["run_named"], run_id)
         if row is None:
-            raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock flow ls` lists them")
+            raise no_run(run_id)
         return int(row["id"])

@@ -11,11 +11,11 @@ from penstock.flows.catalogue import Catalogue
 from penstock.flows.contract import MAP, RunStatus, StepStatus
 from penstock.flows.definition import FlowSpec
 from penstock.flows.graph import mermaid
-from penstock.flows.model import RUN, STEP
+from penstock.flows.model import RUN, STEP, no_run, no_step
 from penstock.flows.standstill import AHEAD_LIMIT, Facts, explain
 from penstock.kernel import journal, sql
 from penstock.kernel.db import Connection, Database
-from penstock.kernel.errors import Conflict, NotFound
+from penstock.kernel.errors import Conflict
 from penstock.kernel.journal import Noted
 from penstock.kernel.paging import Page, page
 
@@ -97,8 +97,7 @@ class FlowViews:
         """One step; NotFound when there is none."""
         row = await self._db.fetchrow(SQL["step"], run_id, step_id)
         if row is None:
-            hint = f"`penstock flow show {run_id}` lists them"
-            raise NotFound("STEP_NOT_FOUND", f"there is no step {step_id} in run {run_id}", hint=hint)
+            raise no_step(run_id, step_id)
         return row
 
     async def must_hold(self, run_id: str, step_id: str, fence: int) -> None:
@@ -219,7 +218,7 @@ def move(noted: Noted) -> wire.Move:
 async def _run(connection: Connection, run_id: str) -> asyncpg.Record:
     row = await connection.fetchrow(SQL["run"], run_id)
     if row is None:
-        raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock flow ls` lists them")
+        raise no_run(run_id)
     return row
 
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from penstock.flows import artifacts, worker_wire
-from penstock.flows.contract import ENGINE_KINDS, Answer, Hold
+from penstock.flows.contract import ARTIFACT_NAME_LIMIT, ENGINE_KINDS, Answer, Hold
 from penstock.flows.dependencies import Engine, Operator, RunId, StepId, Views
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
@@ -28,7 +28,7 @@ _TYPES.add_type("application/vnd.apache.parquet", ".parquet")
 _BODY = {"requestBody": {"required": True, "content": {_BINARY: {"schema": {"type": "string", "format": "binary"}}}}}
 _ANY: dict[int | str, Any] = {200: {"content": {"*/*": {"schema": {"type": "string", "format": "binary"}}}}}
 
-ArtifactName = Annotated[str, Path(max_length=worker_wire.ARTIFACT_NAME_LIMIT, description="May hold slashes.")]
+ArtifactName = Annotated[str, Path(max_length=ARTIFACT_NAME_LIMIT, description="May hold slashes.")]
 Fence = Annotated[int, Query(ge=0, le=2**63 - 1, description="Of the claim.")]
 
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from penstock.flows.contract import (
     ARTIFACT_LIMIT,
+    ARTIFACT_NAME_LIMIT,
     BATCH_LIMIT,
     CODE,
     DOCUMENT_LIMIT,
@@ -24,7 +25,6 @@ from penstock.flows.documents import plain
 from penstock.flows.wire import Body, Camel, RunId, StepId, Text, Worker
 from penstock.kernel.storage import is_object_path
 
-ARTIFACT_NAME_LIMIT = 200
 _INT8 = 2**63 - 1
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
+from uuid import UUID
 
 from penstock.harvest.contract import PartitionState, PlanState, RunState
+from penstock.kernel.errors import NotFound
 from penstock.kernel.machine import Machine, Move
 
 RUN = Machine(
@@ -136,3 +138,8 @@ def watermark(upper_bound: datetime, overlap: timedelta, before: datetime | None
     """H9: up to when a completed run knows everything; it never goes back."""
     reached = upper_bound - overlap
     return reached if before is None else max(before, reached)
+
+
+def no_run(run_id: UUID) -> NotFound:
+    """What is said of a run nobody knows."""
+    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")

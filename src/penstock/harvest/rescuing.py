@@ -18,6 +18,7 @@ from penstock.harvest.planning import Planner
 from penstock.harvest.store import SQL
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Database
+from penstock.kernel.spans import in_words
 
 RESCUES = 3
 _BECALMED = timedelta(hours=1)
@@ -90,6 +91,6 @@ class Rescuer:
         before = self._db.clock.now() - _BECALMED
         for row in await self._db.fetch(SQL["becalmed"], before, Code.NO_PROGRESS):
             async with self._db.transaction() as tx:
-                message = f"Run {row['run_id']} of {row['feed']} has kept no page for {_BECALMED}; it goes on waiting."
-                now = self._db.clock.now()
+                still = f"has kept no page for {in_words(_BECALMED)}; it goes on waiting."
+                message, now = f"Run {row['run_id']} of {row['feed']} {still}", self._db.clock.now()
                 await raise_alert(tx, row["feed"], row["run_id"], Code.NO_PROGRESS, Severity.WARNING, message, now)

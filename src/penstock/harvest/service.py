@@ -11,7 +11,7 @@ from penstock.harvest.config import HarvestSection
 from penstock.harvest.contract import PLANS, PartitionState, Plan, PlanState, RunState, RunType
 from penstock.harvest.ending import consolidation, end_partitions, hurry, work_item
 from penstock.harvest.feeds import known_feed
-from penstock.harvest.model import RUN
+from penstock.harvest.model import RUN, no_run
 from penstock.harvest.partitions import Ended
 from penstock.harvest.store import RunRow
 from penstock.kernel.bus import Bus, Message
@@ -157,7 +157,7 @@ class Harvest:
         if (plan := await store.plan(tx, run_id)) is not None:
             hint = "`penstock harvest run` starts another, once this one is at its end"
             return Conflict("RUN_NOT_BEGUN", f"run {run_id} has not begun: it is {plan.state.value}", hint=hint)
-        return NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="`penstock harvest status` lists them")
+        return no_run(run_id)
 
     async def _nothing_failed(self, tx: Connection, run: RunRow, partition: str | None) -> Conflict | NotFound:
         if partition is not None and partition not in await partitions.lock_partitions(tx, run.run_id):

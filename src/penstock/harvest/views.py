@@ -13,6 +13,7 @@ from penstock.harvest import watermark, wire
 from penstock.harvest.alerts import SQL as ALERTS
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.feeds import known_feed
+from penstock.harvest.model import no_run
 from penstock.kernel import journal, sql
 from penstock.kernel.db import Database
 from penstock.kernel.errors import NotFound
@@ -126,10 +127,9 @@ class HarvestViews:
         return wire.Pricing(feed=feed, versions=[wire.Rules.model_validate(dict(row)) for row in rows])
 
     async def _run(self, run_id: UUID) -> asyncpg.Record:
-        row = await self._db.fetchrow(SQL["run"], run_id)
+        row = await seen_run(self._db, run_id)
         if row is None:
-            hint = "`penstock harvest status` lists them"
-            raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint=hint)
+            raise no_run(run_id)
         return row
 
     async def _history(self, run_id: UUID, numbers: list[int]) -> list[wire.Noted]:
@@ -145,6 +145,11 @@ class HarvestViews:
             return wire.Watermark.model_validate_json(stored.data)
         except (NotFound, ValidationError):  # somebody else may have written there
             return None
+
+
+async def seen_run(db: Database, run_id: UUID) -> asyncpg.Record | None:
+    """A run as it is told of, planned or not; None when there is none."""
+    return await db.fetchrow(SQL["run"], run_id)
 
 
 def _watermark(moment: datetime, run_id: UUID, completed_at: datetime) -> wire.Watermark:

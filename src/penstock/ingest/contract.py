@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 PREFIX = "/api/v1/ingest"
+SUPPLIER = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"  # the whole of its name
 
 
 class Status(StrEnum):

@@ -8,13 +8,13 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from penstock.ingest.contract import FailureCode, RunState, Status
+from penstock.ingest.contract import SUPPLIER, FailureCode, RunState, Status
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.kernel.machine import Machine, Move
 
-_SUPPLIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_RUN_ID = re.compile(r"(?P<supplier>[A-Za-z0-9][A-Za-z0-9_-]{0,63})_\d{8}T\d{6}Z_[0-9a-f]{6}")
+_SUPPLIER = re.compile(SUPPLIER)
+_RUN_ID = re.compile(rf"(?P<supplier>{SUPPLIER})_\d{{8}}T\d{{6}}Z_[0-9a-f]{{6}}")
 
 
 RUN = Machine(
@@ -35,6 +35,18 @@ class Failed(Exception):
         self.hint = hint
 
 
+def no_run(run_id: str) -> NotFound:
+    """What is said of a run nobody knows, or knows any more."""
+    hint = "it may be under way, or too old; `penstock ingest status` shows the last, <supplier>_<time>_<rand6>"
+    return NotFound("RUN_NOT_FOUND", f"there is no run {run_id!r}", hint=hint)
+
+
+def no_supplier(name: str, known: Sequence[str]) -> NotFound:
+    """What is said of a supplier that has neither an inbox nor a configuration."""
+    hint = f"known are: {', '.join(known) or 'none yet'}"
+    return NotFound("SUPPLIER_NOT_FOUND", f"there is no supplier {name}", hint=hint)
+
+
 def checked_supplier(name: str) -> str:
     """*name* itself when it can name a supplier; else Invalid BAD_SUPPLIER."""
     if not _SUPPLIER.fullmatch(name):
@@ -52,8 +64,7 @@ def supplier_of(run_id: str) -> str:
     """Whose run it is; NotFound when nothing can be called that."""
     found = _RUN_ID.fullmatch(run_id)
     if found is None:
-        hint = "a run is called <supplier>_<YYYYMMDDTHHMMSSZ>_<rand6>; `penstock ingest status` shows the last ones"
-        raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id!r}", hint=hint)
+        raise no_run(run_id)
     return found["supplier"]
 
 

@@ -9,7 +9,7 @@ import orjson
 
 from penstock.ingest import layout
 from penstock.ingest.facts import digest_of, document
-from penstock.ingest.model import Pointer, checked_supplier, supplier_of
+from penstock.ingest.model import Pointer, checked_supplier, no_run, supplier_of
 from penstock.ingest.tree import Tree
 from penstock.kernel.errors import Corrupt, NotFound
 
@@ -73,8 +73,7 @@ def manifest_of(tree: Tree, run_id: str) -> dict[str, Any]:
         layout.state(supplier, run_id, layout.MANIFEST)
     )
     if content is None:
-        hint = "it may be under way, or too old; `penstock ingest status` shows the last ones"
-        raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint=hint)
+        raise no_run(run_id)
     return document(content)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from penstock.ingest import states, store
 from penstock.ingest.config import IngestSection
 from penstock.ingest.contract import RunState
-from penstock.ingest.model import Pointer, Standing, checked_supplier, supplier_of
+from penstock.ingest.model import Pointer, Standing, checked_supplier, no_run, no_supplier, supplier_of
 from penstock.ingest.standing import standing
 from penstock.ingest.states import State
 from penstock.ingest.store import MoveRow, Position, RunRow
@@ -44,9 +44,8 @@ class IngestViews:
         checked_supplier(name)
 
         def look(tree: Tree) -> Standing:
-            if name not in tree.suppliers():
-                hint = "a supplier has an inbox or a configuration"
-                raise NotFound("SUPPLIER_NOT_FOUND", f"there is no supplier {name}", hint=hint)
+            if name not in (known := tree.suppliers()):
+                raise no_supplier(name, known)
             return self._standing(tree, name)
 
         return await self._in_tree(look)
@@ -68,7 +67,7 @@ class IngestViews:
         async with self._db.connection() as connection:
             found = await store.run(connection, run_id)
             if found is None:
-                raise NotFound("RUN_NOT_FOUND", f"there is no run {run_id}", hint="/api/v1/ingest/runs lists them")
+                raise no_run(run_id)
             row, numbers = found
             moves = await store.moves_of_run(connection, run_id)
             return row, moves, await journal.history(connection, numbers, [run_id])

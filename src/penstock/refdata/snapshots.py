@@ -8,6 +8,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.kernel.db import Database
+from penstock.kernel.spans import in_words
 from penstock.refdata import staging, store
 from penstock.refdata.judging import Judging
 from penstock.refdata.model import (
@@ -62,7 +63,7 @@ async def expire(db: Database, after: timedelta, actor: str) -> int:
             if not await staging.is_expired(tx, target, snapshot_id, now - after):
                 continue
             came = await staging.chunk_indexes(tx, target, snapshot_id)
-            said = f"chunks {missing_chunks(came, total)} of {total} did not come within {after}"
+            said = f"chunks {missing_chunks(came, total)} of {total} did not come within {in_words(after)}"
             await _close(judging, target, snapshot_id, Verdict(refusal=Refusal("SNAPSHOT_INCOMPLETE", said)))
             await judging.write()
     return len(late)

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 PREFIX = "/api/v1/pipeline"
+NAME_LIMIT = 255  # characters of the name of a file, or a worker
 BATCH_LIMIT = 1_000  # rows in a claim, a report or a heartbeat
 WAIT_LIMIT = 30  # seconds a claim waits for a row
 DELAY_LIMIT = 86_400  # seconds of a lease, or until a later try

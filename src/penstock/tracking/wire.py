@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from penstock.kernel.text import is_storable
-from penstock.tracking.contract import BATCH_LIMIT, DELAY_LIMIT, WAIT_LIMIT, Answer, Said, Stage, Status
+from penstock.tracking.contract import BATCH_LIMIT, DELAY_LIMIT, NAME_LIMIT, WAIT_LIMIT, Answer, Said, Stage, Status
 
-NAME_LIMIT = 255
 SHARDS_LIMIT = 10_000
 _INT4 = 2**31 - 1
 _INT8 = 2**63 - 1

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from urllib.request import urlopen
@@ -11,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.cli import harvest_source
-from penstock.kernel.errors import Invalid
+from penstock.kernel.errors import Conflict, Invalid
 
 PROGRAM = """
 import typer
@@ -39,6 +40,18 @@ def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
     assert (told["event"], told["records"], told["order"]) == ("ready", 50, "id")
     assert (page["total"], page["hasMore"]) == (50, True)
     assert 1 <= len(page["items"]) < 30
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    """H17: under the code every program of ours tells it with."""
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    harvest_source.add_to(app)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = CliRunner().invoke(app, ["source", "--port", port, "--records", "1"])
+    assert isinstance(refused.exception, Conflict)
+    assert refused.exception.code == "PORT_IN_USE"
 
 
 def test_it_does_not_listen_for_others() -> None:

@@ -14,7 +14,7 @@ from penstock.flows.kinds.elsewhere import asked_by, patiently, pause, stopped
 from penstock.flows.kinds.reading import read
 from penstock.flows.kinds.threads import in_a_thread
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
-from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.contract import SUPPLIER, FailureCode, Status
 from penstock.kernel.errors import Conflict
 
 KIND = "ingest.run"
@@ -24,7 +24,7 @@ _MAY_GO_LATER = (FailureCode.FILE_MISSING.value, FailureCode.SUPERSEDED.value, F
 class IngestInputs(Written):
     """Whose file."""
 
-    supplier: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}\z")]
+    supplier: Annotated[str, StringConstraints(pattern=rf"^{SUPPLIER}\z")]
 
 
 @dataclass(frozen=True, slots=True)

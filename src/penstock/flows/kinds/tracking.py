@@ -11,7 +11,7 @@ from penstock.flows.definition import Written
 from penstock.flows.kinds.elsewhere import patiently, pause
 from penstock.flows.kinds.reading import read
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
-from penstock.tracking.contract import Stage
+from penstock.tracking.contract import NAME_LIMIT, Stage
 
 KIND = "tracking.wait"
 _TOLD = 20  # shards an error names
@@ -20,7 +20,7 @@ _TOLD = 20  # shards an error names
 class TrackingInputs(Written):
     """Which file, and how far."""
 
-    filename: Annotated[str, Field(min_length=1, max_length=1_000)]
+    filename: Annotated[str, Field(min_length=1, max_length=NAME_LIMIT)]
     stage: Stage = list(Stage)[-1]
     poll_seconds: float = Field(1, ge=0.2, le=3_600)
 

@@ -108,7 +108,7 @@ async def _listen(options: LocalOptions, routes: Routes, connections: set[Connec
         return await loop.create_server(lambda: Connection(routes, connections), options.host, options.port)
     except OSError as error:
         said = f"cannot listen on {options.host}:{options.port}: {error.strerror or error}"
-        raise Conflict("PORT_TAKEN", said, hint="take another --port; 0 takes a free one") from error
+        raise Conflict("PORT_IN_USE", said, hint="take another --port; 0 takes a free one") from error
 
 
 def _url(server: asyncio.Server) -> str:
