@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from penstock.app import HarvestPlatform
-from penstock.harvest import contract
+from penstock.harvest import contract, store
 from penstock.harvest.completing import Consolidator, OnPublished
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.contract import WorkDone
@@ -18,7 +18,6 @@ from penstock.harvest.fetching import ATTEMPTS, Fetcher
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.planning import Planner
 from penstock.harvest.rescuing import Rescuer
-from penstock.harvest.store import SQL
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery, Subscription
 from penstock.kernel.clock import Clock
@@ -135,7 +134,7 @@ def _chores(
         metrics.untold(await teller.tell())
 
     async def forget_old_runs() -> None:
-        while await db.fetchval(SQL["prune_runs"], db.clock.now() - section.retention):
+        while await store.prune_runs(db, db.clock.now() - section.retention):
             pass
 
     return [
@@ -150,5 +149,4 @@ def _chores(
 
 async def _show_watermarks(platform: HarvestPlatform, metrics: HarvestMetrics) -> None:
     """Whoever completed the run: every process knows, and one that starts does not begin with nothing."""
-    rows = await platform.db.fetch(SQL["feed_watermarks"], list(platform.settings.harvest.feeds))
-    metrics.known_up_to({row["feed"]: row["watermark"] for row in rows})
+    metrics.known_up_to(await store.feed_watermarks(platform.db, list(platform.settings.harvest.feeds)))

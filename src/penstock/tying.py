@@ -9,7 +9,7 @@ from penstock.flows.kinds.ingest import Ingested
 from penstock.flows.kinds.refdata import Published
 from penstock.flows.kinds.tracking import Shard
 from penstock.harvest.service import Harvest
-from penstock.harvest.views import SQL as HARVEST
+from penstock.harvest.views import seen_run
 from penstock.ingest import layout, ledger
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.facts import document, small
@@ -45,7 +45,7 @@ class TiedFeeds:
         return None
 
     async def run(self, run_id: UUID) -> Harvested | None:
-        row = await self._harvest.db.fetchrow(HARVEST["run"], run_id)
+        row = await seen_run(self._harvest.db, run_id)
         if row is None:
             return None
         told = {name: row[name] for name in Harvested.__slots__}

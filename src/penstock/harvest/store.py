@@ -10,7 +10,7 @@ import asyncpg
 from penstock.harvest.contract import PlanState, RunState, RunType
 from penstock.harvest.model import MACHINES, PLAN, RUN, Heatmap, Part
 from penstock.kernel import journal, sql
-from penstock.kernel.db import Connection
+from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Conflict
 
 SQL = sql.load("penstock.harvest", MACHINES)
@@ -186,6 +186,16 @@ async def force(tx: Connection, run_id: UUID, by: str, reason: str) -> None:
 async def unforce(tx: Connection, run_id: UUID) -> None:
     """H5: it was forced once, not for good; the journal and the alert still tell."""
     await tx.execute(SQL["unforce_run"], run_id)
+
+
+async def feed_watermarks(db: Database, feeds: Sequence[str]) -> dict[str, datetime]:
+    """Up to when *feeds* are known; those that are not are left out."""
+    return {row["feed"]: row["watermark"] for row in await db.fetch(SQL["feed_watermarks"], feeds)}
+
+
+async def prune_runs(db: Database, before: datetime) -> int:
+    """Forget some runs that ended *before*, never the last of a feed; how many."""
+    return int(await db.fetchval(SQL["prune_runs"], before))
 
 
 def _run(row: asyncpg.Record) -> RunRow:
