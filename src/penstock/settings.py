@@ -198,6 +198,9 @@ def _cannot_be_fed(refdata: RefdataSection, fed: FedDictionary) -> str | None:
         return f"there is no dictionary {fed.code} in refdata.dictionaries"
     if found.load_sql is None or found.apply is not None:
         return f"{fed.code} has to read what harvest publishes: give it `loadSql`, and no `apply`"
+    if found.keep_versions or found.max_drop_percent is not None:
+        said = "are for SNAPSHOTs, and nobody sends one to it; limits.max_delete_ratio of the feed guards it"
+        return f"keepVersions and maxDropPercent of {fed.code} {said}"
     if refdata.tenants is not None and fed.tenant not in refdata.tenants:
         return f"there is no tenant {fed.tenant} in refdata.tenants"
     if refdata.postgres is not None:

@@ -8,14 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.harvest import consolidating
+from penstock.harvest import consolidating, watermark
 from penstock.harvest.contract import RunState
 from penstock.kernel.errors import BadConfig
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.settings import load_settings
 from tests.harvest.crank import feed
-from tests.harvest.rig import FEED, Rig, made_of, rigged
+from tests.harvest.rig import FEED, Rig, made_of, opened, rigged, settings_on
 from tests.harvest.test_cli import Source
 from tests.services.program import Up, penstock
 from tests.services.until import until
@@ -23,7 +23,7 @@ from tests.services.until import until
 PRICES, OTHERS = Dict("acme", "STONES"), Dict("globex", "STONES")
 LOAD = f"""
     select key as k, fields || jsonb_build_object('price', price) as v from published_record
-    where feed = '{FEED}' and :tenantId in ('acme', 'globex')
+    where feed = '{FEED}' and :tenantId in ('acme', 'globex', 'initech')
 """
 READS = {"dictionaries": [{"code": "STONES", "loadSql": LOAD}]}
 FED = [{"tenant": one.tenant_id, "code": one.dict_code} for one in (PRICES, OTHERS)]
@@ -70,6 +70,59 @@ async def test_every_run_that_changes_something_is_a_version(rig: Rig) -> None:
         "SELECT version, source, items FROM outbox_event WHERE tenant_id = 'acme' ORDER BY version"
     )
     assert [tuple(row) for row in told] == [(1, f"harvest {FEED}", 300), (2, f"harvest {FEED}", 32)]
+
+
+async def test_whoever_reads_the_table_gets_the_version(rig: Rig) -> None:
+    """R2, R32: a tenant that the feed does not name reads the same records: its version grows with them."""
+    other = Dict("initech", "STONES")
+    async with rig.working():
+        before = await loaded(rig, other)
+        await rig.completed()
+        after = await loaded(rig, other)
+        assert (before[0], after[0]) == (0, 1)
+        rig.source.change(updates=5)
+        await rig.completed()
+        assert (await loaded(rig, other))[0] == 2
+
+
+async def test_a_dictionary_that_is_named_later_has_a_version_after_the_next_run(
+    rig: Rig, database_url: str, tmp_path: Path
+) -> None:
+    """R2: though that run changed nothing; those that had one keep it."""
+    async with rig.working():
+        await rig.completed()
+    later = Dict("initech", "STONES")
+    named = [*FED, {"tenant": later.tenant_id, "code": later.dict_code}]
+    settings = settings_on(database_url, rig.source.url, tmp_path, refdata=READS, dictionaries=named)
+    async with opened(settings, rig.source) as again, again.working():
+        await again.completed(full=True)
+        assert [(await loaded(again, one))[0] for one in (PRICES, OTHERS, later)] == [1, 1, 1]
+
+
+async def test_dictionaries_are_not_held_while_the_store_is_written_to(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H8: whoever pins or redefines one does not wait for object storage."""
+    save, held = watermark.save, []
+
+    async def watched(*args: Any) -> None:
+        async with rig.platform.db.transaction() as tx:
+            held.append(await tx.fetch("SELECT version FROM dictionary_meta FOR UPDATE NOWAIT"))
+        await save(*args)
+
+    async with rig.working():
+        await rig.completed()
+        monkeypatch.setattr(watermark, "save", watched)
+        rig.source.change(updates=5)
+        await rig.completed()
+    assert [[row["version"] for row in rows] for rows in held] == [[1, 1]]
+
+
+async def test_a_feed_that_no_dictionary_reads_is_kept_once(database_url: str, tmp_path: Path) -> None:
+    """H7: its records are not copied."""
+    async with rigged(database_url, tmp_path) as plain, plain.working():
+        await plain.completed()
+        assert await plain.db.fetchval("SELECT count(*) FROM published_record") == 0
 
 
 async def test_nothing_of_a_run_that_fails_is_read(rig: Rig, tmp_path: Path) -> None:
@@ -151,6 +204,8 @@ def _count(up: Up) -> int:
         ({}, "there is no dictionary STONES"),
         ({"dictionaries": [{"code": "STONES"}]}, "give it `loadSql`, and no `apply`"),
         ({**READS, "tenants": ["globex"]}, "there is no tenant acme"),
+        ({"dictionaries": [{**READS["dictionaries"][0], "keepVersions": 3}]}, "are for SNAPSHOTs"),
+        ({"dictionaries": [{**READS["dictionaries"][0], "maxDropPercent": 10}]}, "are for SNAPSHOTs"),
         ({**READS, "postgres": {"jdbcUrl": "jdbc:postgresql://db/other", "username": "x"}}, "another database"),
     ],
 )

@@ -14,7 +14,7 @@ from penstock.harvest.feeds import Feed, Feeds
 from penstock.harvest.fetching import LONGEST_WAIT
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
-from penstock.harvest.store import SQL, RunRow
+from penstock.harvest.store import AT_EASE, SQL, RunRow
 from penstock.harvest.sweeping import Stopped, sweep
 from penstock.harvest.watermark import WatermarkNotSaved
 from penstock.kernel.bus import Bus, Delivery
@@ -24,7 +24,7 @@ from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.storage import Storage
 
 ATTEMPTS = 3  # H12
-# What follows from so many records published under a feed's name, in the transaction that publishes them.
+# What follows when so many records of a feed were published, in the transaction that publishes them; none may be.
 OnPublished = Callable[[Connection, str, int], Awaitable[None]]
 
 
@@ -141,26 +141,28 @@ class Consolidator:
                 return False
             now, is_whole = self._db.clock.now(), held.failed == 0
             deleted = await self._delete(tx, held, feed, is_certain=is_certain) if is_whole else None
-            await self._publish(tx, feed)
+            differing = await self._publish(tx, feed)
             # H5: what failed partitions hold was not fetched; the next run has to ask for it again.
             reached = model.watermark(held.upper_bound, feed.section.overlap, known) if is_whole else known
             await store.complete_run(tx, run.run_id, self._worker, now, reached, deleted)
             if reached is not None and is_whole:
                 await store.save_watermark(tx, run.feed, run.run_id, reached, now)
-                # Last, and before the commit: without the copy nothing of this has happened.
+                # Late, and before the commit: without the copy nothing of this has happened.
                 await watermark.save(self._storage, run.feed, watermark.document(reached, run.run_id, now))
+            if differing is not None:
+                # Last: dictionaries are not to be held while a store is written to.
+                await self._on_published(tx, run.feed, differing)
         self._metrics.completed(run.feed, run.run_type)
         structlog.get_logger().info("run_completed", feed=run.feed, run=str(run.run_id), deleted=deleted)
         return True
 
-    async def _publish(self, tx: Connection, feed: Feed) -> None:
-        """Let dictionaries read what the run made, all of it at once; nothing new is no new version."""
+    async def _publish(self, tx: Connection, feed: Feed) -> int | None:
+        """Let dictionaries read what the run made, all at once: how many records differ; None when nobody reads it."""
         if not feed.section.dictionaries:
-            return
+            return None
         await plan_freely(tx)
         await tx.execute(SQL["plan_at_ease"])
-        if differing := await tx.fetchval(SQL["publish"], feed.name):
-            await self._on_published(tx, feed.name, differing)
+        return int(await tx.fetchval(SQL["publish"], feed.name, timeout=AT_EASE))
 
     async def _delete(self, tx: Connection, run: RunRow, feed: Feed, *, is_certain: bool) -> int | None:
         """H10: what a whole full run did not see is gone, unless that is too much to be believed."""
@@ -173,7 +175,7 @@ class Consolidator:
             is_certain = True
         await plan_freely(tx)
         await tx.execute(SQL["plan_at_ease"])
-        row = await tx.fetchrow(SQL["standing"], run.feed, runs)
+        row = await tx.fetchrow(SQL["standing"], run.feed, runs, timeout=AT_EASE)
         live, unseen = (row["live"], row["unseen"]) if row and runs else (0, 0)
         if not unseen:
             return 0
@@ -185,7 +187,7 @@ class Consolidator:
         elif unseen > limit * live:
             why = f"that is more than {limit:.0%}"
         else:
-            return int(await tx.fetchval(SQL["soft_delete"], run.feed, runs, now, run.run_id))
+            return int(await tx.fetchval(SQL["soft_delete"], run.feed, runs, now, run.run_id, timeout=AT_EASE))
         message = f"Run {run.run_id} of {run.feed} did not see {unseen:,} of {live:,} records; {why}. None was deleted."
         await raise_alert(tx, run.feed, run.run_id, Code.DELETION_SKIPPED, Severity.WARNING, message, now)
         return 0

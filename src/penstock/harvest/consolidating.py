@@ -14,6 +14,7 @@ import orjson
 from penstock.harvest.compiling import compile_fetch, compile_set
 from penstock.harvest.config import ConsolidationMode, ConsolidationSection
 from penstock.harvest.recipe import Mapped, Problem, Recipe
+from penstock.harvest.store import AT_EASE
 from penstock.kernel import canonical
 from penstock.kernel.db import Connection, Database, plan_freely
 from penstock.kernel.errors import Corrupt, Transient
@@ -94,7 +95,7 @@ async def use_recipe(tx: Connection, feed: str, recipe: Recipe, now: datetime) -
         await tx.execute(_SQL["change_recipe"], feed, recipe.digest)
         if before is not None:  # else none was ever consolidated, and all are pending anyway
             await plan_freely(tx)
-            await tx.execute(_SQL["make_all_pending"], feed)
+            await tx.execute(_SQL["make_all_pending"], feed, timeout=AT_EASE)
     latest = await tx.fetchrow(_SQL["latest_pricing"], feed)
     if latest is not None and latest["digest"] == recipe.pricing_digest:
         return int(latest["version"])

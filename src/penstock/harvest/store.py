@@ -14,6 +14,7 @@ from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Conflict
 
 SQL = sql.load("penstock.harvest", MACHINES)
+AT_EASE = 6 * 3600.0  # seconds for a statement over all records of a feed, however many there are
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,13 @@ _NAMESPACE = UUID("9a1f0f0e-3d0b-5d55-8a53-0d6f7b1c2e44")
 
 
 async def renew(tx: Connection, targets: Collection[Dict], *, source: str, items: int, now: datetime) -> None:
-    """R2: *source* has changed so many *items* in the tables that *targets* only read."""
-    standings = await store.lock_dictionaries(tx, targets, now=now)
+    """R2: *source* has changed so many *items* in the tables that *targets* only read; of these, who has no version yet
+    gets one all the same."""
+    await store.create_dictionaries(tx, targets, now=now)
+    # All tenants of a code read the same tables: whoever kept its version would have other content under it.
+    standings = await store.lock_codes(tx, sorted({target.dict_code for target in targets}))
+    if not items:
+        standings = {target: at for target, at in standings.items() if target in targets and not at.version}
     await advance(tx, standings, event_type=EVENT_TYPE, source=source, items=items, now=now)
 
 
@@ -22,6 +27,8 @@ async def advance(
     tx: Connection, standings: Mapping[Dict, Standing], *, event_type: str, source: str, items: int, now: datetime
 ) -> None:
     """Let dictionaries that *tx* has locked stand at their next versions, and have that announced."""
+    if not standings:
+        return
     advanced = {target: Standing(at.version + 1, at.revision) for target, at in standings.items()}
     await store.advance(tx, advanced, now=now)
     commits = [
