@@ -36,7 +36,7 @@ from tests.services.until import until
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 SECRET = "hush, hush"
-FLOW = "after-prices"
+FLOW, OTHER_FLOW = "after-prices", "also-after-prices"
 
 
 class Told(NamedTuple):
@@ -255,7 +255,8 @@ def up(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     }
     (folder / "penstock.yaml").write_text(json.dumps(config))
     (folder / "flows").mkdir()
-    (folder / "flows" / "after-prices.yaml").write_text(json.dumps({"name": FLOW}))
+    for name in (FLOW, OTHER_FLOW):
+        (folder / "flows" / f"{name}.yaml").write_text(json.dumps({"name": name}))
     with Up(folder) as up:
         yield up
 
@@ -367,9 +368,9 @@ def test_a_dictionary_that_is_not_there_yet(
     assert "NOT_YET" in came[dictionary.name.replace("PRICES", "NOT_YET")]
 
 
-def started(up: Up, run_id: str) -> list[Json]:
+def started(up: Up, run_id: str, flow: str = FLOW) -> list[Json]:
     """The runs of the flow that a run of ingest has started."""
-    runs = httpx.get(f"{up.api}/api/v1/flow_runs", params={"flow": FLOW, "limit": 100}).json()["runs"]
+    runs = httpx.get(f"{up.api}/api/v1/flow_runs", params={"flow": flow, "limit": 100}).json()["runs"]
     found = [httpx.get(f"{up.api}/api/v1/flow_runs/{run['runId']}").json() for run in runs]
     return [run for run in found if run["scope"]["runId"] == run_id]
 
@@ -396,6 +397,26 @@ def test_a_publication_starts_a_flow_once(house: House, up: Up, deliver: Deliver
     assert [run["scope"]["fence"] for run in started(up, second)] == [2]
 
 
+def test_a_run_of_a_flow_is_known_by_its_name_alone(house: House, up: Up, deliver: Deliver) -> None:
+    """I23: the server's address written otherwise is the same server; another flow is another run."""
+    aim(house, {"flow": {"name": FLOW, "url": up.api}})
+    run_id = house.publish(ONE)
+    deliver()
+    aim(house, {"flow": {"name": FLOW, "url": f"{up.api}/"}}, {"flow": {"name": OTHER_FLOW, "url": up.api}})
+    assert set(deliver().values()) == {"done"}
+    assert len(started(up, run_id)) == 1
+    assert len(started(up, run_id, OTHER_FLOW)) == 1
+
+
+def test_a_server_that_refuses_for_another_reason_is_asked_again(house: House, deliver: Deliver) -> None:
+    """I23: a conflict that is not about our run is not taken for a start."""
+    with Hook(409) as hook:
+        address = hook.url.removesuffix("/hook")
+        aim(house, {"flow": {"name": FLOW, "url": address}})
+        house.publish(ONE)
+        assert deliver() == {f"flow {FLOW} at {address}": "not yet: the server answered 409"}
+
+
 def test_a_flow_that_is_not_there_yet(house: House, up: Up, clock: ManualClock, deliver: Deliver) -> None:
     """I23: somebody has to mend it: told, and tried again; the publication stands."""
     aim(house, {"flow": {"name": "not-yet", "url": up.api}})
@@ -413,6 +434,13 @@ def test_a_target_is_one_thing(house: House) -> None:
         aim(house, wrong)
         with pytest.raises(Failed, match="give a dictionary, a flow or a webhook"):
             load_supplier(house.root / layout.config(SUPPLIER))
+
+
+def test_a_target_is_named_once(house: House) -> None:
+    """I23: a second one would share the first one's marker, and never be told."""
+    aim(house, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
+    with pytest.raises(Failed, match="a target is there twice"):
+        load_supplier(house.root / layout.config(SUPPLIER))
 
 
 def test_the_command_tells_of_its_deliveries(house: House, dictionary: Dictionary) -> None:

@@ -79,7 +79,7 @@ class Deliveries:
             key = f"{current.pointer.run_id}:{target.digest}"
             return self._bridge.call(call_webhook(target.webhook, self._name, current, key))
         if target.flow is not None:
-            return self._bridge.call(start_flow(target.flow, self._name, current, target.digest))
+            return self._bridge.call(start_flow(target.flow, self._name, current))
         if target.dictionary is None:
             raise RuntimeError("a target is one of the three")
         with open_state(self._tree, self._name) as state:

@@ -22,7 +22,7 @@ class DictionaryTarget(Section):
 
 
 class FlowTarget(Section):
-    """I23: a flow that is started by every publication, once; its scope tells which."""
+    """I23: a flow that a publication starts, once, unless a newer one took its place; the run's scope tells which."""
 
     name: Annotated[str, Field(pattern=NAME)] = Field(description="Which flow.")
     scope: dict[str, Any] = Field(default_factory=dict, description="Beside `supplier`, `runId`, `fence` and `facts`.")

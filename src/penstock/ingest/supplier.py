@@ -268,6 +268,8 @@ class Supplier(Section):
         for place, name in enumerate(self.key):
             if self.columns and name not in self.columns and name != CATEGORY:
                 raise Misplaced(("key", place), f"there is no column {name!r}; columns: {', '.join(self.columns)}")
+        if len({target.digest for target in self.targets}) < len(self.targets):
+            raise Misplaced(("targets",), "a target is there twice; two runs of a flow are two flows")
         if any(target.dictionary for target in self.targets) and (len(self.key) != 1 or self.key == [CATEGORY]):
             raise Misplaced(("targets",), "a dictionary has one key: give `key` one column")
         if any(target.dictionary for target in self.targets) and self.duplicate_keys == "keep":

@@ -100,11 +100,12 @@ def _items(state: State, key: str) -> Iterator[Item]:
         yield Item(str(name), payload=Raw(orjson.dumps(fact["payload"])))
 
 
-async def start_flow(target: FlowTarget, supplier: str, current: Current, digest: str) -> Json:
-    """Start a run of a flow. Its id comes from ours: whoever repeats this finds it there."""
+async def start_flow(target: FlowTarget, supplier: str, current: Current) -> Json:
+    """Start a run of a flow. Its id comes from ours and the flow's name: whoever repeats this finds it there, however
+    the server's address is written by then."""
     pointer = current.pointer
     told = {"supplier": supplier, "runId": pointer.run_id, "fence": pointer.fence, "facts": current.before.facts}
-    run_id = f"{pointer.run_id}.{digest[:8]}"
+    run_id = f"{pointer.run_id}.{uuid5(_NAMESPACE, target.name).hex[:8]}"
     token = resolve(target.token, "targets.flow.token") if target.token else None
     async with _Runs(target.url, token=token) as runs:
         await runs.start({"runId": run_id, "flow": target.name, "scope": {**target.scope, **told}})
