@@ -13,7 +13,7 @@ import pytest
 from penstock.flows import findings as flows
 from penstock.flows.views import FlowViews
 from penstock.harvest import findings as harvest
-from penstock.harvest.wire import Feed
+from penstock.harvest.wire import Feed, Run
 from penstock.ingest import findings as ingest
 from penstock.ingest.model import Alert
 from penstock.ingest.model import Standing as Supplier
@@ -131,16 +131,39 @@ def test_every_alert_of_suppliers_is_told() -> None:
 
 def feed(**changes: Any) -> Feed:
     fine = {"feed": "stones", "source": "rest", "url": "http://x", "watermark": NOW - HOUR, "every_seconds": 3600.0}
-    return Feed.model_construct(**{**fine, "paused_until": None, "pending": 0, "last_run": None, **changes})
+    more = {"overlap_seconds": 600.0, "paused_until": None, "pending": 0, "last_run": None}
+    return Feed.model_construct(**{**fine, **more, **changes})
+
+
+def run(state: str, **more: Any) -> Run:
+    told = {
+        "run_id": UUID(int=7),
+        "feed": "stones",
+        "state": state,
+        "requested_at": NOW,
+        "started_at": NOW,
+        "error": None,
+    }
+    return Run.model_construct(**{**told, **more})
+
+
+RETRY = f"penstock harvest partitions {UUID(int=7)}; then penstock harvest retry {UUID(int=7)}"
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({}, []),
-        ({"watermark": NOW - 2 * HOUR}, []),
-        ({"watermark": NOW - 3 * HOUR, "every_seconds": None}, []),
-        ({"watermark": NOW - 3 * HOUR}, [("LATE", "known only up to 3 hours ago, and due every 60 minutes")]),
+        ({"watermark": NOW - 3 * HOUR - 40 * MINUTE}, []),  # three runs, half an hour, and the overlap
+        ({"watermark": NOW - 5 * HOUR, "every_seconds": None}, []),
+        ({"watermark": NOW - 4 * HOUR}, [("LATE", "known only up to 4 hours ago, and due every 60 minutes")]),
+        ({"watermark": NOW - MINUTE, "every_seconds": 30.0, "overlap_seconds": 60.0}, []),
+        ({"last_run": run("completed")}, []),
+        ({"last_run": run("failed", error="no disk")}, [("BROKEN", "its last run failed: no disk")]),
+        (
+            {"last_run": run("consolidation_skipped")},
+            [("BROKEN", "its last run consolidation skipped: partitions failed")],
+        ),
         (
             {"paused_until": NOW + 5 * MINUTE, "paused_because": "429"},
             [("LATE", "its source is left alone for 5 minutes: 429")],
@@ -150,6 +173,19 @@ def feed(**changes: Any) -> Feed:
 def test_feeds(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     """H13: a source that is left alone, and a watermark that stands, are late."""
     assert [(one.severity.value, one.what) for one in harvest._of(feed(**changes), NOW)] == expected
+
+
+@pytest.mark.parametrize(
+    ("last", "hint"),
+    [
+        (run("failed"), RETRY),
+        (run("consolidation_skipped"), RETRY),
+        (run("failed", started_at=None), "mend the cause, then penstock harvest run stones"),
+    ],
+)
+def test_the_next_step_of_a_run_that_failed(last: Run, hint: str) -> None:
+    """H11: one that never began cannot be retried."""
+    assert [one.hint for one in harvest._of(feed(last_run=last), NOW)] == [hint]
 
 
 async def test_steps_nobody_takes(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
@@ -163,6 +199,23 @@ async def test_steps_nobody_takes(database_url: str, tmp_path: Path, clock: Manu
         clock.advance(MINUTE)
         told = found(await flows.look(views))
         assert told == [("LATE", "work", "2 steps waiting for a worker, the oldest for 6 minutes")]
+
+
+async def test_runs_that_failed(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
+    """F18: by when they failed, not when they were made; runs within another leave room for it."""
+    async with rigged(database_url, tmp_path, clock=clock) as rig:
+        views: FlowViews = rig.app.state.flow_views
+        for run_id in ("outer", *(f"inner-{number}" for number in range(8))):
+            await rig.create({"a": {"kind": "work"}}, run_id)
+        within = "UPDATE flow_run SET parent_run = (SELECT id FROM flow_run WHERE run_id = 'outer'), parent_n = 0"
+        await views._db.execute(f"{within} WHERE run_id <> 'outer'")
+        clock.advance(timedelta(days=2))
+        for item in await rig.claim():
+            await rig.report(item, "FAILED", error={"code": "NO", "message": "no"})
+        told = [one for one in found(await flows.look(views)) if one[0] == "BROKEN"]
+        assert [subject for _, subject, _ in told] == ["outer"]
+        clock.advance(timedelta(days=1, minutes=1))
+        assert [one for one in found(await flows.look(views)) if one[0] == "BROKEN"] == []
 
 
 def board(**looks: Callable[[], Awaitable[Report]]) -> StatusBoard:

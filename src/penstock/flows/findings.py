@@ -2,9 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from penstock.flows.contract import RunStatus
-from penstock.flows.views import LAST, FlowViews
-from penstock.flows.wire import RunHead
+from penstock.flows.views import FailedRun, FlowViews
 from penstock.kernel.findings import Finding, Report, broken, late, several
 from penstock.kernel.spans import in_words
 
@@ -17,9 +15,8 @@ async def look(views: FlowViews) -> Report:
     """How runs stand, and what is wrong with some."""
     now = views.now()
     active, ready = await views.under_way()
-    failed = await views.runs(None, RunStatus.FAILED, now - FAILED_WITHIN, LAST, _NAMED)
     summary = f"{several(sum(active.values()), 'run')} under way, {sum(one.steps for one in ready):,} steps wait"
-    found = [_failed(run, now) for run in failed.items if run.parent_run_id is None]  # an inner one's outer run tells
+    found = [_failed(run, now) for run in await views.failed(now - FAILED_WITHIN, _NAMED)]
     for one in ready:
         if one.waits > WAITS_TOO_LONG:
             what = f"{several(one.steps, 'step')} waiting for a worker, the oldest for {in_words(one.waits)}"
@@ -27,7 +24,7 @@ async def look(views: FlowViews) -> Report:
     return Report(summary, found)
 
 
-def _failed(run: RunHead, now: datetime) -> Finding:
-    what = f"{run.flow or 'run'} failed {in_words(now - (run.finished_at or now))} ago: {run.reason or 'see its steps'}"
+def _failed(run: FailedRun, now: datetime) -> Finding:
+    what = f"{run.flow or 'run'} failed {in_words(now - run.finished_at)} ago: {run.reason or 'see its steps'}"
     hint = f"penstock flow show {run.run_id}; then penstock flow retry {run.run_id}"
     return broken(run.run_id, what, hint, run.finished_at)

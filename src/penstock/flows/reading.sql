@@ -21,6 +21,14 @@ WHERE r.flow = $5 AND r.id < $1 AND ($3::text IS NULL OR r.status = $3)
 ORDER BY r.id DESC
 LIMIT $2;
 
+-- name: failed_runs
+-- F18: the runs that failed of late, the latest first; not those within another, which tells.
+SELECT r.run_id, r.flow, r.reason, r.finished_at
+FROM flow_run r
+WHERE r.finished_at > $1 AND r.status = {run.FAILED} AND r.parent_run IS NULL
+ORDER BY r.finished_at DESC
+LIMIT $2;
+
 -- name: run
 -- F1: a run by its name.
 SELECT r.id, r.run_id, r.flow, r.status, r.reason, r.created_at, r.started_at, r.finished_at, r.created_by,

@@ -47,6 +47,15 @@ class Ready(NamedTuple):
     waits: timedelta
 
 
+class FailedRun(NamedTuple):
+    """A run that failed, and why."""
+
+    run_id: str
+    flow: str | None
+    reason: str | None
+    finished_at: datetime
+
+
 class FlowViews:
     """Flows as they are seen through the API."""
 
@@ -66,6 +75,10 @@ class FlowViews:
             {RunStatus(status): count for status, count in active},
             [Ready(kind, count, timedelta(seconds=seconds)) for kind, count, seconds in ready],
         )
+
+    async def failed(self, since: datetime, limit: int) -> list[FailedRun]:
+        """F18: the runs that failed *since* then, the latest first."""
+        return [FailedRun(*row) for row in await self._db.fetch(SQL["failed_runs"], since, limit)]
 
     async def runs(
         self, flow: str | None, status: RunStatus | None, since: datetime | None, before: int, limit: int

@@ -5,13 +5,13 @@ from datetime import datetime, timedelta
 from penstock.harvest.contract import PlanState, RunState
 from penstock.harvest.model import RUN
 from penstock.harvest.views import HarvestViews
-from penstock.harvest.wire import Feed
+from penstock.harvest.wire import Feed, Run
 from penstock.kernel.findings import Finding, Report, broken, late, several
 from penstock.kernel.spans import in_words
 
 _FAILED = (PlanState.FAILED, RunState.FAILED, RunState.CONSOLIDATION_SKIPPED)
 _UNDER_WAY = (PlanState.PLANNING, PlanState.PLANNED, *RUN.groups["active"])
-_LATE_AFTER = 2  # times `every` that a watermark may stand still
+_LATE = timedelta(minutes=30)  # beyond three runs: one may fail and the next be under way
 
 
 async def look(views: HarvestViews) -> Report:
@@ -29,13 +29,19 @@ def _of(feed: Feed, now: datetime) -> list[Finding]:
     run = feed.last_run
     if run is not None and run.state in _FAILED:
         what = f"its last run {run.state.replace('_', ' ')}: {run.error or 'partitions failed'}"
-        hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
-        found.append(broken(feed.feed, what, hint, run.requested_at))
+        found.append(broken(feed.feed, what, _hint(run), run.requested_at))
     if feed.paused_until is not None:
         what = f"its source is left alone for {in_words(feed.paused_until - now)}: {feed.paused_because}"
         found.append(late(feed.feed, what, "it goes on by itself"))
-    every = timedelta(seconds=feed.every_seconds or 0)
-    if every and (known := feed.watermark) is not None and now - known > _LATE_AFTER * every:
+    every, overlap = (timedelta(seconds=span or 0) for span in (feed.every_seconds, feed.overlap_seconds))
+    if every and (known := feed.watermark) is not None and now - known - overlap > 3 * every + _LATE:
         what = f"known only up to {in_words(now - known)} ago, and due every {in_words(every)}"
         found.append(late(feed.feed, what, f"penstock harvest status {feed.feed}", known))
     return found
+
+
+def _hint(run: Run) -> str:
+    """What can be done about a run that failed: one that never began is not taken up again."""
+    if run.started_at is None:
+        return f"mend the cause, then penstock harvest run {run.feed}"
+    return f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"

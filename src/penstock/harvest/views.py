@@ -52,6 +52,7 @@ class HarvestViews:
             url=section.source.url,
             watermark=row["watermark"] if row else None,
             every_seconds=section.every.total_seconds() if section.every else None,
+            overlap_seconds=section.overlap.total_seconds(),
             paused_until=row["paused_until"] if row else None,
             paused_because=row["paused_because"] if row else None,
             pending=row["pending"] if row else 0,

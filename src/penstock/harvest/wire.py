@@ -164,6 +164,7 @@ class Feed(_Camel):
     url: str
     watermark: datetime | None
     every_seconds: float | None
+    overlap_seconds: float = Field(description="How far the watermark stays behind what was asked for.")
     paused_until: datetime | None
     paused_because: str | None
     pending: int = Field(description="Raw records that are not consolidated.")

@@ -355,11 +355,14 @@ SELECT
 FROM dictionary_meta WHERE version > 0;
 
 -- name: failing
--- The dictionaries with updates that failed of late, the latest first.
+-- The dictionaries with updates that failed of late, the latest first, among so many as anybody looks at.
 SELECT tenant_id, dict_code, count(*) AS failed, max(updated_at) AS last_at,
        (array_agg(coalesce(error_code, 'FAILED') ORDER BY updated_at DESC))[1] AS code
-FROM update_request
-WHERE status = {update.FAILED} AND updated_at > $1
+FROM (
+    SELECT tenant_id, dict_code, updated_at, error_code FROM update_request
+    WHERE status = {update.FAILED} AND updated_at > $1
+    LIMIT 10000
+) AS failed
 GROUP BY 1, 2
 ORDER BY last_at DESC
 LIMIT $2;
