@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from penstock.overview.client import OverviewClient
 from penstock.overview.contract import Part
 from penstock.overview.machines import PART_OF
 from tests.harvest.crank import FEED, feed
@@ -221,3 +224,43 @@ def test_a_server_that_is_away_is_no_status(tmp_path: Path) -> None:
         done = penstock(command, "--url", "http://127.0.0.1:1", cwd=tmp_path)
         assert (done.code, done.out) == (7, "")
         assert "hint: is it running?" in done.err
+
+
+def test_whoever_follows_comes_back_after_an_end(plant: Plant, tmp_path: Path) -> None:
+    """T17: a stream that is cut goes on after the last event, without a gap and without a repetition."""
+    told = plant.events(last=1000)
+    cut = [b"".join(_event(*one) for one in told[:3]), b"", b"".join(_event(*one) for one in told[3:6])]
+    asked: list[str | None] = []
+
+    class Cutting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["last-event-id"])
+            self.send_response(200 if cut else 503)
+            self.end_headers()
+            self.wfile.write(cut.pop(0) if cut else b"")
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: what was asked is kept."""
+
+    async def follow(url: str) -> list[Json]:
+        heard = []
+        async with OverviewClient(url) as client:
+            async for event in client.events(last=1000):
+                heard.append(event)
+                if len(heard) == 6:
+                    break
+        return heard
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Cutting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        heard = asyncio.run(follow(f"http://127.0.0.1:{server.server_address[1]}"))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert heard == [event for _, event in told[:6]]
+    assert asked == [None, told[2][0], told[2][0]]
+
+
+def _event(name: str, event: Json) -> bytes:
+    return f"event: move\nid: {name}\ndata: {json.dumps(event)}\n\n".encode()

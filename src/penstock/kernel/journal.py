@@ -55,9 +55,23 @@ async def history(
     return [_noted(row) for row in await connection.fetch(SQL["history"], numbers, subjects, *after, limit)]
 
 
-async def tail(connection: Connection, after: Position, *, limit: int = 1000) -> list[Noted]:
+async def tail(
+    connection: Connection, after: Position, *, limit: int = 1000, machines: Collection[str] | None = None
+) -> list[Noted]:
     """What settled transactions noted after position *after*; nothing will ever appear before what is told."""
-    return [_noted(row) for row in await connection.fetch(SQL["tail"], str(after[0]), *after[1:], limit)]
+    return (await tail_on(connection, after, limit=limit, machines=machines))[0]
+
+
+async def tail_on(
+    connection: Connection, after: Position, *, limit: int, machines: Collection[str] | None = None
+) -> tuple[list[Noted], Position]:
+    """The same, of some *machines* when they are named, and the position to go on from: what others noted until then
+    is not looked at again."""
+    end = int(await connection.fetchval(SQL["end"]))
+    wanted = None if machines is None else list(machines)
+    rows = await connection.fetch(SQL["tail"], str(after[0]), *after[1:], limit, str(end), wanted)
+    told = [_noted(row) for row in rows]
+    return told, told[-1].position if len(told) == limit else max(after, (end, 0, 0))
 
 
 async def end(connection: Connection) -> Position:

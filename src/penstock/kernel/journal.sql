@@ -13,12 +13,13 @@ ORDER BY id, n
 LIMIT $5;
 
 -- name: tail
--- What followed a position. Numbers do not commit in order, so only transactions below the oldest running one count.
+-- What followed a position. Numbers do not commit in order, so only transactions below the oldest running one count; that
+-- one was asked for before, and can only have grown.
 SELECT m.tx::text, m.id, m.n, m.machine, m.subject, m.source, m.target, m.actor, m.at, m.reason, m.fence
 FROM journal_move m
 WHERE (m.tx, m.id) >= ($1::text::xid8, $2::bigint)
   AND (m.tx, m.id, m.n) > ($1::text::xid8, $2::bigint, $3::bigint)
-  AND m.tx < pg_snapshot_xmin(pg_current_snapshot())
+  AND m.tx < $5::text::xid8 AND ($6::text[] IS NULL OR m.machine = ANY ($6))
 ORDER BY m.tx, m.id, m.n  -- the columns, not the text they are shown as
 LIMIT $4;
 

@@ -22,6 +22,7 @@ POLL = 1.0  # seconds after which a watcher looks by itself
 KEEP_ALIVE = 15.0
 _TAIL = 500
 _PAUSE = 0.1  # between two looks: many watchers of a busy part must not take the connections from its workers
+_BREATH = 0.01  # between two pages of what was made before
 
 Positions = tuple[Position, ...]  # how far each journal is told
 Batch = tuple[int, Sequence[Noted]]  # the number of a journal, and what it noted
@@ -71,18 +72,23 @@ class Live:
         found = []
         for tail in self._tails:
             async with tail.db.connection() as connection:
-                machines = [one for one in tail.machines if not of or one in of]
-                found.append(await journal.before_last(connection, machines, last))
+                found.append(await journal.before_last(connection, _machines(tail, of), last))
         return tuple(found)
 
     async def stream(
-        self, start: Positions, told: Callable[[Noted], BaseModel | None], about: str, *, follow: bool = True
+        self,
+        start: Positions,
+        told: Callable[[Noted], BaseModel | None],
+        about: str,
+        *,
+        of: Collection[str] = (),
+        follow: bool = True,
     ) -> AsyncIterator[str]:
         """Events as text, for moves *told* makes something of; a comment now and then while there are none, so that
         nobody takes the line for dead. Not to *follow* is to end with the moves that were made until now."""
         yield f": moves of {about}\n\n"
         told_at, reached = monotonic(), list(start)
-        async for place, moves in self.moves(start, follow=follow):
+        async for place, moves in self.moves(start, of=of, follow=follow):
             text = ""
             for noted in moves:
                 reached[place] = noted.position
@@ -94,28 +100,34 @@ class Live:
                 yield text
                 told_at = monotonic()
 
-    async def moves(self, start: Positions, *, follow: bool = True) -> AsyncGenerator[Batch, None]:
+    async def moves(
+        self, start: Positions, *, of: Collection[str] = (), follow: bool = True
+    ) -> AsyncGenerator[Batch, None]:
         """Moves as they are made, after *start*; empty when a while passed without."""
-        reached = list(start)
+        reached, ends = list(start), None if follow else await self.start(None)
         while not any(one.bell.is_closed for one in self.bells):
             rung = [one.bell.next(one.topic) for one in self.bells]
             is_all = True
             for place, tail in enumerate(self._tails):
                 try:
                     async with tail.db.connection() as connection:
-                        noted = await journal.tail(connection, reached[place], limit=_TAIL)
+                        noted, reached[place] = await journal.tail_on(
+                            connection, reached[place], limit=_TAIL, machines=_machines(tail, of)
+                        )
                 except Transient as error:  # the watcher comes back with the last event it had
                     structlog.get_logger().warning("watching_ended", code=error.code, error=error.message)
                     return
-                if noted:
-                    reached[place] = noted[-1].position
                 is_all = is_all and len(noted) < _TAIL
-                yield place, [one for one in noted if one.entry.machine in tail.machines]
-            if is_all and not follow:
+                yield place, noted
+            if ends is not None and all(at >= end for at, end in zip(reached, ends, strict=True)):
                 return
             if is_all:
                 await any_happens(rung, POLL)
-                await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_PAUSE if is_all else _BREATH)
+
+
+def _machines(tail: Tail, of: Collection[str]) -> list[str]:
+    return [one for one in tail.machines if not of or one in of]
 
 
 def _positions_of(event_id: str, count: int) -> Positions:

@@ -39,7 +39,7 @@ async def events(
     # Asked before the first word is sent: who has heard it misses nothing from then on.
     machines = [machine.name for one in part or () for machine in MACHINES[one]]
     start = await live.start(last_event_id, last=last, of=machines)
-    stream = live.stream(start, told(part or (), subject), "Penstock", follow=follow)
+    stream = live.stream(start, told(subject), "Penstock", of=machines, follow=follow)
     return StreamingResponse(stream, media_type=EVENT_STREAM)
 
 

@@ -1,6 +1,6 @@
 """Every move of every part as one stream, whichever databases their journals are in."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.kernel.db import Database
 from penstock.kernel.journal import Noted
@@ -18,14 +18,13 @@ def all_moves(databases: Mapping[Part, Database], bells: Sequence[Ringing]) -> L
     return Live([Tail(db, names) for db, names in machines.items()], bells)
 
 
-def told(parts: Collection[Part], subject: str) -> Callable[[Noted], wire.Event | None]:
-    """What is told of a move to those who watch some *parts*, all when none is named, and subjects that begin so."""
+def told(subject: str) -> Callable[[Noted], wire.Event | None]:
+    """What is told of a move to those who watch subjects that begin so."""
 
     def fitting(noted: Noted) -> wire.Event | None:
         entry = noted.entry
-        part = PART_OF[entry.machine]
-        if (parts and part not in parts) or not entry.subject.startswith(subject):
+        if not entry.subject.startswith(subject):
             return None
-        return wire.Event(part=part, **{name: getattr(entry, name) for name in entry.__slots__})
+        return wire.Event(part=PART_OF[entry.machine], **{name: getattr(entry, name) for name in entry.__slots__})
 
     return fitting
