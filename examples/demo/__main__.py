@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from time import perf_counter
 
-from examples.demo.place import ROOT, Broken, Place
+from examples.demo.place import LOG, ROOT, Broken, Place
 from examples.demo.story import Story
 
 from penstock.cli.output import table
@@ -21,8 +21,9 @@ from penstock.kernel.telemetry import configure_logging
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="go on serving on the usual ports, until Ctrl-C")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".build" / "demo", help="where it happens; emptied first")
+    parser.add_argument("--folder", type=Path, help="where it happens; emptied first (.build/demo, .build/up)")
     given = parser.parse_args()
+    folder = given.folder or ROOT / ".build" / ("up" if given.keep else "demo")
     configure_logging("ERROR", "console")
     began = perf_counter()
 
@@ -31,7 +32,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended either way
     try:
-        with Place.made(given.folder) as place:
+        with Place.made(folder) as place:
             story = Story(place, say, ports=(8080, 8081, 8090) if given.keep else (0, 0, 0))
             asyncio.run(story.tell())
             print(summary(story, perf_counter() - began), flush=True)
@@ -39,7 +40,7 @@ def main() -> int:
                 print(invitation(story), flush=True)
                 signal.pause()
     except (Broken, PenstockError) as error:
-        print(f"the story did not come to its end: {error}; {shown(place.log)} tells more", file=sys.stderr)
+        print(f"the story did not come to its end: {error}; {shown(folder / LOG)} tells more", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0 if given.keep else 130

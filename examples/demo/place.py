@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.kernel import datadir
+from penstock.kernel.errors import Conflict
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+_OURS = ".penstock-demo"  # marks a folder that may be emptied
+LOG = "log.txt"
 RAW, WORK = "events-raw", "events-work"
 _API, _SOURCE = "http://127.0.0.1:8080", "http://127.0.0.1:8090"  # as the files of this example write them
 
@@ -33,8 +38,8 @@ class Place:
     @contextmanager
     def made(cls, folder: Path) -> "Iterator[Place]":
         """An empty place; whatever was started there is ended with it, what it left stays to be looked at."""
-        shutil.rmtree(folder, ignore_errors=True)
         place = cls(folder)
+        place.clear()
         for name in ("data/etl_ops/config", "flows", "files", RAW, WORK):
             (folder / name).mkdir(parents=True)
         try:
@@ -44,10 +49,23 @@ class Place:
                 process.terminate()
                 process.wait(30)
 
+    def clear(self) -> None:
+        """Make it empty, if it is one of ours and nobody is in it; else Broken."""
+        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / _OURS).exists():
+            raise Broken(f"{self.folder} holds something that is not the demo's")
+        try:
+            with datadir.owned(self.folder / ".penstock", "demo"):
+                pass
+        except Conflict as error:
+            raise Broken(f"a demo is running in {self.folder}: {error.message}") from error
+        shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True)
+        (self.folder / _OURS).touch()
+
     @property
     def log(self) -> Path:
         """What all processes log."""
-        return self.folder / "log.txt"
+        return self.folder / LOG
 
     def furnish(self, source: str) -> None:
         """Configuration, flow and candles."""

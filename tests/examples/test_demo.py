@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from examples.demo.__main__ import summary
-from examples.demo.place import ROOT, Place
+from examples.demo.place import ROOT, Broken, Place
 from examples.demo.story import Found, Story
+
+from penstock.kernel import datadir
 
 PARTS = ("platform", "tracking", "refdata", "ingest", "harvest", "flows", "overview")
 
@@ -36,6 +39,23 @@ def test_a_demo_that_cannot_begin_says_so(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the story did not come to its end: penstock up did not start; " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_is_not_the_demos_is_left_alone(tmp_path: Path) -> None:
+    """What is there is not emptied; nor is a demo that is running."""
+    (tmp_path / "thesis.txt").write_text("three years of work")
+    with pytest.raises(Broken, match="not the demo's"), Place.made(tmp_path):
+        pass
+    assert (tmp_path / "thesis.txt").exists()
+    with (
+        Place.made(tmp_path / "demo") as running,
+        datadir.owned(running.folder / ".penstock", "up"),
+        pytest.raises(Broken, match="is running"),
+        Place.made(running.folder),
+    ):
+        pass
+    with Place.made(tmp_path / "demo"):
+        pass
 
 
 def test_a_promise_that_is_broken_is_shown(tmp_path: Path) -> None:
