@@ -19,6 +19,7 @@ from penstock.kernel.journal import Noted
 from penstock.kernel.live import EVENT_STREAM, Live
 from penstock.kernel.paging import Cursor, Limit
 from penstock.kernel.telemetry import current_trace
+from penstock.kernel.wire import Moment
 
 EVENTS = "events"  # where a run of that name would be
 routes = APIRouter(prefix=PREFIX, tags=["flows"])
@@ -62,7 +63,7 @@ async def runs(
     views: Views,
     flow: Annotated[str | None, Query(pattern=NAME)] = None,
     status: Annotated[RunStatus | None, Query()] = None,
-    since: Annotated[wire.Moment | None, Query(description="Made then or later.")] = None,
+    since: Annotated[Moment | None, Query(description="Made then or later.")] = None,
     limit: Limit = 20,
     cursor: Cursor = None,
 ) -> wire.Runs:

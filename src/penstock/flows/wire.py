@@ -1,58 +1,32 @@
 """What goes over the wire between the API of flows and people."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
 from penstock.flows.contract import NAME, RunStatus, StepStatus
 from penstock.flows.definition import Name
-from penstock.kernel.text import is_storable
+from penstock.kernel.wire import Camel, CamelBody, From, Text, To
 
 # Runs inside of steps are named after them: `nightly~load[3]`.
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9_.~\[\]-]{0,1999}$"
 STEP_ID = NAME[:-1] + r"(\[[0-9]{1,6}\])?$"
 
 
-def _storable(text: str) -> str:
-    if not is_storable(text):
-        raise ValueError("a NUL, or half a character: that cannot be kept")
-    return text
-
-
-def _in_utc(moment: datetime) -> datetime:
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError as error:  # within a day of the first or the last moment there is
-        raise ValueError("a moment that has none in UTC") from error
-
-
-Text = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"}), AfterValidator(_storable)]
 Worker = Annotated[Text, Field(min_length=1, max_length=255)]
 Reason = Annotated[Text, Field(min_length=1, max_length=1_000)]
 RunId = Annotated[str, Field(pattern=RUN_ID)]
 StepId = Annotated[str, Field(pattern=STEP_ID)]
-Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
-class Camel(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, from_attributes=True)
-
-
-class Body(Camel):
-    """A field nobody knows is a mistake, told at once."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Because(Body):
+class Because(CamelBody):
     """Why somebody does what is kept with the run."""
 
     reason: Reason | None = None
 
 
-class Resume(Body):
+class Resume(CamelBody):
     """F19: where a new run begins."""
 
     from_: Annotated[str, Field(alias="from", pattern=STEP_ID)]
@@ -164,8 +138,8 @@ class Move(Camel):
 
     run_id: str
     step_id: str | None
-    source: str | None = Field(serialization_alias="from")
-    target: str = Field(serialization_alias="to")
+    source: From
+    target: To
     actor: str
     at: datetime
     reason: str | None

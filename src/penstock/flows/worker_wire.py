@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Self
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from penstock.flows.contract import (
     ARTIFACT_LIMIT,
@@ -22,15 +22,9 @@ from penstock.flows.contract import (
 )
 from penstock.flows.definition import Name
 from penstock.flows.documents import plain
-from penstock.flows.wire import Body, Camel, RunId, StepId, Text, Worker
+from penstock.flows.wire import RunId, StepId, Worker
 from penstock.kernel.storage import is_object_path
-
-_INT8 = 2**63 - 1
-
-
-def _whole(value: Any) -> Any:
-    """JSON has but one kind of number: 1.0 is the integer 1, and true and "1" are none."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+from penstock.kernel.wire import WHOLE, Camel, CamelBody, Fence, Text
 
 
 def _small(document: Any) -> Any:
@@ -46,19 +40,18 @@ def _artifact(name: str) -> str:
     return name
 
 
-Fence = Annotated[int, Field(strict=True, ge=0, le=_INT8), BeforeValidator(_whole)]
 Document = Annotated[dict[str, Any], AfterValidator(plain), AfterValidator(_small)]
 Details = Annotated[Any, AfterValidator(plain), AfterValidator(_small)]
 ArtifactName = Annotated[str, Field(min_length=1, max_length=ARTIFACT_NAME_LIMIT), AfterValidator(_artifact)]
 LeaseSeconds = Annotated[float, Field(ge=0.001, le=LEASE_LIMIT)]
 
 
-class NewLine(Body):
+class NewLine(CamelBody):
     level: Annotated[str, Field(pattern="^[A-Za-z]{1,16}$")] = "info"
     message: Annotated[str, Field(max_length=100_000)] = Field(description="Long ones are cut.")
 
 
-class NewLines(Body):
+class NewLines(CamelBody):
     fence: Fence
     lines: Annotated[list[NewLine], Field(min_length=1, max_length=LOG_LIMIT)]
 
@@ -77,10 +70,10 @@ class Written(Camel):
     sha256: str
 
 
-class Claim(Body):
+class Claim(CamelBody):
     worker: Worker
     kinds: Annotated[list[Name], Field(min_length=1, max_length=100)]
-    limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), BeforeValidator(_whole)] = 1
+    limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), WHOLE] = 1
     lease_seconds: LeaseSeconds | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(0, description="How long to wait for a step.")
 
@@ -104,13 +97,13 @@ class Claims(Camel):
     items: list[Claimed]
 
 
-class Held(Body):
+class Held(CamelBody):
     run_id: RunId
     step_id: StepId
     fence: Fence
 
 
-class Heartbeat(Body):
+class Heartbeat(CamelBody):
     items: Annotated[list[Held], Field(max_length=BATCH_LIMIT)]
     lease_seconds: LeaseSeconds | None = None
 
@@ -126,13 +119,13 @@ class Beats(Camel):
     items: list[Beaten]
 
 
-class NewError(Body):
+class NewError(CamelBody):
     code: Annotated[str, Field(pattern=CODE)]
     message: Annotated[Text, Field(max_length=10_000)]
     details: Details = None
 
 
-class Outcome(Body):
+class Outcome(CamelBody):
     """F5: how a step ended."""
 
     fence: Fence
@@ -164,7 +157,7 @@ class Reported(Outcome):
     step_id: StepId
 
 
-class Reports(Body):
+class Reports(CamelBody):
     worker: Worker | None = None
     items: Annotated[list[Reported], Field(min_length=1, max_length=BATCH_LIMIT)]
 

@@ -14,6 +14,7 @@ from penstock.kernel import paging
 from penstock.kernel.auth import Principal
 from penstock.kernel.http import of_the_house
 from penstock.kernel.paging import Cursor, Limit
+from penstock.kernel.wire import Text
 
 routes = APIRouter(prefix=PREFIX, tags=["harvest"])
 
@@ -35,7 +36,7 @@ Service = Annotated[Harvest, Depends(_harvest)]
 Views = Annotated[HarvestViews, Depends(_views)]
 FeedName = Annotated[str, Path(pattern=NAME)]
 RunId = Annotated[UUID, Path(alias="runId")]
-PartitionId = Annotated[wire.Text, Path(alias="partitionId", max_length=100)]
+PartitionId = Annotated[Text, Path(alias="partitionId", max_length=100)]
 
 
 @routes.get("/feeds")
@@ -77,7 +78,7 @@ async def alerts(feed: FeedName, views: Views, limit: Limit = 20) -> wire.Alerts
 
 @routes.get("/feeds/{feed}/record")
 async def record(
-    feed: FeedName, views: Views, key: Annotated[wire.Text, Query(min_length=1, max_length=500)]
+    feed: FeedName, views: Views, key: Annotated[Text, Query(min_length=1, max_length=500)]
 ) -> wire.Record:
     """Where one record is: as the source told it, and as it is served."""
     return await views.record(feed, key)

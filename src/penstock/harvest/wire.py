@@ -5,59 +5,40 @@ from decimal import Decimal
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer
-from pydantic.alias_generators import to_camel
+from pydantic import Field, PlainSerializer
 
 from penstock.harvest.contract import RunType
-from penstock.kernel.text import is_storable
+from penstock.kernel.wire import Camel, CamelBody, From, Text, To
 
-
-def _storable(text: str) -> str:
-    if not is_storable(text):
-        raise ValueError("a NUL, or half a character: that cannot be kept")
-    return text
-
-
-Text = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"}), AfterValidator(_storable)]
 Number = Annotated[Decimal, PlainSerializer(str, return_type=str)]  # as text: JSON's numbers lose digits
 
 
-class _Camel(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, from_attributes=True)
-
-
-class _Body(_Camel):
-    """A field nobody knows is a mistake, told at once."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Wanted(_Body):
+class Wanted(CamelBody):
     """How a run is asked for."""
 
     full: bool = Field(False, description="Take all there is, even where there is a watermark.")
 
 
-class Because(_Body):
+class Because(CamelBody):
     """Why somebody does what is kept with the run."""
 
     reason: Text = Field(min_length=1, max_length=1_000)
 
 
-class Started(_Camel):
+class Started(Camel):
     """202: a run is being planned."""
 
     run_id: UUID
     status_url: str
 
 
-class Retried(_Camel):
+class Retried(Camel):
     """What is worked on again; no partition: consolidation."""
 
     partitions: list[str]
 
 
-class Run(_Camel):
+class Run(Camel):
     """A run. `status` is as the founding document computes it, `state` is all there is to know."""
 
     run_id: UUID
@@ -89,18 +70,18 @@ class Run(_Camel):
     error: str | None
 
 
-class Runs(_Camel):
+class Runs(Camel):
     runs: list[Run]
     next: str | None
 
 
-class Noted(_Camel):
+class Noted(Camel):
     """A move, and who made it."""
 
     machine: str
     subject: str
-    source: str | None = Field(serialization_alias="from", description="Null when it came into being.")
-    target: str = Field(serialization_alias="to")
+    source: From
+    target: To
     actor: str
     at: datetime
     reason: str | None
@@ -114,7 +95,7 @@ class OneRun(Run):
     history: list[Noted]
 
 
-class Partition(_Camel):
+class Partition(Camel):
     """A partition: what it holds, and how far it is."""
 
     partition_id: str
@@ -135,12 +116,12 @@ class Partition(_Camel):
     updated_at: datetime
 
 
-class Partitions(_Camel):
+class Partitions(Camel):
     run_id: UUID
     partitions: list[Partition]
 
 
-class Watermark(_Camel):
+class Watermark(Camel):
     """H8: as the blob tells it."""
 
     last_updated_at: datetime
@@ -148,7 +129,7 @@ class Watermark(_Camel):
     last_run_completed_at: datetime
 
 
-class Watermarks(_Camel):
+class Watermarks(Camel):
     feed: str
     current: Watermark | None
     blob: Watermark | None = Field(description="The copy on object storage.")
@@ -156,7 +137,7 @@ class Watermarks(_Camel):
     history: list[Watermark]
 
 
-class Feed(_Camel):
+class Feed(Camel):
     """A feed, and where it stands."""
 
     feed: str
@@ -171,11 +152,11 @@ class Feed(_Camel):
     last_run: Run | None
 
 
-class Feeds(_Camel):
+class Feeds(Camel):
     feeds: list[Feed]
 
 
-class Rules(_Camel):
+class Rules(Camel):
     """A version of a feed's pricing rules."""
 
     version: int
@@ -183,12 +164,12 @@ class Rules(_Camel):
     created_at: datetime
 
 
-class Pricing(_Camel):
+class Pricing(Camel):
     feed: str
     versions: list[Rules]
 
 
-class Alert(_Camel):
+class Alert(Camel):
     """Something somebody had to be told of."""
 
     id: int
@@ -202,12 +183,12 @@ class Alert(_Camel):
     error: str | None
 
 
-class Alerts(_Camel):
+class Alerts(Camel):
     feed: str
     alerts: list[Alert]
 
 
-class Rejected(_Camel):
+class Rejected(Camel):
     """A record that was set aside."""
 
     id: int
@@ -217,13 +198,13 @@ class Rejected(_Camel):
     rejected_at: datetime
 
 
-class Rejects(_Camel):
+class Rejects(Camel):
     run_id: UUID
     rejects: list[Rejected]
     next: str | None
 
 
-class Canonical(_Camel):
+class Canonical(Camel):
     """A record as it is served."""
 
     fields: dict[str, Any]
@@ -237,7 +218,7 @@ class Canonical(_Camel):
     deleted_at: datetime | None
 
 
-class Record(_Camel):
+class Record(Camel):
     """Where one record is: as the source told it, and as it is served."""
 
     feed: str

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from penstock.ingest.contract import RunState
+from penstock.kernel.wire import From, To
 
 
 class Supplier(BaseModel):
@@ -67,8 +68,8 @@ class Runs(BaseModel):
 class Noted(BaseModel):
     """One move of a run's state."""
 
-    source: str | None = Field(serialization_alias="from", description="Null when the run came into being.")
-    target: str = Field(serialization_alias="to")
+    source: From
+    target: To
     actor: str
     at: datetime
     reason: str | None

@@ -5,6 +5,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.kernel.findings import Severity
+from penstock.kernel.wire import From, To
 from penstock.overview.contract import Part
 
 
@@ -18,8 +19,8 @@ class Event(_Told):
     part: Part
     machine: str
     subject: str
-    source: str | None = Field(serialization_alias="from", description="Null when the subject came into being.")
-    target: str = Field(serialization_alias="to")
+    source: From
+    target: To
     actor: str
     at: datetime
     reason: str | None

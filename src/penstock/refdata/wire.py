@@ -5,9 +5,9 @@ from enum import StrEnum
 from typing import Annotated
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
+from penstock.kernel.wire import Camel, CamelBody
 from penstock.refdata.contract import Status
 
 
@@ -18,11 +18,7 @@ class ConsistencyMode(StrEnum):
     WAIT_COMMIT = "WAIT_COMMIT"
 
 
-class _Camel(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
-
-
-class Accepted(_Camel):
+class Accepted(Camel):
     """202: taken in; where to ask how it stands."""
 
     event_id: UUID
@@ -30,14 +26,14 @@ class Accepted(_Camel):
     status_url: str
 
 
-class Committed(_Camel):
+class Committed(Camel):
     """200: committed, under the version a reader may now ask for."""
 
     event_id: UUID
     committed_version: int
 
 
-class UpdateStatus(_Camel):
+class UpdateStatus(Camel):
     """How an update stands."""
 
     event_id: UUID
@@ -51,14 +47,14 @@ class UpdateStatus(_Camel):
     updated_at: datetime
 
 
-class UpdatePage(_Camel):
+class UpdatePage(Camel):
     """Updates under way or failed, the latest first."""
 
     updates: list[UpdateStatus]
     next: str | None
 
 
-class DictionaryVersion(_Camel):
+class DictionaryVersion(Camel):
     """One version of a dictionary, and what made it. `keys` are told when they are few."""
 
     version: int
@@ -71,7 +67,7 @@ class DictionaryVersion(_Camel):
     committed_at: datetime
 
 
-class History(_Camel):
+class History(Camel):
     """The versions of a dictionary, the latest first."""
 
     tenant_id: str
@@ -80,7 +76,7 @@ class History(_Camel):
     next: str | None
 
 
-class KeptVersion(_Camel):
+class KeptVersion(Camel):
     """R30: a version that can be pinned or gone back to."""
 
     version: int
@@ -89,7 +85,7 @@ class KeptVersion(_Camel):
     is_pinned: bool
 
 
-class KeptVersions(_Camel):
+class KeptVersions(Camel):
     """The versions of a dictionary that are kept, the latest first."""
 
     tenant_id: str
@@ -97,9 +93,7 @@ class KeptVersions(_Camel):
     versions: list[KeptVersion]
 
 
-class Chosen(_Camel):
+class Chosen(CamelBody):
     """Which version is meant."""
-
-    model_config = ConfigDict(extra="forbid")
 
     version: Annotated[int, Field(ge=0, le=2**63 - 1)]

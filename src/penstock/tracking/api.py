@@ -15,6 +15,7 @@ from penstock.kernel.errors import Invalid
 from penstock.kernel.http import Caller
 from penstock.kernel.live import EVENT_STREAM
 from penstock.kernel.paging import Cursor, Limit
+from penstock.kernel.wire import Moment
 from penstock.tracking import views, wire
 from penstock.tracking.contract import PREFIX, Answer, Stage, Status
 from penstock.tracking.model import (
@@ -62,7 +63,7 @@ AnyStage = Annotated[Stage, Depends(_stage)]
 HandedOut = Annotated[Stage, Depends(_queue)]
 Transition = Annotated[str, Path(json_schema_extra={"enum": list(MOVES)})]
 Filename = Annotated[wire.Filename, Path()]
-Moment = Annotated[wire.Moment | None, Query()]
+When = Annotated[Moment | None, Query()]
 
 
 @routes.post("/files/register")
@@ -80,8 +81,8 @@ async def list_files(
     status: Annotated[Status | None, Query(description="Without `stage`: in any of them.")] = None,
     shard: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     prefix: Annotated[wire.Prefix, Query(description="How the filename begins.")] = "",
-    updated_since: Moment = None,
-    updated_before: Moment = None,
+    updated_since: When = None,
+    updated_before: When = None,
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> wire.FilePage:
@@ -174,8 +175,8 @@ async def list_queue(
     tracking: Service,
     limit: Limit = 100,
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
-    updated_since: Moment = None,
-    updated_before: Moment = None,
+    updated_since: When = None,
+    updated_before: When = None,
     cursor: Cursor = None,
 ) -> wire.QueuePage:
     """T5: what waits for a stage, oldest first. Page with `cursor`: offsets skip rows while the queue moves."""

@@ -1,17 +1,15 @@
 """What goes over the wire: the bodies of the pipeline API, as its document and clients know them."""
 
 import re
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
-from penstock.kernel.text import is_storable
+from penstock.kernel.wire import WHOLE, Body, Fence, Moment, Text
 from penstock.tracking.contract import BATCH_LIMIT, DELAY_LIMIT, NAME_LIMIT, WAIT_LIMIT, Answer, Said, Stage, Status
 
 SHARDS_LIMIT = 10_000
-_INT4 = 2**31 - 1
-_INT8 = 2**63 - 1
 
 
 # Nothing a client or a proxy would read as another address.
@@ -24,55 +22,28 @@ def _filename(name: str) -> str:
     return name
 
 
-def _text(text: str) -> str:
-    if not is_storable(text):
-        raise ValueError("text without NUL and unpaired surrogates")
-    return text
-
-
-def _whole(value: Any) -> Any:
-    """JSON has but one kind of number: 1.0 is the integer 1, and true and "1" are none."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _in_utc(moment: datetime) -> datetime:
-    try:
-        return moment.astimezone(UTC)
-    except OverflowError as error:  # within a day of the first or the last moment there is
-        raise ValueError("a moment that has none in UTC") from error
-
-
 def _all_different(shards: list[int]) -> list[int]:
     if len(set(shards)) != len(shards):
         raise ValueError("each shard only once")
     return shards
 
 
-_STORABLE: dict[str, Any] = {"pattern": r"^[^\x00]*$"}
 Filename = Annotated[
     str,
     Field(min_length=1, max_length=NAME_LIMIT, json_schema_extra={"pattern": f"^{_FILENAME.pattern}$"}),
     AfterValidator(_filename),
 ]
-Prefix = Annotated[str, Field(max_length=NAME_LIMIT, json_schema_extra=_STORABLE), AfterValidator(_text)]
-Worker = Annotated[str, Field(min_length=1, max_length=NAME_LIMIT, json_schema_extra=_STORABLE), AfterValidator(_text)]
-Reason = Annotated[str, Field(max_length=10_000, json_schema_extra=_STORABLE), AfterValidator(_text)]
-Piece = Annotated[str, Field(min_length=1, max_length=1_000, json_schema_extra=_STORABLE), AfterValidator(_text)]
-Shard = Annotated[int, Field(strict=True, ge=0, le=_INT4), BeforeValidator(_whole)]
-Fence = Annotated[int, Field(strict=True, ge=0, le=_INT8), BeforeValidator(_whole)]
+Prefix = Annotated[Text, Field(max_length=NAME_LIMIT)]
+Worker = Annotated[Text, Field(min_length=1, max_length=NAME_LIMIT)]
+Reason = Annotated[Text, Field(max_length=10_000)]
+Piece = Annotated[Text, Field(min_length=1, max_length=1_000)]
+Shard = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
 Shards = Annotated[
     list[Shard],
     Field(min_length=1, max_length=SHARDS_LIMIT, json_schema_extra={"uniqueItems": True}),
     AfterValidator(_all_different),
 ]
-Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 LeaseSeconds = Annotated[float, Field(ge=0.001, le=DELAY_LIMIT)]
-
-
-class Body(BaseModel):
-    """A field nobody knows is a mistake, told at once."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Register(Body):
@@ -184,7 +155,7 @@ class Summary(BaseModel):
 
 class Claim(Body):
     worker: Worker
-    limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), BeforeValidator(_whole)] = 1
+    limit: Annotated[int, Field(strict=True, ge=1, le=BATCH_LIMIT), WHOLE] = 1
     lease_seconds: LeaseSeconds | None = None
     wait_seconds: Annotated[float, Field(ge=0, le=WAIT_LIMIT)] = Field(0, description="How long to wait for a row.")
 
@@ -260,7 +231,7 @@ class RetryFilter(Body):
     failed_since: Moment | None = None
     failed_before: Moment | None = None
     error_contains: Piece | None = None
-    limit: Annotated[int, Field(strict=True, ge=1, le=100_000), BeforeValidator(_whole)] = 10_000
+    limit: Annotated[int, Field(strict=True, ge=1, le=100_000), WHOLE] = 10_000
     worker: Worker | None = None
 
 
