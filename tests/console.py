@@ -15,6 +15,7 @@ _TYPED = re.compile(r"^\$ (?P<line>(?:.*\\\n)*.*)\n(?P<shown>(?:(?!\$ ).*\n)*)",
 _ENDS = re.compile(r" # .*ends with (\d+)")
 _OPERATOR = re.compile(r"[|&;<>()]+")
 _ASSIGNED = re.compile(r"[A-Z_]+=.*", re.DOTALL)
+_RUNS_PENSTOCK = re.compile(r"(?:^|[|;&(] *)(?:[A-Z_]+=\S* +|time +)*penstock ")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def typed_in(console: str) -> Iterator[Typed]:
 def commands_of(text: str) -> list[list[str]]:
     """Every `penstock …` that the console blocks of a page type, without what the shell does around it."""
     consoles = [block.text for block in blocks_of(text) if block.language == "console"]
-    lines = [typed.line for console in consoles for typed in typed_in(console) if "penstock " in typed.line]
+    lines = [typed.line for console in consoles for typed in typed_in(console) if _RUNS_PENSTOCK.search(typed.line)]
     return [words for line in lines for words in penstock_words(line)]
 
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 _PICTURE = re.compile(r"!\[[^]]+\]\((?:\.\./)*images/machines/([\w-]+)\.svg\)")
 _CODE = re.compile(r"^( *)```.*?^\1```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^( *)```.*?^\1```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -29,9 +30,13 @@ def links_of(page: Path) -> list[str]:
 def anchors_of(page: Path) -> set[str]:
     """What can stand after a `#`: the headings, as code hosts spell them."""
     found: dict[str, int] = {}
-    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+    for heading in re.findall(r"^#+ (.+)$", outside_blocks(page.read_text()), re.MULTILINE):
         shown = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
         slug = re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
         found[slug] = found.get(slug, -1) + 1
     return {slug if number == 0 else f"{slug}-{number}" for slug, most in found.items() for number in range(most + 1)}
+
+
+def outside_blocks(text: str) -> str:
+    """A page without its fenced examples."""
+    return _BLOCK.sub("", text)

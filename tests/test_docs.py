@@ -12,7 +12,10 @@ from penstock.refdata.model import UPDATE
 from penstock.settings import load_settings
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
+from tests.console import can_be_given, commands_of
 from tests.pages import PAGES, ROOT, anchors_of, drawn_in, links_of
+
+FILLED_IN = {"EVENT_ID": "7ef99bd5-ee13-431b-97dc-acc98839b450", "SHARD": "0"}  # what runbooks leave to the reader
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -25,6 +28,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not place.exists() or (anchor and anchor not in anchors_of(place)):
             lost.append(link)
     assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_line_can_be_given(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every `penstock …` that a page types is a command, with options it knows and values it takes."""
+    monkeypatch.chdir(ROOT)
+    for words in commands_of(page.read_text()):
+        can_be_given([FILLED_IN.get(word, word) for word in words])
 
 
 @pytest.mark.parametrize("stage", Stage)

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import typer
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from penstock.cli import flow_schedules, main
+from penstock.cli import flow_schedules
 from penstock.cli.flow import app
 from penstock.flowing import WAITING
 from penstock.flows import contract, definition, graph, loading, looking
@@ -93,22 +92,6 @@ def test_every_command_is_documented() -> None:
     """F15: docs/flows.md has a row for each, and names no other."""
     known = {*_commands(app), *(f"schedule {name}" for name in _commands(flow_schedules.app))}
     assert set(re.findall(r"`flow ((?:schedule )?[a-z]+)", PAGE)) == known
-
-
-def test_the_commands_of_the_document_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every `penstock …` of the examples is one, with options it knows."""
-    monkeypatch.chdir(ROOT)
-    lines = re.findall(r"^\$ penstock (.*?)(?:  +#.*)?$", "".join(blocks("console")), re.MULTILINE)
-    for line in lines:
-        _parse(typer.main.get_command(main.app), shlex.split(line))
-    assert len(lines) > 5
-
-
-def _parse(command: Any, words: list[str]) -> None:
-    context = command.make_context("penstock", list(words))
-    if hasattr(command, "resolve_command"):
-        _, inner, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-        _parse(inner, rest)
 
 
 def _commands(program: typer.Typer) -> set[str]:
