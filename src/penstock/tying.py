@@ -21,7 +21,7 @@ from penstock.refdata.contract import Command
 from penstock.refdata.model import Update
 from penstock.refdata.service import Refdata
 from penstock.tracking.contract import Stage
-from penstock.tracking.contract import Status as Stands
+from penstock.tracking.contract import Status as ShardStatus
 from penstock.tracking.model import Row
 from penstock.tracking.service import Tracking
 
@@ -88,9 +88,9 @@ class TiedFiles:
     async def _shard(self, row: Row, stage: Stage) -> Shard:
         stages = list(Stage)
         upto = stages[: stages.index(stage) + 1]
-        if any(row.status[one] is Stands.FAILED for one in upto):
+        if any(row.status[one] is ShardStatus.FAILED for one in upto):
             return Shard(row.shard, is_done=False, failure=(await self._tracking.why(row.filename, row.shard)).why)
-        return Shard(row.shard, is_done=row.status[stage] is Stands.DONE)
+        return Shard(row.shard, is_done=row.status[stage] is ShardStatus.DONE)
 
 
 class TiedSuppliers:

@@ -11,7 +11,7 @@ from penstock.flows import wire, worker_api
 from penstock.flows.contract import NAME, PREFIX, RunStatus, StepStatus
 from penstock.flows.definition import RunRequest
 from penstock.flows.dependencies import Decisions, Engine, FlowName, Operator, RunId, StepId, Views
-from penstock.flows.receiving import refuse_repeated
+from penstock.flows.repeated import refuse_repeated
 from penstock.flows.views import LAST, move
 from penstock.kernel import paging
 from penstock.kernel.errors import Invalid

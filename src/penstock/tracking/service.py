@@ -42,7 +42,7 @@ from penstock.tracking.model import (
 )
 from penstock.tracking.standstill import AHEAD_LIMIT, Standstill, explain
 
-MOVES = "moves"  # the bell's topic for those who watch
+WATCHING = "moves"  # the bell's topic for those who watch
 
 
 async def _never() -> bool:
@@ -54,7 +54,7 @@ class Tracking:
 
     def __init__(self, db: Database, bell: Bell, section: TrackingSection, metrics: TrackingMetrics) -> None:
         self.lease_for = section.lease
-        self.live = Live([Tail(db, STAGE_OF)], [Ringing(bell, MOVES)])
+        self.live = Live([Tail(db, STAGE_OF)], [Ringing(bell, WATCHING)])
         self.db = db
         self._bell = bell
         self._metrics = metrics
@@ -87,7 +87,7 @@ class Tracking:
             if new:
                 now, producer = self.db.clock.now(), known[0].worker if known else worker
                 await store.insert_rows(tx, filename, new, status, worker=producer, actor=actor, now=now)
-        self._bell.ring(MOVES)
+        self._bell.ring(WATCHING)
         return bool(new)
 
     async def move(
@@ -156,7 +156,7 @@ class Tracking:
             lease, now = self._leases[stage], self.db.clock.now()
             held = await store.claim(connection, lease, worker=worker, limit=limit, lease_for=lease_for, now=now)
         if held:
-            self._bell.ring(MOVES)
+            self._bell.ring(WATCHING)
         return held
 
     async def report(self, stage: Stage, reports: Sequence[Report]) -> list[Result]:
@@ -328,7 +328,7 @@ class Tracking:
         """Wake who waits for rows of *stage*, or of the stage after it, and who watches."""
         following = [queue for queue in QUEUES if queue.before is stage and Status.DONE in targets]
         again = [stage] if Status.NEW in targets else []
-        self._bell.ring(MOVES, *following, *again)
+        self._bell.ring(WATCHING, *following, *again)
 
 
 def _under_way(counts: Sequence[Count], stage: Stage) -> int:

@@ -1,4 +1,4 @@
-"""A statement of a step, run against the platform's database: read, and nothing else."""
+"""A statement of a step, run against the database of `flows.database`: read, and nothing else."""
 
 import re
 from collections.abc import Mapping, Sequence
