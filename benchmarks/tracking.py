@@ -21,7 +21,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.periodic import repeating
 from penstock.kernel.telemetry import Telemetry
-from penstock.tracking import workers
+from penstock.tracking import chores
 from penstock.tracking.client import Ended, PipelineClient
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Said, Stage
@@ -162,7 +162,7 @@ async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
         await migrate.migrate(db, tracking_migrations())
         metrics = TrackingMetrics(Telemetry().registry)
         tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))
-        for name, chore, every in workers.chores(tracking):
+        for name, chore, every in chores.chores(tracking):
             await stack.enter_async_context(repeating(name, chore, every))
         yield db, tracking
 

@@ -24,7 +24,7 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.service import Refdata
 from penstock.settings import Settings
-from penstock.tracking import workers as tracking_workers
+from penstock.tracking import chores as tracking_chores
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 
@@ -103,7 +103,7 @@ async def open_tracking(
         await migrate.migrate(db, tracking_migrations())
         metrics = TrackingMetrics(telemetry.registry)
         tracking = await stack.enter_async_context(Tracking.open(db, settings.tracking, metrics))
-        chores = [*tracking_workers.chores(tracking), *([] if shared else [_journal_retention(settings, db)])]
+        chores = [*tracking_chores.chores(tracking), *([] if shared else [_journal_retention(settings, db)])]
         for name, chore, every in chores:
             await stack.enter_async_context(repeating(name, chore, every))
         yield tracking

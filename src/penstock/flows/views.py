@@ -19,7 +19,7 @@ from penstock.kernel.errors import Conflict
 from penstock.kernel.journal import Noted
 from penstock.kernel.paging import Page, page
 
-SQL = sql.load(__package__, {"run": RUN, "step": STEP}, file="reading.sql")
+SQL = sql.load(__package__, {"run": RUN, "step": STEP}, file="views.sql")
 LAST = 2**63 - 1
 _UPCOMING = 5
 _ARTIFACT = ("name", "uri", "sha256", "size")
