@@ -162,7 +162,7 @@ RETRY = f"penstock harvest partitions {UUID(int=7)}; then penstock harvest retry
         ({"last_run": run("failed", error="no disk")}, [("BROKEN", "its last run failed: no disk")]),
         (
             {"last_run": run("consolidation_skipped")},
-            [("BROKEN", "its last run consolidation skipped: partitions failed")],
+            [("BROKEN", "its last run was not consolidated: partitions failed")],
         ),
         (
             {"paused_until": NOW + 5 * MINUTE, "paused_because": "429"},

@@ -47,7 +47,7 @@ def summary(told: dict[str, Any]) -> str:
     for name in failed[:5]:
         error = told["steps"][name]["error"] or {"code": "", "message": ""}
         lines.append(printable(f"{name}: {error['code']}: {error['message']}"))
-    if failed:
+    if failed and told["status"] == "FAILED":
         lines.append(f"hint: mend the cause, then `penstock flow retry {told['runId']}`")
     return "\n".join(lines)
 

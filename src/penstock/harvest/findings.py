@@ -28,7 +28,8 @@ def _of(feed: Feed, now: datetime) -> list[Finding]:
     found = []
     run = feed.last_run
     if run is not None and run.state in _FAILED:
-        what = f"its last run {run.state.replace('_', ' ')}: {run.error or 'partitions failed'}"
+        how = "was not consolidated" if run.state == RunState.CONSOLIDATION_SKIPPED else "failed"
+        what = f"its last run {how}: {run.error or 'partitions failed'}"
         found.append(broken(feed.feed, what, _hint(run), run.requested_at))
     if feed.paused_until is not None:
         what = f"its source is left alone for {in_words(feed.paused_until - now)}: {feed.paused_because}"

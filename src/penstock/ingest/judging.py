@@ -21,7 +21,7 @@ def check_quality(stats: Stats, supplier: Supplier) -> None:
     """I7, §8; Failed when the rows are not good enough."""
     if stats.bad_ratio > supplier.max_bad_ratio:
         said = f"{stats.bad_rows} of {stats.good_rows + stats.bad_rows} rows are bad: {stats.bad_ratio:.2%}"
-        most = max(stats.reasons, key=lambda code: stats.reasons[code], default="")
+        most = min(stats.reasons, key=lambda code: (-stats.reasons[code], code), default="")
         hint = (
             f"max_bad_ratio is {supplier.max_bad_ratio:.2%}; most are {most}, `penstock ingest bad-rows RUN` shows them"
         )
