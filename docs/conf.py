@@ -56,8 +56,7 @@ def _contents(page: Path, text: str) -> str:
         fresh = [one for one in below if one.is_relative_to(page.parent) and ".." not in one.parts and one not in known]
         known.update(fresh)
         branches.append(_branch(page, caption, fresh))
-    recipes = [one for one in sorted(page.parent.glob("howto/*.md")) if one not in known]  # named or not
-    return "".join([*branches[:2], _branch(page, "How to", recipes), *branches[2:]])
+    return "".join(branches)
 
 
 def _branch(page: Path, caption: str, below: list[Path]) -> str:
