@@ -7,7 +7,7 @@ from pydantic import Field
 
 from penstock.flows.contract import NAME, RunStatus, StepStatus
 from penstock.flows.definition import Name
-from penstock.kernel.wire import Camel, CamelBody, From, Text, To
+from penstock.kernel.wire import Camel, CamelBody, Moved, Text
 
 # Runs inside of steps are named after them: `nightly~load[3]`.
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9_.~\[\]-]{0,1999}$"
@@ -133,17 +133,11 @@ class Why(StepState):
     hint: str | None
 
 
-class Move(Camel):
+class Move(Moved, Camel):
     """F18: a move of a run, or of one of its steps."""
 
     run_id: str
     step_id: str | None
-    source: From
-    target: To
-    actor: str
-    at: datetime
-    reason: str | None
-    fence: int | None
 
 
 class History(Camel):

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field, PlainSerializer
 
 from penstock.harvest.contract import RunType
-from penstock.kernel.wire import Camel, CamelBody, From, Text, To
+from penstock.kernel.wire import Camel, CamelBody, Moved, Text
 
 Number = Annotated[Decimal, PlainSerializer(str, return_type=str)]  # as text: JSON's numbers lose digits
 
@@ -75,17 +75,11 @@ class Runs(Camel):
     next: str | None
 
 
-class Noted(Camel):
-    """A move, and who made it."""
+class Noted(Moved, Camel):
+    """A move of the run, or of one of its partitions."""
 
     machine: str
     subject: str
-    source: From
-    target: To
-    actor: str
-    at: datetime
-    reason: str | None
-    fence: int | None
 
 
 class OneRun(Run):

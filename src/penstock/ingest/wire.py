@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from penstock.ingest.contract import RunState
-from penstock.kernel.wire import From, To
+from penstock.kernel.wire import Moved
 
 
 class Supplier(BaseModel):
@@ -65,15 +65,8 @@ class Runs(BaseModel):
     next: str | None
 
 
-class Noted(BaseModel):
+class Noted(Moved):
     """One move of a run's state."""
-
-    source: From
-    target: To
-    actor: str
-    at: datetime
-    reason: str | None
-    fence: int | None
 
 
 class OneRun(Run):

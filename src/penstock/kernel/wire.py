@@ -31,15 +31,24 @@ Text = Annotated[str, Field(json_schema_extra={"pattern": r"^[^\x00]*$"}), After
 WHOLE = BeforeValidator(_whole)  # behind the bounds of an int, or the document does not tell them
 Fence = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1), WHOLE]
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
-# Where a move leads from and to; `from` is a word of Python's own.
-From = Annotated[str | None, Field(serialization_alias="from", description="Null when it came into being.")]
-To = Annotated[str, Field(serialization_alias="to")]
 
 
 class Body(BaseModel):
     """A field nobody knows is a mistake, told at once."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Moved(BaseModel):
+    """A move of whatever it is: from where to where, who, when, why, and under which fence."""
+
+    # Not by these names: `from` is a word of Python's own.
+    source: str | None = Field(serialization_alias="from", description="Null when it came into being.")
+    target: str = Field(serialization_alias="to")
+    actor: str
+    at: datetime
+    reason: str | None
+    fence: int | None
 
 
 class Camel(BaseModel):

@@ -5,7 +5,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.kernel.findings import Severity
-from penstock.kernel.wire import From, To
+from penstock.kernel.wire import Moved
 from penstock.overview.contract import Part
 
 
@@ -13,18 +13,12 @@ class _Told(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
-class Event(_Told):
-    """One move of one subject: who, when, why."""
+class Event(Moved):
+    """One move of one subject."""
 
     part: Part
     machine: str
     subject: str
-    source: From
-    target: To
-    actor: str
-    at: datetime
-    reason: str | None
-    fence: int | None
 
 
 class Finding(_Told):
