@@ -24,7 +24,7 @@ from tests.services.program import Up, penstock
 
 def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
     """`up` says where it listens, answers health on both ports, and leaves nothing behind on SIGTERM."""
-    with Up(tmp_path) as up:
+    with Up(tmp_path, anew=True) as up:
         for address in (up.api, up.query):
             assert httpx.get(f"{address}/actuator/health").json()["status"] == "UP"
             assert httpx.get(f"{address}/actuator/health/readiness").status_code == 200
@@ -36,7 +36,7 @@ def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
 
 def test_up_stops_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     """Ctrl-C is a graceful stop too."""
-    with Up(tmp_path) as up:
+    with Up(tmp_path, anew=True) as up:
         assert up.stop(signal.SIGINT) == 0
 
 

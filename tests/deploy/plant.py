@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.harvest.crank import FEED, feed
 from tests.harvest.test_cli import Source
 from tests.ingest.house import KEYED, House, snapshot
 from tests.services.postgres import fresh_database
-from tests.services.program import Server
+from tests.services.program import PENSTOCK, Server
 from tests.services.until import until
 
 Json = dict[str, Any]
@@ -86,7 +85,7 @@ class Role(Server):
     """One role in a process of its own."""
 
     def __init__(self, folder: Path, name: str, port: int = 0) -> None:
-        command = [sys.executable, "-m", "penstock.cli.main", *ROLES[name], "--port", str(port), "--json"]
+        command = [PENSTOCK, *ROLES[name], "--port", str(port), "--json"]
         super().__init__(name, command, folder, NO_CHECKOUT)
 
 

@@ -1,7 +1,6 @@
 """Every role as a process, and what its probes, its metrics and its log say."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,23 +11,22 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.nginx import free_port
 from tests.harvest.crank import feed
-from tests.services.program import Server
+from tests.services.program import PENSTOCK, Server
 from tests.services.until import until
 
 Json = dict[str, Any]
 API, QUERY, FLOWS, INGEST, TRACKING = "api", "query", "flows", "ingest", "pipeline-apid"
 _PATIENCE = 30.0
 AT_MOST = 120.0  # seconds; on a busy machine eight programs start slowly
-_PENSTOCK = "penstock.cli.main"
 COMMANDS = {
-    API: [_PENSTOCK, "serve", "api"],
-    "command-api": [_PENSTOCK, "serve", "command-api"],
-    QUERY: [_PENSTOCK, "serve", "query-api"],
-    "apply": [_PENSTOCK, "work", "apply"],
-    "relay": [_PENSTOCK, "work", "relay"],
-    "harvest": [_PENSTOCK, "work", "harvest"],
-    FLOWS: [_PENSTOCK, "work", "flows"],
-    INGEST: [_PENSTOCK, "ingest", "watch"],
+    API: [PENSTOCK, "serve", "api"],
+    "command-api": [PENSTOCK, "serve", "command-api"],
+    QUERY: [PENSTOCK, "serve", "query-api"],
+    "apply": [PENSTOCK, "work", "apply"],
+    "relay": [PENSTOCK, "work", "relay"],
+    "harvest": [PENSTOCK, "work", "harvest"],
+    FLOWS: [PENSTOCK, "work", "flows"],
+    INGEST: [PENSTOCK, "ingest", "watch"],
     TRACKING: ["penstock.cli.pipeline_apid"],
 }
 ONE = {"code": "ONE", "loadSql": "select 'a' as k, '1'::jsonb as v where :tenantId <> ''"}
@@ -37,9 +35,9 @@ ONE = {"code": "ONE", "loadSql": "select 'a' as k, '1'::jsonb as v where :tenant
 class Role(Server):
     """One role on a port of its own, not waited for."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, *, anew: bool) -> None:
         self.address = f"http://127.0.0.1:{(port := free_port())}"
-        super().__init__(name, [sys.executable, "-m", *COMMANDS[name], "--port", str(port), "--json"], folder)
+        super().__init__(name, [*COMMANDS[name], "--port", str(port), "--json"], folder, anew=anew)
         self.name = name
 
     def get(self, path: str) -> httpx.Response:
@@ -75,12 +73,12 @@ class Role(Server):
 
 
 @contextmanager
-def running(folder: Path, *names: str, waits: bool = True) -> Iterator[dict[str, Role]]:
+def running(folder: Path, *names: str, waits: bool = True, anew: bool = False) -> Iterator[dict[str, Role]]:
     """Roles, begun side by side, ready unless nobody *waits* for that; all are gone afterwards."""
     with ExitStack() as stack:
         roles = {}
         for name in names:
-            role = roles[name] = Role(name, folder)
+            role = roles[name] = Role(name, folder, anew=anew)
             stack.push(role.__exit__)
         for role in roles.values() if waits else ():
             role.__enter__()

@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 from penstock.settings import Settings, load_settings
 from tests.services.kafka import Kafka, kafka
 from tests.services.postgres import fresh_database
-from tests.services.program import Server, penstock, penstock_here
+from tests.services.program import PENSTOCK, Server, penstock, penstock_here
 from tests.services.redis import _dies_with_us, _free_port, redis_binary
 from tests.services.require import require
 from tests.services.until import until
@@ -38,7 +38,6 @@ SCHEMA = ROOT / ".build" / "tools" / "compose-spec-v2.16.2.json"
 SECRETS = ("postgres_password", "redis_password", "jwt_secret")
 ROLES = ("migrate", "api", "command-api", "query", "apply", "relay", "kafka-adapter", "flows", "ingest", "harvest")
 TRIED = ("command-api", "apply", "relay", "query")  # the way of a write to a reader
-_PROGRAM = [sys.executable, "-m", "penstock.cli.main"]
 _OWN_SECONDS = {"ingest": 30.0}  # a run that is asked to stop
 _MARGIN = 10.0  # seconds, for what comes after
 _UNSECURED = ("postgres", "kafka")  # their images write here and there
@@ -314,7 +313,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         elsewhere = tmp_path_factory.mktemp("elsewhere")  # the file is found by its name alone
         done = penstock(*_arguments("migrate"), cwd=elsewhere, env=env)
         assert done.code == 0, done.err
-        begun = {role: Server(role, [*_PROGRAM, *_arguments(role), "--json"], elsewhere, env) for role in TRIED}
+        begun = {role: Server(role, [PENSTOCK, *_arguments(role), "--json"], elsewhere, env) for role in TRIED}
         for server in begun.values():
             stack.enter_context(server)
         urls = {role: server.api.replace("0.0.0.0", "127.0.0.1") for role, server in begun.items()}

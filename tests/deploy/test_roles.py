@@ -6,6 +6,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -34,6 +35,7 @@ DATABASE = {
     INGEST: "database",
     QUERY: "primary",
 }
+begun_anew = partial(running, anew=True)  # here every role is a program from its first line on
 STEPS = {"said": {"kind": "python", "inputs": {"call": "json:dumps", "args": {"obj": 1}}}}
 
 
@@ -66,15 +68,15 @@ async def test_probes_mean_what_they_say(primary: Primary, tmp_path: Path) -> No
     """R17, R23, R27: not ready without PostgreSQL, alive all the same, ready when it is back; a stop is told first."""
     configure(tmp_path, primary.url, server={"drain_delay": 3})
     await primary.stop()
-    with running(tmp_path, QUERY, waits=False) as begun:
+    with begun_anew(tmp_path, QUERY, waits=False) as begun:
         is_loaded_late(begun[QUERY])
         await primary.start()
         begun[QUERY].becomes_ready()
-        with running(tmp_path, *(name for name in COMMANDS if name not in (QUERY, FLOWS, TRACKING))) as others:
+        with begun_anew(tmp_path, *(name for name in COMMANDS if name not in (QUERY, FLOWS, TRACKING))) as others:
             roles = {**begun, **others}
             everyone_is_ready(roles)
             begin_a_run(roles[API])
-            with running(tmp_path, FLOWS) as workers:
+            with begun_anew(tmp_path, FLOWS) as workers:
                 is_done_by(workers[FLOWS], roles[API])
                 roles |= workers
                 await primary.stop()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +19,7 @@ from penstock.ingesting import workplace
 from penstock.settings import Settings
 from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
 from tests.services.postgres import fresh_database
-from tests.services.program import Server, Up
+from tests.services.program import PENSTOCK, Server, Up
 from tests.services.until import until
 from tests.test_openapi import WITH_TOKENS, token
 
@@ -36,8 +35,7 @@ class Watch(Server):
     def __init__(self, house: House, **settings: Any) -> None:
         (house.root.parent / "watch.yaml").write_text(json.dumps({"ingest": {**QUICK, **settings}}))
         given = ["--root", str(house.root), "--config", "watch.yaml", "--json"]
-        command = [sys.executable, "-m", "penstock.cli.main", "ingest", "watch", *given]
-        super().__init__("watch", command, house.root.parent)
+        super().__init__("watch", [PENSTOCK, "ingest", "watch", *given], house.root.parent)
 
     @property
     def runs(self) -> list[psutil.Process]:

@@ -1,6 +1,14 @@
 """Processes forked from one that has loaded everything and used nothing: as good as new ones, and quick."""
 
+import importlib
 import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
 # Python keeps one such process for all who fork in ours, and has it load what it was told last before the first of them
 # came. Whoever named only its own would have the others load theirs anew, with every process they start.
@@ -17,3 +25,44 @@ FORKED.set_forkserver_preload(
         "tests.tracking.claimer",
     ]
 )
+
+
+class Program:
+    """What `python -m` does with a module of ours and its arguments; to be asked like a `Popen`."""
+
+    def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str], log: Path) -> None:
+        ours, theirs = FORKED.Pipe(duplex=False)
+        told = (command, folder, dict(env), log, theirs)
+        self._process: ForkServerProcess = FORKED.Process(target=_become, args=told, daemon=True)
+        self._process.start()
+        theirs.close()
+        with ours:
+            self.stdout = os.fdopen(os.dup(ours.fileno()), "rb")
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        assert self._process.exitcode is not None, f"{self.pid} does not end"
+        return self._process.exitcode
+
+
+def _become(command: Sequence[str], folder: Path, env: Mapping[str, str], log: Path, output: Pipe) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(folder)
+    os.dup2(output.fileno(), 1)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    output.close()
+    sys.argv = list(command)
+    importlib.import_module(command[0]).run()

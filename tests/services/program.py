@@ -18,8 +18,10 @@ import psutil
 import pytest
 
 from penstock.cli import main
+from tests.services.forked import Program
 
-_COMMAND = [sys.executable, "-m", "penstock.cli.main"]
+PENSTOCK = "penstock.cli.main"
+_COMMAND = [sys.executable, "-m", PENSTOCK]
 
 
 @dataclass(frozen=True)
@@ -77,26 +79,39 @@ def _shown_on(terminal: int) -> str:
 
 
 class Server(AbstractContextManager["Server"]):
-    """A command that serves until it is told to stop, ready when entered; its log goes to a file beside its data."""
+    """A command that serves until it is told to stop, ready when entered; its log goes to a file beside its data.
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> None:
+    The *command* is a module and its arguments. It is forked from a process that has loaded it, which saves the second
+    that takes; one that is begun *anew* is a program like a user's from the first line on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        anew: bool = False,
+    ) -> None:
         self._name = name
         self.log_file = folder / f"{name}.log"
-        self._log = self.log_file.open("ab")
-        self._process = subprocess.Popen(
-            command, cwd=folder, env=_environment(env), stdout=subprocess.PIPE, stderr=self._log
-        )
+        begin = _begin_anew if anew else Program
+        self._process = begin(command, folder, _environment(env), self.log_file)
         self.api = ""
 
     def __enter__(self) -> Self:
-        self._on_ready(self._first_document())
+        try:
+            self._on_ready(self._first_document())
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
-        self._log.close()
 
     def _on_ready(self, said: Mapping[str, Any]) -> None:
         self.api = said["api"]
@@ -139,8 +154,9 @@ class Server(AbstractContextManager["Server"]):
 class Up(Server):
     """`penstock up` on free ports."""
 
-    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__("up", [*_COMMAND, "up", "--port", "0", "--query-port", "0", "--json", *args], folder, env)
+    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None, anew: bool = False) -> None:
+        command = [PENSTOCK, "up", "--port", "0", "--query-port", "0", "--json", *args]
+        super().__init__("up", command, folder, env, anew=anew)
         self.query = ""
 
     def _on_ready(self, said: Mapping[str, Any]) -> None:
@@ -152,7 +168,7 @@ class CommandApi(Server):
     """`penstock serve command-api` on a free port."""
 
     def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
-        command = [*_COMMAND, "serve", "command-api", "--port", "0", "--json", *args]
+        command = [PENSTOCK, "serve", "command-api", "--port", "0", "--json", *args]
         super().__init__("command-api", command, folder, env)
 
 
@@ -160,7 +176,7 @@ class QueryApi(Server):
     """`penstock serve query-api`, on a free port unless one is given; `serving_pids` are those that answer."""
 
     def __init__(self, folder: Path, *args: str, port: int = 0, env: Mapping[str, str] | None = None) -> None:
-        command = [*_COMMAND, "serve", "query-api", "--port", str(port), "--json", *args]
+        command = [PENSTOCK, "serve", "query-api", "--port", str(port), "--json", *args]
         super().__init__("query-api", command, folder, env)
 
     @property
@@ -169,25 +185,29 @@ class QueryApi(Server):
 
 
 class Work(Server):
-    """`penstock work ROLE`; `program` may be another one that does the same, and dies on the way."""
+    """`penstock work ROLE`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        role: str,
-        *args: str,
-        env: Mapping[str, str] | None = None,
-        program: Sequence[str] = _COMMAND,
-    ) -> None:
-        super().__init__(f"work-{role}", [*program, "work", role, "--json", *args], folder, env)
+    def __init__(self, folder: Path, role: str, *args: str, env: Mapping[str, str] | None = None) -> None:
+        super().__init__(f"work-{role}", [PENSTOCK, "work", role, "--json", *args], folder, env)
 
 
 class PipelineApid(Server):
     """`pipeline-apid`, on a free port unless one is given."""
 
-    def __init__(self, folder: Path, *args: str, port: int = 0, env: Mapping[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "penstock.cli.pipeline_apid", "--port", str(port), "--json", *args]
-        super().__init__("pipeline-apid", command, folder, env)
+    def __init__(
+        self, folder: Path, *args: str, port: int = 0, env: Mapping[str, str] | None = None, anew: bool = False
+    ) -> None:
+        command = ["penstock.cli.pipeline_apid", "--port", str(port), "--json", *args]
+        super().__init__("pipeline-apid", command, folder, env, anew=anew)
+
+
+def _begin_anew(
+    command: Sequence[str], folder: Path, env: Mapping[str, str], log_file: Path
+) -> "subprocess.Popen[bytes]":
+    with log_file.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *command], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=log
+        )
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str]:
