@@ -11,6 +11,7 @@ from penstock.kernel.bell import Bell
 from penstock.kernel.db import Database
 from penstock.kernel.journal import Entry
 from penstock.kernel.live import Live, Ringing, Tail
+from tests.services.until import becomes
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -18,6 +19,16 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 async def moved(db: Database, *subjects: str, machine: str = "m") -> None:
     async with db.transaction() as tx:
         await journal.append(tx, [Entry(machine, one, None, "new", "tester", AT) for one in subjects])
+
+
+async def settled(db: Database) -> None:
+    """What was noted until now is told: transactions of other databases hold it up too."""
+    query = "SELECT max(tx) < pg_snapshot_xmin(pg_current_snapshot()) FROM journal"
+
+    async def is_settled() -> bool:
+        return bool(await db.fetchval(query))
+
+    await becomes(is_settled, "no older transaction writes any more")
 
 
 async def test_a_bell_wakes_who_watches(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +52,7 @@ async def test_not_to_follow_is_to_end_with_what_was_there(db: Database, monkeyp
     monkeypatch.setattr(live, "_TAIL", 2)
     for number in range(5):
         await moved(db, f"a{number}")
+    await settled(db)
     tails = Live([Tail(db, ["m"])], [Ringing(Bell(db, "one"), "moves")])
     told: list[str] = []
     async with asyncio.timeout(20):
@@ -58,6 +70,7 @@ async def test_moves_of_others_are_passed_over_once(db: Database, monkeypatch: p
     for _ in range(3):
         await moved(db, *map(str, range(100)), machine="other")
     await moved(db, "mine too")
+    await settled(db)
     tails = Live([Tail(db, ["m", "other"])], [])
     start = await tails.start(None, last=2, of=["m"])
     batches = [noted async for _, noted in tails.moves(start, of=["m"], follow=False)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import asyncpg
 import httpx
 import pytest
 
@@ -41,9 +42,10 @@ def databases() -> Iterator[list[str]]:
 class Plant:
     """A Penstock with tokens whose journals are in three databases, and in which every part has moved something."""
 
-    def __init__(self, up: Up, folder: Path) -> None:
+    def __init__(self, up: Up, folder: Path, databases: list[str]) -> None:
         self._up = up
         self._folder = folder
+        self._databases = databases
         self.operator = token(tenant_id=None)
 
     def get(self, path: str, headers: Json | None = None, **params: Any) -> httpx.Response:
@@ -57,11 +59,26 @@ class Plant:
         return told
 
     def events(self, headers: Json | None = None, **params: Any) -> list[tuple[str, Json]]:
-        """What was told until now: ids and events."""
+        """All that was noted until now: ids and events."""
+        self.settle()
         answer = self.get("/events", {**self.operator, **(headers or {})}, follow="false", **params)
         assert answer.headers["content-type"].startswith("text/event-stream")
         blocks = [block.split("\n") for block in answer.text.split("\n\n") if block.startswith("event: move")]
         return [(one[1].removeprefix("id: "), json.loads(one[2].removeprefix("data: "))) for one in blocks]
+
+    def settle(self) -> None:
+        """Wait until what was noted is told: transactions of other databases on the server hold it up too."""
+        query = "SELECT coalesce(max(tx) < pg_snapshot_xmin(pg_current_snapshot()), true) FROM journal"
+
+        async def is_settled(url: str) -> bool:
+            connection = await asyncpg.connect(url)
+            try:
+                return bool(await connection.fetchval(query))
+            finally:
+                await connection.close()
+
+        for url in self._databases:
+            until(lambda url=url: asyncio.run(is_settled(url)), "no older transaction writes any more")  # type: ignore[misc]
 
     def findings(self) -> dict[str, list[Json]]:
         status = self.get("/status").json()
@@ -100,7 +117,7 @@ def plant(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
         )
     )
     with Up(folder, env={**WITH_TOKENS, "DB_PASSWORD": parts.password or ""}) as up:
-        plant = Plant(up, folder)
+        plant = Plant(up, folder, databases)
         _move_everything(plant, house)
         yield plant
 
@@ -209,6 +226,7 @@ def test_the_commands_tell_the_same(plant: Plant) -> None:
     for line in ("BROKEN  tracking  event-ingest: 2 shards failed", f"BROKEN  flows  {RUN}: run failed"):
         assert line in status.out
     assert json.loads(plant.command("status", "--json").out)["status"] == "BROKEN"
+    plant.settle()
     events = plant.command("events", "--part", "tracking", "--last", "2")
     assert events.code == 0
     assert [line.split()[2:] for line in events.out.splitlines()] == [
