@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,9 @@ settings.load_profile("penstock")
 # Hundreds of programs are started here: compiled once, each starts in half the time, whatever the shell is set to.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Nobody here speaks TLS. But httpx reads all the world's certificates for every request, and aiohttp for every program,
+# which takes longer than most requests do. Here the world has one, whose key nobody has.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("services") / "nobody.pem")
 
 
 def pytest_configure(config: pytest.Config) -> None:

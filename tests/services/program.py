@@ -96,6 +96,7 @@ class Server(AbstractContextManager["Server"]):
     ) -> None:
         self._name = name
         self.log_file = folder / f"{name}.log"
+        self.log_file.touch()
         begin = _begin_anew if anew else Program
         self._process = begin(command, folder, _environment(env), self.log_file)
         self.api = ""
