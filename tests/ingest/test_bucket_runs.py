@@ -44,7 +44,6 @@ BEFORE_SWITCH = [
     Step.STORED,
     Step.SWITCHING,
 ]
-SWITCH = (Step.SWITCHING, Step.SWITCHED)
 WAIT = 30
 
 
@@ -55,11 +54,8 @@ def s3() -> Iterator[S3Place]:
 
 
 @pytest.fixture
-def rig(s3: S3Place, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BucketRig]:
-    """A bucket. Tests of every step go to S3 where it decides who publishes, else they do with a folder's storage."""
-    step = request.node.callspec.params.get("step") if hasattr(request.node, "callspec") else None
-    machines = tmp_path / "machines"
-    with s3_rig(s3, machines) if step in (None, *SWITCH) else stored_rig(tmp_path / "bucket", machines) as rig:
+def rig(s3: S3Place, tmp_path: Path) -> Iterator[BucketRig]:
+    with s3_rig(s3, tmp_path / "machines") as rig:
         rig.put(layout.config(SUPPLIER), CONFIG)
         yield rig
 
