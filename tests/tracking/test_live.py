@@ -27,8 +27,9 @@ async def test_a_listing_that_takes_too_long_is_given_up(
 ) -> None:
     """T6: a listing must not keep a connection from the queues: it ends with a 503, and the next one works."""
     quick = "SET LOCAL statement_timeout = '50ms'"
-    monkeypatch.setitem(store._ANY, "be_quick", quick)
-    async with db.transaction() as tx:
-        await tx.execute("LOCK TABLE pipeline_tracking IN ACCESS EXCLUSIVE MODE")
-        problem(await api.http.get("/files"), 503, "DATABASE_BUSY")
+    with monkeypatch.context() as impatient:
+        impatient.setitem(store._ANY, "be_quick", quick)
+        async with db.transaction() as tx:
+            await tx.execute("LOCK TABLE pipeline_tracking IN ACCESS EXCLUSIVE MODE")
+            problem(await api.http.get("/files"), 503, "DATABASE_BUSY")
     assert await api.get("/files") == {"files": [], "next": None}
