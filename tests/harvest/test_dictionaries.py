@@ -11,8 +11,10 @@ import pytest
 from penstock.harvest import consolidating, watermark
 from penstock.harvest.contract import RunState
 from penstock.kernel.errors import BadConfig
+from penstock.kernel.listener import Missed, listen
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
+from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
 from tests.harvest.crank import feed
 from tests.harvest.rig import FEED, Rig, made_of, opened, rigged, settings_on
@@ -116,6 +118,14 @@ async def test_dictionaries_are_not_held_while_the_store_is_written_to(
         rig.source.change(updates=5)
         await rig.completed()
     assert [[row["version"] for row in rows] for rows in held] == [[1, 1]]
+
+
+async def test_the_relay_is_woken_by_the_run(rig: Rig) -> None:
+    """R15: who announces versions hears of a new one at the commit, and need not look by itself."""
+    async with listen(rig.db.dsn, CHANNEL) as inbox, rig.working():
+        assert isinstance(await inbox.get(), Missed)  # from here on everything is heard
+        await rig.completed()
+        assert await inbox.wait(10)
 
 
 async def test_a_feed_that_no_dictionary_reads_is_kept_once(database_url: str, tmp_path: Path) -> None:
