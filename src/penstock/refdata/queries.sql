@@ -97,8 +97,9 @@ HAVING count(*) > 0;
 -- Write down what the relay is to announce, in the order of versions.
 INSERT INTO outbox_event
     (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, created_at)
-SELECT tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, $10
-FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bigint[], $5::jsonb[], $6::text[], $7::text[], $8::integer[],
+SELECT tenant_id, event_id, dict_code, version, payload::jsonb, event_type, source, items, source_revision, $10
+-- Bind the payloads as text: a connection that encodes JSON itself would encode them a second time.
+FROM unnest($1::text[], $2::uuid[], $3::text[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::integer[],
             $9::bigint[]) WITH ORDINALITY
     AS told (tenant_id, event_id, dict_code, version, payload, event_type, source, items, source_revision, n)
 ORDER BY n;
