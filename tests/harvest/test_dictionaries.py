@@ -2,8 +2,11 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -14,13 +17,15 @@ from penstock.kernel.errors import BadConfig
 from penstock.kernel.listener import Missed, listen
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
+from penstock.refdata.pod.loader import Loader
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
 from tests.harvest.crank import feed
 from tests.harvest.rig import FEED, Rig, made_of, opened, rigged, settings_on
 from tests.harvest.test_cli import Source
+from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.services.program import Up, penstock
-from tests.services.until import until
+from tests.services.until import becomes, until
 
 PRICES, OTHERS = Dict("acme", "STONES"), Dict("globex", "STONES")
 LOAD = f"""
@@ -126,6 +131,38 @@ async def test_the_relay_is_woken_by_the_run(rig: Rig) -> None:
         assert isinstance(await inbox.get(), Missed)  # from here on everything is heard
         await rig.completed()
         assert await inbox.wait(10)
+
+
+async def test_pods_hear_of_a_completed_run_without_a_reconcile(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R15, R19: every pod loads a feed's dictionary from the announcement alone; the reconcile is switched off."""
+    # Version 1 may come from the first read, which loads the dictionary. Version 2 comes from its announcement only.
+    async with AsyncExitStack() as stack:
+        pods = [
+            await stack.enter_async_context(running_pod(rig.settings, _make_folder(tmp_path / f"pod{number}")))
+            for number in range(2)
+        ]
+        monkeypatch.setattr(Loader, "look", AsyncMock())
+        await stack.enter_async_context(rig.working())
+        for version in (1, 2):
+            await rig.completed()
+            assert await pods[0].rig.relay() == len(FED)
+            for pod in pods:
+                await becomes(partial(_serves, pod, version), f"version {version} in memory")
+                answer = await pod.get("STONES/all?limit=1000")
+                assert prices({item["key"]: item["value"] for item in answer.json["items"]}) == served(rig)
+            rig.source.change(updates=10, inserts=5)
+
+
+def _make_folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+async def _serves(pod: PodRig, version: int) -> bool:
+    answer = await pod.get("STONES/all?limit=1")
+    return (answer.status, answer.source, answer.version) == (200, "memory", version)
 
 
 async def test_a_feed_that_no_dictionary_reads_is_kept_once(database_url: str, tmp_path: Path) -> None:
