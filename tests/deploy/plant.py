@@ -23,8 +23,8 @@ from tests.harvest.crank import FEED, feed
 from tests.harvest.test_cli import Source
 from tests.ingest.house import KEYED, House, snapshot
 from tests.services.postgres import fresh_database
-from tests.services.program import PENSTOCK, Server
-from tests.services.until import until
+from tests.support.processes import PENSTOCK, Server
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 ROLES: dict[str, Sequence[str]] = {

@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.deploy.nginx import Nginx, free_port
 from tests.deploy.rolling_clients import Torn, connected
-from tests.services.program import Server
-from tests.services.until import becomes
+from tests.support.processes import Server
+from tests.support.waiting import becomes
 
 Json = dict[str, Any]
 Program = Callable[[Path, int], Server]

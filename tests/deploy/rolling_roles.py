@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.nginx import free_port
 from tests.harvest.crank import feed
-from tests.services.program import PENSTOCK, Server
-from tests.services.until import until
+from tests.support.processes import PENSTOCK, Server
+from tests.support.waiting import until
 
 Json = dict[str, Any]
 API, QUERY, FLOWS, INGEST, TRACKING = "api", "query", "flows", "ingest", "pipeline-apid"

@@ -17,7 +17,7 @@ from drills.__main__ import app
 from drills.limits import LATE_AT_MOST
 
 from penstock.cli.main import guarded
-from tests.services.program import Up, penstock
+from tests.support.processes import Up, penstock
 
 ROOT = Path(__file__).parents[2]
 Json = dict[str, Any]

@@ -20,9 +20,9 @@ from penstock.kernel.errors import Transient
 from penstock.settings import Settings
 from tests.flows.crashing import House, Story, chain, housed, leaving, mapped, some_story, within
 from tests.flows.worker_child import DONE, Child, Place
-from tests.services.program import Up
-from tests.services.soak import examples
-from tests.services.until import becomes, until
+from tests.support.processes import Up
+from tests.support.soak import examples
+from tests.support.waiting import becomes, until
 
 SECTION = {"lease": timedelta(seconds=1), "max_lost": 10_000}
 LONG = {"lease": timedelta(minutes=10)}

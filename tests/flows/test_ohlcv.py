@@ -24,7 +24,7 @@ from penstock.flows.step import Workers
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid
 from tests.flows.desk import Json, PlainDesk
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 HEAD = "time,open,high,low,close,volume"
 FIVE = [

@@ -39,7 +39,7 @@ from tests.harvest.crank import FEED, Crank
 from tests.harvest.scripted import Scripted, scripted, stones
 from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
 from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
-from tests.services.until import becomes, until
+from tests.support.waiting import becomes, until
 
 INGEST, SPLITTER, WORKER, SENDER = Stage
 LOOSE = Dict("acme", "LOOSE")

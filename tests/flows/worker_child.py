@@ -28,8 +28,8 @@ from penstock.kernel.db import Database
 from penstock.kernel.periodic import repeating
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from tests.services.forked import FORKED
-from tests.services.until import becomes
+from tests.support.fork_server import FORKED
+from tests.support.waiting import becomes
 
 DONE = "FLOWS_DONE"  # names the file of all that was done
 ARTIFACT = "who.txt"

@@ -28,7 +28,7 @@ from penstock.kernel.bus.postgres import PostgresSubscription
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from penstock.settings import Settings
-from tests.services.forked import FORKED
+from tests.support.fork_server import FORKED
 
 ROLES = {PLANS: Planner, WORK_ITEMS: Fetcher, CONSOLIDATIONS: Consolidator}
 NEVER = 0

@@ -36,7 +36,7 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 FEED = "stones"
 TOPICS = (contract.PLANS, contract.WORK_ITEMS, contract.WORK_DONE, contract.CONSOLIDATIONS)

@@ -19,8 +19,8 @@ from penstock.settings import load_settings
 from tests.harvest.crank import feed
 from tests.harvest.rig import FEED, Rig, made_of, opened, rigged, settings_on
 from tests.harvest.test_cli import Source
-from tests.services.program import Up, penstock
-from tests.services.until import until
+from tests.support.processes import Up, penstock
+from tests.support.waiting import until
 
 PRICES, OTHERS = Dict("acme", "STONES"), Dict("globex", "STONES")
 LOAD = f"""

@@ -18,7 +18,7 @@ from penstock.ingest.service import Ingestion
 from penstock.kernel.build import code_commit
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import PenstockError
-from tests.services.forked import FORKED
+from tests.support.fork_server import FORKED
 
 SUPPLIER = "acme"
 _CAPABILITIES_V3 = 0x20080522

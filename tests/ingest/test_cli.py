@@ -16,7 +16,7 @@ import pytest
 
 from penstock.ingest import layout
 from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
-from tests.services.program import Result, penstock_here, penstock_on_a_terminal
+from tests.support.processes import Result, penstock_here, penstock_on_a_terminal
 
 ROOT = Path(__file__).parents[2]
 ONE = snapshot({"A": 1, "B": 2, "C": 3, "D": "none"})

@@ -25,7 +25,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
 from tests.ingest.house import KEYED, SUPPLIER, House, failure, snapshot
-from tests.services.program import penstock
+from tests.support.processes import penstock
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 BROKEN = snapshot({"A": "none"})

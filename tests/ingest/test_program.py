@@ -19,8 +19,8 @@ from penstock.ingesting import workplace
 from penstock.settings import Settings
 from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
 from tests.services.postgres import fresh_database
-from tests.services.program import PENSTOCK, Server, Up
-from tests.services.until import until
+from tests.support.processes import PENSTOCK, Server, Up
+from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))

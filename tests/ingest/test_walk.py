@@ -24,7 +24,7 @@ from penstock.ingest.folder import FolderTree
 from penstock.ingest.publishing import Step
 from penstock.kernel.clock import ManualClock
 from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 DAY = timedelta(days=1)
 PLACES = ("inbox", "archive", "obsolete", "duplicates", "broken")

@@ -21,8 +21,8 @@ from penstock.overview.machines import PART_OF
 from tests.harvest.crank import FEED, feed
 from tests.ingest.house import KEYED, SUPPLIER, House
 from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, penstock
-from tests.services.until import until
+from tests.support.processes import Result, Up, penstock
+from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
 
 Json = dict[str, Any]

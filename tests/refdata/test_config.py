@@ -20,7 +20,7 @@ from penstock.refdata.config import RefdataSection
 from penstock.settings import Settings, load_settings
 from tests.refdata.rig import DOCUMENT, OTHER, Json, Rig, create_schemas, dictionaries, settings_on, upsert
 from tests.services.postgres import fresh_database
-from tests.services.program import penstock
+from tests.support.processes import penstock
 
 COUNTRY, CURRENCY = dictionaries(DOCUMENT)
 HEAD = "refdata:\n  dictionaries:\n    - code: D\n"

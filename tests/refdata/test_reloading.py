@@ -25,8 +25,8 @@ from penstock.refdata.model import Dict
 from penstock.reloading import _Reloader
 from penstock.settings import load_settings
 from tests.refdata.rig import DOCUMENT, Json, Rig, create_schemas, dictionaries, upsert
-from tests.services.program import Up
-from tests.services.until import until
+from tests.support.processes import Up
+from tests.support.waiting import until
 
 WITHIN = 30.0
 COUNTRY, CURRENCY = dictionaries(DOCUMENT)

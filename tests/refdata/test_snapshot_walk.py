@@ -34,7 +34,7 @@ from tests.refdata.rig import (
     settings_on,
     upsert,
 )
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 R = TypeVar("R")
 EXPIRE_AFTER = timedelta(minutes=10)

@@ -43,7 +43,7 @@ from tests.refdata.rig import (
     upsert,
 )
 from tests.services.kafka import Kafka
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 SECOND = timedelta(seconds=1)
 STUMBLES = """

@@ -13,7 +13,7 @@ from penstock.settings import Settings
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.pod.raw import ACME, LOCAL, Reply, Wire, asking, connected, once, stuck
 from tests.refdata.rig import delete
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 NDJSON = "Accept: application/x-ndjson"
 ITEMS = {f"k{number:03}": {"n": number} for number in range(50)}

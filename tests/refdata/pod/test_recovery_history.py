@@ -12,7 +12,7 @@ from penstock.refdata.loading import Rows, Snapshot
 from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.rig import Json, Rig, delete, opened, settings_on, upsert
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 TABLES = ("dictionary_meta", "outbox_event", "dictionary_item", "processed_event", "update_request", "mdm_country")
