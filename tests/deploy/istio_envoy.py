@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 
-from tests.deploy.istio_routes import Json, of_kind
+from tests.deploy.istio_routes import of_kind
 from tests.support.require import require
+from tests.support.types import Json
 from tests.support.waiting import until
 
 BINARY = Path(__file__).parent.parent.parent / ".build" / "tools" / "bin" / "envoy-1.39.3"

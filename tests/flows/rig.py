@@ -30,12 +30,12 @@ from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from penstock.servers import address_of, listening, serving
 from penstock.settings import Settings
+from tests.support.types import Json
 
 BASE = "/api/v1"
 PROBLEM = "application/problem+json"
 LEASE = timedelta(seconds=60)
 SECOND = timedelta(seconds=1)
-Json = dict[str, Any]
 
 
 class Rig:

@@ -34,11 +34,12 @@ from penstock.tracking.contract import NAME_LIMIT, Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from penstock.tying import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
-from tests.flows.kind_desk import Json, MemoryDesk, done, failed, held
+from tests.flows.kind_desk import MemoryDesk, done, failed, held
 from tests.harvest.crank import FEED, Crank
 from tests.harvest.scripted import Scripted, scripted, stones
 from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
 from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
+from tests.support.types import Json
 from tests.support.waiting import becomes, until
 
 INGEST, SPLITTER, WORKER, SENDER = Stage

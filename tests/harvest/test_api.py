@@ -25,9 +25,9 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.ports import make_authenticator
 from penstock.settings import Settings
 from tests.harvest.crank import FEED, Crank, crank
+from tests.support.types import Json
 from tests.test_openapi import SECRET, token
 
-Json = dict[str, Any]
 DOWN = Faults(rate_500=1.0)
 UNKNOWN = UUID(int=7)
 JWT = {"secret": "env:SIGNING_SECRET", "algorithms": ["HS256"], "audience": "penstock"}

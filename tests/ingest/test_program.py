@@ -17,9 +17,10 @@ from penstock.ingest import layout
 from penstock.ingest.hooks import Hooks
 from penstock.ingesting import workplace
 from penstock.settings import Settings
-from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
+from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.processes import PENSTOCK, Server, Up
+from tests.support.types import Json
 from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
 

@@ -22,10 +22,10 @@ from tests.harvest.crank import FEED, feed
 from tests.ingest.house import KEYED, SUPPLIER, House
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, penstock
+from tests.support.types import Json
 from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
 
-Json = dict[str, Any]
 FILE, TENANT, RUN = "2026-11-17.events", "acme", "nightly"
 
 

@@ -18,7 +18,8 @@ from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, forged, shared, signed
-from tests.refdata.rig import Json, Rig, command, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, command, create_schemas, opened, settings_on, upsert
+from tests.support.types import Json
 
 PROBLEM = "application/problem+json"
 BAD = upsert("EUR", {"name": "Euro", "digits": 9})  # CURRENCY has at most 4

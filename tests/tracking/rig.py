@@ -5,12 +5,12 @@ from typing import Any
 import httpx
 
 from penstock.tracking.contract import Stage
+from tests.support.types import Json
 
 BASE = "/api/v1/pipeline"
 PROBLEM = "application/problem+json"
 FILE = "20250101000000"
 INGEST, SPLITTER, WORKER, SENDER = Stage
-Json = dict[str, Any]
 
 
 class Api:
