@@ -30,10 +30,10 @@ from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from penstock.servers import address_of, listening, serving
 from penstock.settings import Settings
+from tests.support.http import answered, problem
 from tests.support.types import Json
 
 BASE = "/api/v1"
-PROBLEM = "application/problem+json"
 LEASE = timedelta(seconds=60)
 SECOND = timedelta(seconds=1)
 
@@ -142,21 +142,6 @@ class Events:
                 name, _, value = line.partition(": ")
                 event[name] = value
         return (event["id"], json.loads(event["data"])) if event.get("event") == "move" else await self.next()
-
-
-def answered(answer: httpx.Response, status: int = 200) -> Json:
-    assert answer.status_code == status, answer.text
-    document: Json = answer.json()
-    return document
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> Json:
-    """The body of a refusal, which is a problem with a stable code."""
-    body: Json = answer.json()
-    assert (answer.status_code, body.get("code")) == (status, code), answer.text
-    assert answer.headers["content-type"] == PROBLEM
-    assert body["detail"]
-    return body
 
 
 def step_path(item: Json) -> str:

@@ -6,7 +6,8 @@ import httpx
 import pytest
 
 from penstock.kernel import live
-from tests.flows.rig import BASE, Events, Rig, chain, on_a_port, problem
+from tests.flows.rig import BASE, Events, Rig, chain, on_a_port
+from tests.support.http import problem
 from tests.support.types import Json
 
 

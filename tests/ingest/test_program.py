@@ -19,6 +19,7 @@ from penstock.ingesting import workplace
 from penstock.settings import Settings
 from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
 from tests.services.postgres import fresh_database
+from tests.support.http import answered
 from tests.support.processes import PENSTOCK, Server, Up
 from tests.support.types import Json
 from tests.support.waiting import until
@@ -170,10 +171,7 @@ def api(served: House, server_database: str) -> Iterator[str]:
 
 
 def get(url: str, **params: Any) -> Json:
-    answer = httpx.get(url, params=params)
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
+    return answered(httpx.get(url, params=params))
 
 
 def test_a_dropped_file_is_published_by_itself(api: str, served: House) -> None:

@@ -16,9 +16,10 @@ from penstock.kernel.journal import BEGINNING, Noted
 from penstock.kernel.live import Batch
 from penstock.kernel.telemetry import Telemetry
 from penstock.tracking.service import Tracking
+from tests.support.http import problem
 from tests.support.types import Json
 from tests.tracking.conftest import MAX_ATTEMPTS
-from tests.tracking.rig import BASE, FILE, INGEST, SENDER, SPLITTER, WORKER, Api, held, problem, reported
+from tests.tracking.rig import BASE, FILE, INGEST, SENDER, SPLITTER, WORKER, Api, held, reported
 
 SECOND = timedelta(seconds=1)
 LEASE = timedelta(seconds=60)
