@@ -96,7 +96,7 @@ async def died_at(rig: Rig, run_id: UUID, worker: Worker) -> bool:
     if worker.is_alive:
         worker.kill()
         return False
-    worker.ended()
+    worker.join_killed()
     return True
 
 
