@@ -12,7 +12,7 @@ from schemathesis import Case
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from tests.services.program import Up
+from tests.support.processes import Up
 
 SECRET = "a secret of thirty-two bytes or more"
 WITH_TOKENS = {

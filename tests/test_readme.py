@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from penstock.settings import load_settings
 from tests.harvest.test_cli import Source
-from tests.services.program import Up
+from tests.support.processes import Up
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -15,9 +15,9 @@ import pytest
 from tests.console import Typed, blocks_of, typed_in
 from tests.deploy.nginx import free_port
 from tests.pages import ROOT
-from tests.services.program import penstock_here
-from tests.services.until import until
 from tests.shown import Names
+from tests.support.processes import penstock_here
+from tests.support.waiting import until
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 API, QUERY, SOURCE = "127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8090"

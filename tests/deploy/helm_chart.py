@@ -11,7 +11,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tests.services.require import require
+from tests.support.require import require
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "penstock"

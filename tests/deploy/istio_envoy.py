@@ -13,9 +13,10 @@ from typing import Any
 
 import httpx
 
-from tests.deploy.istio_routes import Json, of_kind
-from tests.services.require import require
-from tests.services.until import until
+from tests.deploy.istio_routes import of_kind
+from tests.support.require import require
+from tests.support.types import Json
+from tests.support.waiting import until
 
 BINARY = Path(__file__).parent.parent.parent / ".build" / "tools" / "bin" / "envoy-1.39.3"
 BREAKS = "x-break"  # asks a server to close the connection in place of an answer

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Json = Mapping[str, Any]
+from tests.support.types import Json
+
 _CLAIM = "request.auth.claims["
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.services.require import require
-from tests.services.until import until
+from tests.support.require import require
+from tests.support.waiting import until
 
 _CONFIG = """
 daemon off;

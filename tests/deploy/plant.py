@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import httpx
@@ -23,10 +22,10 @@ from tests.harvest.crank import FEED, feed
 from tests.harvest.test_cli import Source
 from tests.ingest.house import KEYED, House, snapshot
 from tests.services.postgres import fresh_database
-from tests.services.program import PENSTOCK, Server
-from tests.services.until import until
+from tests.support.processes import PENSTOCK, Server
+from tests.support.types import Json
+from tests.support.waiting import until
 
-Json = dict[str, Any]
 ROLES: dict[str, Sequence[str]] = {
     "api": ["serve", "api"],
     "command-api": ["serve", "command-api"],

@@ -10,10 +10,10 @@ from typing import Any
 
 from tests.deploy.nginx import Nginx, free_port
 from tests.deploy.rolling_clients import Torn, connected
-from tests.services.program import Server
-from tests.services.until import becomes
+from tests.support.processes import Server
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
-Json = dict[str, Any]
 Program = Callable[[Path, int], Server]
 READINESS = "/actuator/health/readiness"
 _LOOK_EVERY = 0.02

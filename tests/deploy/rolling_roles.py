@@ -4,17 +4,16 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.nginx import free_port
 from tests.harvest.crank import feed
-from tests.services.program import PENSTOCK, Server
-from tests.services.until import until
+from tests.support.processes import PENSTOCK, Server
+from tests.support.types import Json
+from tests.support.waiting import until
 
-Json = dict[str, Any]
 API, QUERY, FLOWS, INGEST, TRACKING = "api", "query", "flows", "ingest", "pipeline-apid"
 _PATIENCE = 30.0
 AT_MOST = 120.0  # seconds; on a busy machine eight programs start slowly

@@ -19,13 +19,13 @@ from ruamel.yaml import YAML
 
 from tests.deploy.named import RULES
 from tests.refdata.pod.gate import Gate
-from tests.services.require import require
-from tests.services.until import until
+from tests.support.require import require
+from tests.support.types import Json
+from tests.support.waiting import until
 
 LOOK = 5  # seconds between two looks, and for one: a process without its database takes three to answer
 PATIENCE = 3  # seconds that stand for every longer `for:`
 _WAITS = re.compile(r"^(\s+for: )\d+[mhd]\b", re.MULTILINE)
-Json = dict[str, Any]
 
 
 class Prometheus:

@@ -26,10 +26,10 @@ from ruamel.yaml import YAML
 from penstock.settings import Settings, load_settings
 from tests.services.kafka import Kafka, kafka
 from tests.services.postgres import fresh_database
-from tests.services.program import PENSTOCK, Server, penstock, penstock_here
 from tests.services.redis import _dies_with_us, _free_port, redis_binary
-from tests.services.require import require
-from tests.services.until import until
+from tests.support.processes import PENSTOCK, Server, penstock, penstock_here
+from tests.support.require import require
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docker"

@@ -32,7 +32,7 @@ from penstock.tracking.contract import WAIT_LIMIT as TRACKING_WAIT
 from tests.deploy.istio_envoy import BREAKS, Envoy, envoy
 from tests.deploy.istio_policies import Asked, is_let_in
 from tests.deploy.istio_routes import FOLDER, chosen, objects, of_kind, patterns, table
-from tests.services.require import require
+from tests.support.require import require
 
 ROOT = Path(__file__).parents[2]
 CRDS = ROOT / ".build" / "tools" / "istio-crds-v1.31.1.json"

@@ -16,7 +16,7 @@ from penstock.kernel.log_level import LOG_LEVEL
 from penstock.refdata.pod.state import State
 from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, Role, configure, running
 from tests.services.postgres import fresh_database
-from tests.services.until import until
+from tests.support.waiting import until
 
 ROLES = ("command-api", QUERY, "harvest", INGEST, TRACKING)
 WITHOUT_A_POD = ("command-api", "harvest", INGEST, TRACKING)

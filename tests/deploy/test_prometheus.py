@@ -13,8 +13,8 @@ from tests.deploy.named import of_dashboards
 from tests.deploy.promql import metrics_of
 from tests.deploy.server import Prometheus, Tap, prometheus
 from tests.ingest.house import snapshot
-from tests.services.program import Up
-from tests.services.until import until
+from tests.support.processes import Up
+from tests.support.waiting import until
 
 _WITHIN = 90.0  # seconds: gauges are set every five or ten, and the machine may be busy
 # The first counts what failed in a quarter of an hour; the second sees for ten minutes what waited for the broken view.

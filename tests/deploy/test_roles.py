@@ -21,8 +21,8 @@ from penstock.settings import Settings
 from tests.deploy.nginx import free_port
 from tests.deploy.rolling_roles import API, AT_MOST, COMMANDS, FLOWS, INGEST, QUERY, TRACKING, Role, configure, running
 from tests.services.postgres import SETTINGS, fresh_database
-from tests.services.program import penstock, penstock_here
-from tests.services.until import until
+from tests.support.processes import penstock, penstock_here
+from tests.support.waiting import until
 
 # Which component of each role is its PostgreSQL.
 DATABASE = {

@@ -24,13 +24,14 @@ from penstock.servers import listening, serving
 from penstock.settings import ServerSection, Settings
 from tests.deploy.nginx import Nginx
 from tests.deploy.rolling_clients import Answer, Load, Request, connected, loaded
-from tests.deploy.rolling_fleet import Endpoints, Fleet, Json, in_front
+from tests.deploy.rolling_fleet import Endpoints, Fleet, in_front
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.rig import Rig, command, opened, upsert
 from tests.services.postgres import fresh_database
-from tests.services.program import CommandApi, QueryApi
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.support.processes import CommandApi, QueryApi
+from tests.support.soak import examples
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 MANY = 20_000
 BIG = {

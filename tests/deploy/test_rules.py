@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from penstock.cli.main import app
 from tests.deploy.named import Named, of_rules
 from tests.deploy.promql import kept
-from tests.services.require import require
+from tests.support.require import require
 
 ROOT = Path(__file__).parent.parent.parent
 PROMETHEUS = ROOT / "deploy" / "prometheus"

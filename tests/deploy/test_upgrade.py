@@ -21,9 +21,9 @@ from tests.deploy.upgrade_walk import BACK, FORWARD, loaded, walking
 from tests.harvest.crank import FEED, feed
 from tests.harvest.test_cli import Source
 from tests.services.postgres import fresh_database
-from tests.services.program import penstock_here
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.support.processes import penstock_here
+from tests.support.soak import examples
+from tests.support.waiting import becomes
 
 RECORDS = 240
 SHARDS = list(range(60))

@@ -18,10 +18,10 @@ import psutil
 import penstock
 from penstock.kernel.migrate import load
 from tests.deploy.upgrade_rules import tables_made
-from tests.services.program import Result
-from tests.services.program import penstock as run_to_its_end
-from tests.services.require import require
-from tests.services.until import until
+from tests.support.processes import Result
+from tests.support.processes import penstock as run_to_its_end
+from tests.support.require import require
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 BEFORE = "8cc9bf2130456fbd9f9cb08892c9ebec2ac9a91b"  # the last commit before there was a guide to upgrades

@@ -16,7 +16,7 @@ import httpx
 from penstock.kernel.db import Database
 from penstock.kernel.periodic import repeating
 from tests.deploy.upgrade_versions import Role, Version
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 # Who reads goes before who writes: what a newer release writes, its readers know.
 FORWARD = ("relay", "apply", "query-api.1", "query-api.2", "command-api")

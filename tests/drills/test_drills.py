@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jwt
 import pytest
@@ -17,10 +16,10 @@ from drills.__main__ import app
 from drills.limits import LATE_AT_MOST
 
 from penstock.cli.main import guarded
-from tests.services.program import Up, penstock
+from tests.support.processes import Up, penstock
+from tests.support.types import Json
 
 ROOT = Path(__file__).parents[2]
-Json = dict[str, Any]
 NOBODY = "http://127.0.0.1:9"
 TIMEOUT = 240  # a drill starts half a dozen programs, and waits until all is well
 SECRET = "a secret of the tests, of thirty-two bytes or more"

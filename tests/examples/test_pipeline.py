@@ -16,9 +16,9 @@ from penstock.tracking.contract import Stage
 from tests.examples.rig import Daemon, Daemons, Shards
 from tests.examples.wire import Wire
 from tests.services.mariadb import mariadb_binary, running_mariadb
-from tests.services.program import PipelineApid
-from tests.services.require import require
-from tests.services.until import becomes
+from tests.support.processes import PipelineApid
+from tests.support.require import require
+from tests.support.waiting import becomes
 
 SHARDS = 2
 KILLS = (1, 3, 2)  # in each round the sender dies when it has begun so many

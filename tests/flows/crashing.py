@@ -23,8 +23,8 @@ from penstock.kernel.machine import Machine
 from penstock.kernel.storage.folder import FolderStorage
 from tests.flows.crank import Named
 from tests.flows.worker_child import ARTIFACT
+from tests.support.types import Json
 
-Json = dict[str, Any]
 S = StepStatus
 AGAIN = {"maxAttempts": 1_000, "backoff": 0}
 STEPS = """

@@ -12,8 +12,7 @@ import orjson
 from penstock.flows.model import Claimed, StepError
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.kernel.errors import NotFound
-
-Json = dict[str, Any]
+from tests.support.types import Json
 
 
 class PlainDesk:

@@ -9,8 +9,7 @@ from typing import Any
 from penstock.flows.model import Claimed
 from penstock.flows.step import Handler, Step, StepFailed
 from penstock.kernel.errors import NotFound
-
-Json = dict[str, Any]
+from tests.support.types import Json
 
 
 @dataclass

@@ -27,6 +27,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from tests.flows.market_servers import Scripted
+from tests.support.types import Json
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "market-report"
 FLOW = "market-report"
@@ -34,7 +35,6 @@ LEASE = timedelta(seconds=60)
 TOKEN = "s3cr3t-t0ken"
 WITHIN = 30.0  # seconds; only a broken promise takes so long
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
-Json = dict[str, Any]
 
 
 class Market:

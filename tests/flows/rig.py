@@ -1,7 +1,5 @@
 """Flows as their users meet them: the engine and its API on a real PostgreSQL, with short words for requests."""
 
-import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
@@ -30,12 +28,12 @@ from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from penstock.servers import address_of, listening, serving
 from penstock.settings import Settings
+from tests.support.http import answered, problem
+from tests.support.types import Json
 
 BASE = "/api/v1"
-PROBLEM = "application/problem+json"
 LEASE = timedelta(seconds=60)
 SECOND = timedelta(seconds=1)
-Json = dict[str, Any]
 
 
 class Rig:
@@ -125,38 +123,6 @@ async def on_a_port(rig: Rig) -> AsyncIterator[str]:
                 yield address_of(socket)
             finally:
                 rig.engine.bell.close()  # who waits for a step, or watches, is not waited for
-
-
-class Events:
-    """What a stream of server-sent events tells."""
-
-    def __init__(self, answer: httpx.Response) -> None:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        self._lines = answer.aiter_lines()
-
-    async def next(self) -> tuple[str, Json]:
-        """The next event: its id and its data."""
-        event: dict[str, str] = {}
-        async with asyncio.timeout(20):
-            while line := await anext(self._lines):
-                name, _, value = line.partition(": ")
-                event[name] = value
-        return (event["id"], json.loads(event["data"])) if event.get("event") == "move" else await self.next()
-
-
-def answered(answer: httpx.Response, status: int = 200) -> Json:
-    assert answer.status_code == status, answer.text
-    document: Json = answer.json()
-    return document
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> Json:
-    """The body of a refusal, which is a problem with a stable code."""
-    body: Json = answer.json()
-    assert (answer.status_code, body.get("code")) == (status, code), answer.text
-    assert answer.headers["content-type"] == PROBLEM
-    assert body["detail"]
-    return body
 
 
 def step_path(item: Json) -> str:

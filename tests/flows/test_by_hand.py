@@ -10,7 +10,7 @@ from penstock.flows.contract import Answer, Said
 from penstock.kernel.errors import Conflict
 from tests.flows.crank import Crank, crank, inner, mapped, report, work
 from tests.flows.test_races import WAITING, held_back
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from penstock.flows.step import Workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from penstock.kernel.retry_after import retry_after
-from tests.flows.desk import Json, PlainDesk
+from tests.flows.desk import PlainDesk
 from tests.flows.market_servers import PNG, Answer, Scripted, never, picture, says, scripted
+from tests.support.types import Json
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 CANDLES = [Candle(BEGIN + timedelta(hours=n), 10 + n % 7, 18 + n % 5, 8, 11 + n % 6, 100 + n) for n in range(60)]

@@ -16,8 +16,8 @@ import pytest
 
 from penstock.cli import main
 from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, Work
-from tests.services.until import until
+from tests.support.processes import Result, Up, Work
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "http://127.0.0.1:9"

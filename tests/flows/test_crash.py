@@ -20,9 +20,9 @@ from penstock.kernel.errors import Transient
 from penstock.settings import Settings
 from tests.flows.crashing import House, Story, chain, housed, leaving, mapped, some_story, within
 from tests.flows.worker_child import DONE, Child, Place
-from tests.services.program import Up
-from tests.services.soak import examples
-from tests.services.until import becomes, until
+from tests.support.processes import Up
+from tests.support.soak import examples
+from tests.support.waiting import becomes, until
 
 SECTION = {"lease": timedelta(seconds=1), "max_lost": 10_000}
 LONG = {"lease": timedelta(minutes=10)}
@@ -181,7 +181,7 @@ async def test_who_is_told_to_go_ends_what_it_can_and_gives_back_the_rest(databa
             until((tmp_path / f"{name}.begun").exists, f"{name} is begun")
         going.stop()
         (tmp_path / "quick").touch()
-        going.ended()
+        going.join_stopped()
         standing = await house.standing()
         assert standing["r.0", "s"] == ("SUCCEEDED", 1, 1)
         assert standing["r.1", "s"] == ("READY", 1, 0)
@@ -209,7 +209,7 @@ async def test_who_is_told_to_go_in_the_midst_loses_nothing(database_url: str, t
             await house.tell(stories, f"round{number}")
             await some_moment(house, random)
             child.stop()
-            child.ended()
+            child.join_stopped()
             assert [name for name, one in (await house.standing()).items() if one[0] == "RUNNING"] == []
             child = Child(place)
             await ended(house, f"round {number}")

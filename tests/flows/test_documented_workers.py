@@ -15,7 +15,7 @@ from penstock.flows.sdk import Workers, serve
 from penstock.flows.sdk import workers as registered
 from tests.flows.page import blocks
 from tests.flows.rig import Rig, on_a_port
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 ADDRESS = "http://127.0.0.1:8080"
 

@@ -15,7 +15,7 @@ from penstock.flows.kinds.candles import Candle, Series, joined, moving_average
 from penstock.flows.kinds.drawing import draw
 from penstock.flows.kinds.looks import THEMES, Look
 from penstock.flows.kinds.scale import form_of, short, ticks, time_labels
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)

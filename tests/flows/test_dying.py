@@ -14,7 +14,7 @@ from penstock.flows.model import Claimed, StepError
 from tests.flows.crank import LEASE, WORK, Crank, ProcessDied, crank, inner, mapped, report, work
 from tests.flows.crashing import is_consistent
 from tests.flows.dying import Mortal, mortal
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 Act = Callable[[Crank], Awaitable[Any]]
 Prepare = Callable[["Life", Crank, str], Awaitable[Act]]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.flows.expressions import Context, condition, fill, has_references, references, uses_item
 from penstock.kernel.errors import Invalid
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 SCOPE = {
     "mode": "full",

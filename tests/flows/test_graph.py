@@ -13,7 +13,7 @@ from penstock.flows import graph
 from penstock.flows.definition import StepSpec, Work
 from penstock.flows.expressions import Context
 from penstock.kernel.errors import Invalid
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 Steps = dict[str, StepSpec]
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.flows.rig import BASE, Rig
-from tests.services.require import require
-from tests.services.until import becomes
+from tests.support.require import require
+from tests.support.waiting import becomes
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "flows-http"
 SHELL, NODE = str(EXAMPLES / "worker.sh"), str(EXAMPLES / "worker.mjs")

@@ -23,7 +23,7 @@ from penstock.flows.manifest import (
 )
 from penstock.flows.model import StepError
 from penstock.kernel.errors import Invalid
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 ABC = [{"id": "a"}, {"id": "b"}, {"id": "c"}]
 INPUTS = {"requests": ABC, "minImages": 2}

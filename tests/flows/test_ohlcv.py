@@ -23,8 +23,9 @@ from penstock.flows.model import StepError
 from penstock.flows.step import Workers
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid
-from tests.flows.desk import Json, PlainDesk
-from tests.services.soak import examples
+from tests.flows.desk import PlainDesk
+from tests.support.soak import examples
+from tests.support.types import Json
 
 HEAD = "time,open,high,low,close,volume"
 FIVE = [

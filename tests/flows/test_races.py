@@ -16,8 +16,8 @@ from penstock.flows.contract import Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import Conflict
 from tests.flows.crank import LEASE, Crank, crank, mapped, report, work
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.support.soak import examples
+from tests.support.waiting import becomes
 
 T = TypeVar("T")
 ROUNDS = examples(16, soak=400)

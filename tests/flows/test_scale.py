@@ -21,8 +21,8 @@ from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from tests.flows.crank import Named, mapped, work
 from tests.flows.crashing import is_consistent
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.support.soak import examples
+from tests.support.waiting import becomes
 
 LEASE = timedelta(minutes=5)
 WITHIN = 600.0

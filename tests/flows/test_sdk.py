@@ -22,10 +22,11 @@ from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
-from tests.flows.rig import Json, Rig, chain
+from tests.flows.rig import Rig, chain
 from tests.flows.test_traces import CALLER, TRACE
 from tests.services.collector import Collector
-from tests.services.until import becomes
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.flows.sdk_worker"

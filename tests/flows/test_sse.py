@@ -6,7 +6,10 @@ import httpx
 import pytest
 
 from penstock.kernel import live
-from tests.flows.rig import BASE, Events, Json, Rig, chain, on_a_port, problem
+from tests.flows.rig import BASE, Rig, chain, on_a_port
+from tests.support.http import problem
+from tests.support.sse import EventStream
+from tests.support.types import Json
 
 
 @pytest.fixture
@@ -19,7 +22,7 @@ async def http(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
 async def test_moves_are_told_as_they_are_made(rig: Rig, http: httpx.AsyncClient) -> None:
     """F18: who watches sees every move of runs and steps; with Last-Event-ID nothing is missed or told twice."""
     async with http.stream("GET", "/flow_runs/events") as answer:
-        events = Events(answer)
+        events = EventStream(answer)
         await rig.create(chain("a"))
         first = [await events.next() for _ in range(2)]
         await rig.done()
@@ -36,7 +39,7 @@ async def test_moves_are_told_as_they_are_made(rig: Rig, http: httpx.AsyncClient
         key=str,
     )
     async with http.stream("GET", "/flow_runs/events", headers={"last-event-id": told[1][0]}) as answer:
-        events = Events(answer)
+        events = EventStream(answer)
         assert [await events.next() for _ in range(3)] == told[2:]
 
 
@@ -44,7 +47,7 @@ async def test_one_run_is_watched_alone(rig: Rig, http: httpx.AsyncClient) -> No
     """F18: the stream of a run has its moves and its steps', and no other's; also not of one whose name goes on."""
     await rig.create(chain("a"), "r")
     async with http.stream("GET", "/flow_runs/r/events") as answer:
-        events = Events(answer)
+        events = EventStream(answer)
         await rig.create(chain("a"), "r2")
         await rig.create(chain("a"), "another")
         await rig.post("/flow_runs/r/cancel")

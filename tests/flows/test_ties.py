@@ -34,12 +34,14 @@ from penstock.tracking.contract import NAME_LIMIT, Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from penstock.tying import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
-from tests.flows.kind_desk import Json, MemoryDesk, done, failed, held
+from tests.flows.kind_desk import MemoryDesk, done, failed, held
 from tests.harvest.crank import FEED, Crank
 from tests.harvest.scripted import Scripted, scripted, stones
 from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
 from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
-from tests.services.until import becomes, until
+from tests.support.crash import Killed, raise_killed
+from tests.support.types import Json
+from tests.support.waiting import becomes, until
 
 INGEST, SPLITTER, WORKER, SENDER = Stage
 LOOSE = Dict("acme", "LOOSE")
@@ -176,10 +178,6 @@ def place(house: House, database_url: str) -> Iterator[Workplace]:
         yield place
 
 
-class Killed(BaseException):
-    """Nothing of ours catches it: the run ends where it is."""
-
-
 class Mortal:
     """A workplace whose runs can be made to die at a step, or to do something there."""
 
@@ -194,13 +192,9 @@ class Mortal:
         def on_step(step: Place) -> None:
             hooks.on_step(step)
             if step is self._at:
-                (self._act or die)()
+                (self._act or raise_killed)()
 
         return self._place.run(supplier, replace(hooks, on_step=on_step), waits=waits)
-
-
-def die() -> None:
-    raise Killed
 
 
 def ingesting(attempt: int = 1) -> Step:

@@ -16,7 +16,7 @@ from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
 from tests.flows.crank import Crank, crank
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -32,7 +32,7 @@ from tests.flows.drawn import OTHER, SELDOM, steps, written
 from tests.flows.plain import MAX_LOST, World
 from tests.flows.plain_run import PlainRun, PlainStep, Refused
 from tests.services.postgres import fresh_database
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 T = TypeVar("T")
 NARROW = "narrow"  # a flow with one run at a time

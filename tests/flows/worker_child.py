@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,14 +27,13 @@ from penstock.kernel.db import Database
 from penstock.kernel.periodic import repeating
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from tests.services.forked import FORKED
-from tests.services.until import becomes
+from tests.support.crash import CrashingProcess, redirect_output
+from tests.support.waiting import becomes
 
 DONE = "FLOWS_DONE"  # names the file of all that was done
 ARTIFACT = "who.txt"
 FOREVER = 3_600.0
 _SECOND = timedelta(seconds=1)
-_END = 30.0
 workers = Workers()
 
 
@@ -58,27 +56,11 @@ class Place:
         return self.folder / "objects"
 
 
-class Child:
+class Child(CrashingProcess):
     """A worker that is a process of its own."""
 
     def __init__(self, place: Place) -> None:
-        self._process: ForkServerProcess = FORKED.Process(target=_run, args=(place,), daemon=True)
-        self._process.start()
-
-    def kill(self) -> None:
-        """Nothing is told to it, and it tells nothing."""
-        self._process.kill()
-        self._process.join(_END)
-        assert self._process.exitcode == -signal.SIGKILL, self._process.exitcode
-
-    def stop(self) -> None:
-        """Ask it to go."""
-        self._process.terminate()
-
-    def ended(self) -> None:
-        """It went by itself, and all was well."""
-        self._process.join(_END)
-        assert self._process.exitcode == 0, self._process.exitcode
+        super().__init__(_run, place)
 
 
 @workers.worker("noop")
@@ -144,9 +126,7 @@ def _noted(step: Step, outputs: dict[str, Any]) -> dict[str, Any]:
 
 def _run(place: Place) -> None:
     os.environ[DONE] = str(place.done)
-    out = os.open(place.folder / "workers.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
+    redirect_output(place.folder / "workers.log")
     for module in (reports, chores):  # as with the lease: nobody here takes longer and lives
         vars(module)["PUBLISHING"] = _SECOND
     asyncio.run(_work(place))

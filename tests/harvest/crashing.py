@@ -6,11 +6,8 @@ before it. The product knows nothing of steps: they are put around what it calls
 
 import asyncio
 import functools
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -28,40 +25,23 @@ from penstock.kernel.bus.postgres import PostgresSubscription
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from penstock.settings import Settings
-from tests.services.forked import FORKED
+from tests.support.crash import CrashingProcess, KillAtCall, call_before, redirect_output
 
 ROLES = {PLANS: Planner, WORK_ITEMS: Fetcher, CONSOLIDATIONS: Consolidator}
 NEVER = 0
-_END = 30.0
 _working_on: ContextVar[str] = ContextVar("working on", default="")
 Act = Callable[..., Awaitable[Any]]
 
 
-class Worker:
+class Worker(CrashingProcess):
     """A process that works on all feeds until it dies; at the *nth* step of work on *topic*, if it gets that far."""
 
     def __init__(self, settings: Settings, log: Path, topic: str = "", nth: int = NEVER) -> None:
-        self._process: ForkServerProcess = FORKED.Process(target=_run, args=(settings, log, topic, nth), daemon=True)
-        self._process.start()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self.ended()
-
-    def ended(self) -> None:
-        """It has died, and of nothing else than a kill."""
-        self._process.join(_END)
-        assert self._process.exitcode == -signal.SIGKILL, self._process.exitcode
+        super().__init__(_run, settings, log, topic, nth)
 
 
 def _run(settings: Settings, log: Path, topic: str, nth: int) -> None:
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
+    redirect_output(log)
     if nth:
         _put_steps(topic, nth)
     asyncio.run(_work(settings))
@@ -77,25 +57,21 @@ async def _work(settings: Settings) -> None:
 
 
 def _put_steps(topic: str, nth: int) -> None:
-    left = nth
+    count = KillAtCall(nth)
 
     def step() -> None:
-        nonlocal left
-        if _working_on.get() != topic:
-            return
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if _working_on.get() == topic:
+            count()
 
     for name, role in ROLES.items():
         _during(role, "handle", functools.partial(_always, name))
     for subscription in (PostgresSubscription, KafkaSubscription):
         _during(subscription, "settle", lambda queue: str(queue.name))
     for name in ("execute", "fetch", "fetchrow", "fetchval"):
-        _before(asyncpg.Connection, name, step)
+        call_before(asyncpg.Connection, name, step)
     for name in ("get", "create", "replace"):
-        _before(FolderStorage, name, step)
-    _before(aiohttp.ClientSession, "_request", step)
+        call_before(FolderStorage, name, step)
+    call_before(aiohttp.ClientSession, "_request", step)
 
 
 def _always(topic: str, _role: Any) -> str:
@@ -113,16 +89,5 @@ def _during(owner: Any, name: str, topic_of: Callable[[Any], str]) -> None:
             return await act(self, *args)
         finally:
             _working_on.reset(before)
-
-    setattr(owner, name, acting)
-
-
-def _before(owner: Any, name: str, step: Callable[[], None]) -> None:
-    act: Act = getattr(owner, name)
-
-    @functools.wraps(act)
-    async def acting(*args: Any, **told: Any) -> Any:
-        step()
-        return await act(*args, **told)
 
     setattr(owner, name, acting)

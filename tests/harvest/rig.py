@@ -36,13 +36,13 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
-from tests.services.until import becomes
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 FEED = "stones"
 TOPICS = (contract.PLANS, contract.WORK_ITEMS, contract.WORK_DONE, contract.CONSOLIDATIONS)
 WITHIN = 60.0
 _SESSION = {"session.timeout.ms": "2000"}  # a broker knows of a dead worker no sooner; ours allows less than others
-Json = dict[str, Any]
 
 # Whatever is published in a transaction is counted in that transaction, on either bus.
 _COUNT_MESSAGES = """

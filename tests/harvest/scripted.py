@@ -23,10 +23,10 @@ from penstock.kernel.outcome import Outcome
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
 from tests.harvest.crank import FEED, Crank, crank, feed
+from tests.support.types import Json
 
 OLD = "2020-01-01T00:00:00+00:00"
 ONE_PART = {"least": 1_000, "count": 4}
-Json = dict[str, Any]
 
 
 def stones(count: int) -> dict[str, Json]:

@@ -25,9 +25,10 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.ports import make_authenticator
 from penstock.settings import Settings
 from tests.harvest.crank import FEED, Crank, crank
+from tests.support.http import answered
+from tests.support.types import Json
 from tests.test_openapi import SECRET, token
 
-Json = dict[str, Any]
 DOWN = Faults(rate_500=1.0)
 UNKNOWN = UUID(int=7)
 JWT = {"secret": "env:SIGNING_SECRET", "algorithms": ["HS256"], "audience": "penstock"}
@@ -41,16 +42,10 @@ class Client:
         self.http = http
 
     async def get(self, path: str, **params: Any) -> Json:
-        answer = await self.http.get(path, params=params)
-        assert answer.status_code == 200, answer.text
-        found: Json = answer.json()
-        return found
+        return answered(await self.http.get(path, params=params))
 
     async def post(self, path: str, body: Any = None) -> Json:
-        answer = await self.http.post(path, json=body)
-        assert answer.status_code == 202, answer.text
-        found: Json = answer.json()
-        return found
+        return answered(await self.http.post(path, json=body), 202)
 
     async def problem(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         """Status and code of what is refused."""

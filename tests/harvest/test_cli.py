@@ -16,8 +16,8 @@ import pytest
 from penstock.cli import harvest
 from tests.harvest.crank import FEED, feed
 from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, penstock_here, penstock_on_a_terminal
-from tests.services.until import until
+from tests.support.processes import Result, Up, penstock_here, penstock_on_a_terminal
+from tests.support.waiting import until
 
 COMMAND = [sys.executable, "-m", "penstock.cli.main"]
 UNKNOWN = str(UUID(int=7))

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.harvest.config import HarvestSection, NivodaSource
 from penstock.settings import Settings
-from tests.services.program import penstock
+from tests.support.processes import penstock
 from tests.test_config import Config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "diamonds" / "penstock.yaml"

@@ -20,8 +20,8 @@ from penstock.harvest.recipe import Recipe
 from penstock.kernel import migrate
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Corrupt
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.support.soak import examples
+from tests.support.waiting import becomes
 
 MODES = ("sets", "batches")
 WRITE = """

@@ -18,8 +18,8 @@ from penstock.settings import Settings
 from tests.harvest.crashing import Worker
 from tests.harvest.rig import TOPICS, Asked, Rig, rigged, tapped
 from tests.services.kafka import Kafka, kafka
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.support.soak import examples
+from tests.support.waiting import becomes
 
 # Where a spread of steps of each kind of work is killed when there is no time for all.
 SPREAD = {PLANS: (1, 4, 22, 28), WORK_ITEMS: (1, 3, 8, 13, 17, 40), CONSOLIDATIONS: (1, 4, 9, 17, 19, 22, 24)}
@@ -96,7 +96,7 @@ async def died_at(rig: Rig, run_id: UUID, worker: Worker) -> bool:
     if worker.is_alive:
         worker.kill()
         return False
-    worker.ended()
+    worker.join_killed()
     return True
 
 

@@ -24,8 +24,8 @@ from tests.harvest.crank import feed
 from tests.harvest.rig import FEED, Rig, made_of, opened, rigged, settings_on
 from tests.harvest.test_cli import Source
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.services.program import Up, penstock
-from tests.services.until import becomes, until
+from tests.support.processes import Up, penstock
+from tests.support.waiting import becomes, until
 
 PRICES, OTHERS = Dict("acme", "STONES"), Dict("globex", "STONES")
 LOAD = f"""

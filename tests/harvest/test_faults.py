@@ -19,8 +19,9 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from tests.harvest.crashing import Worker
-from tests.harvest.rig import COUNT, PAGE, Json, Parts, Rig, rigged, tapped
-from tests.services.until import becomes
+from tests.harvest.rig import COUNT, PAGE, Parts, Rig, rigged, tapped
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 EACH = {
     "429": Faults(rate_429=0.05, retry_after=1),

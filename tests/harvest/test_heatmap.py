@@ -17,7 +17,7 @@ from penstock.harvest.config import PartitionsSection
 from penstock.harvest.heatmap import scan
 from penstock.harvest.model import EVERYTHING, WITHOUT_VALUE, Heatmap, Kind, Range
 from penstock.kernel.errors import Corrupt, Transient
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 MILLION = 1_000_000
 STOCK = dict.fromkeys(range(3_000), 10)

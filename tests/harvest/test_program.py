@@ -25,8 +25,8 @@ from penstock.settings import Settings
 from tests.harvest.crank import FEED, Crank, crank, feed
 from tests.harvest.test_cli import COMMAND, Source
 from tests.harvest.test_config import EXAMPLE
-from tests.services.program import Up, Work, penstock
-from tests.services.until import becomes, until
+from tests.support.processes import Up, Work, penstock
+from tests.support.waiting import becomes, until
 
 RECORDS = 600
 PASSWORD = {"NIVODA_PASSWORD": "demo"}

@@ -27,7 +27,7 @@ from penstock.kernel.storage.folder import FolderStorage
 from tests.harvest.crank import FEED, Crank, feed
 from tests.harvest.rig import rigged
 from tests.harvest.scripted import ONE_PART, Scripted, completed, make_turn, partitions, scripted, stones
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 LOCKED = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')"
 

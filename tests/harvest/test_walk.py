@@ -24,7 +24,7 @@ from penstock.harvest.model import RUN
 from penstock.kernel.errors import Conflict, NotFound
 from tests.harvest.crank import FEED, Crank, crank
 from tests.services.postgres import fresh_database
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 T = TypeVar("T")
 RECORDS = 150

@@ -14,8 +14,9 @@ from penstock.harvest.local.dataset import Changed
 from penstock.harvest.local.server import LocalSource
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Transient
-from tests.harvest.rig import FEED, PAGE, Asked, Json, Rig, opened, rigged, settings_on, tapped
-from tests.services.soak import examples
+from tests.harvest.rig import FEED, PAGE, Asked, Rig, opened, rigged, settings_on, tapped
+from tests.support.soak import examples
+from tests.support.types import Json
 
 OVERLAP = timedelta(seconds=0.1)
 

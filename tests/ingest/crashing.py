@@ -18,7 +18,8 @@ from penstock.ingest.service import Ingestion
 from penstock.kernel.build import code_commit
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import PenstockError
-from tests.services.forked import FORKED
+from tests.support.crash import KillAtCall, call_at, kill_self
+from tests.support.fork_server import FORKED
 
 SUPPLIER = "acme"
 _CAPABILITIES_V3 = 0x20080522
@@ -28,18 +29,10 @@ DISK_CALLS = ("rename", "replace", "unlink", "rmdir", "link", "symlink", "mkdir"
 code_commit()  # asks git, once for all of them
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def run_until(root: Path, step: Step | None) -> None:
     """One run, dead at *step*."""
-
-    def on_step(now: Step) -> None:
-        if now is step:
-            die()
-
-    Ingestion(FolderTree(root), "crashing", Hooks(on_step=on_step)).run(SUPPLIER, waits=False)
+    hooks = Hooks(on_step=call_at(step, kill_self))
+    Ingestion(FolderTree(root), "crashing", hooks).run(SUPPLIER, waits=False)
 
 
 def run_until_call(root: Path, number: int) -> None:
@@ -74,12 +67,11 @@ def _give_up_power() -> None:
 
 
 def _count_calls(number: int) -> None:
-    left = iter(range(number, 0, -1))
+    count = KillAtCall(number)
 
     def counted(call: Callable[..., object]) -> Callable[..., object]:
         def called(*args: object, **options: object) -> object:
-            if next(left, 0) == 1:
-                die()
+            count()
             return call(*args, **options)
 
         return called

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from penstock.ingest import layout
 from penstock.ingest.contract import FailureCode
@@ -16,8 +15,8 @@ from penstock.ingest.folder import FolderTree
 from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.service import Ingestion
 from penstock.kernel.clock import ManualClock
+from tests.support.types import Json
 
-Json = dict[str, Any]
 SUPPLIER = "acme"
 QUALITY: Json = {"min_fact_count": 1, "max_bad_ratio": 0.5, "allow_empty_snapshot": False, "file_stability_window": 0}
 COLUMNS: Json = {"sku": {"from": "sku"}, "price": {"from": "price", "type": "integer"}}

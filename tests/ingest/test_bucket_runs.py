@@ -22,6 +22,7 @@ from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, Stored
 from tests.ingest.trees import SUPPLIER, BucketRig, drop, paths, s3_rig, stored_rig
 from tests.services.s3 import S3Place, s3_place
+from tests.support.crash import Killed
 
 CONFIG = b"""
 min_fact_count: 1
@@ -320,10 +321,6 @@ def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
 
 
 # A machine that dies.
-
-
-class Killed(BaseException):
-    """The end of a machine."""
 
 
 class Mortal:

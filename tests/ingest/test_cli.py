@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest import layout
-from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
-from tests.services.program import Result, penstock_here, penstock_on_a_terminal
+from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
+from tests.support.processes import Result, penstock_here, penstock_on_a_terminal
+from tests.support.types import Json
 
 ROOT = Path(__file__).parents[2]
 ONE = snapshot({"A": 1, "B": 2, "C": 3, "D": "none"})

@@ -16,7 +16,7 @@ from penstock.ingest.publishing import Step
 from penstock.kernel.clock import ManualClock
 from tests.ingest.crashing import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
 from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 FIRST: Facts = {"A": 1, "B": 2, "C": 3}
 NEW: Facts = {"A": 10, "B": 2, "D": 4}

@@ -25,15 +25,12 @@ from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
 from tests.ingest.house import KEYED, SUPPLIER, House, failure, snapshot
-from tests.services.program import penstock
+from tests.support.crash import Killed, call_at
+from tests.support.processes import penstock
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 BROKEN = snapshot({"A": "none"})
 WAIT = 30
-
-
-class Killed(BaseException):
-    """Nothing of ours catches it: the run ends where it is."""
 
 
 @pytest.fixture
@@ -59,18 +56,6 @@ def views(db: Database, place: Workplace, configured: Settings) -> IngestViews:
 
 def run(place: Workplace, on_step: Callable[[Step], None] = lambda _step: None) -> Outcome:
     return place.run(SUPPLIER, Hooks(on_step=on_step), waits=False)
-
-
-def at(step: Step, act: Callable[[], None]) -> Callable[[Step], None]:
-    def on_step(now: Step) -> None:
-        if now is step:
-            act()
-
-    return on_step
-
-
-def die() -> None:
-    raise Killed
 
 
 async def test_the_table_knows_the_machines_states(db: Database) -> None:
@@ -130,7 +115,7 @@ async def test_a_run_that_was_killed_is_ended_by_the_next(
     """I16: FAIL INTERRUPTED before the switch, PASS after it; until then it is seen as running."""
     house.drop(ONE)
     with pytest.raises(Killed):
-        run(place, at(step, die))
+        run(place, call_at(step))
     (known,) = (await views.runs(None, None, store.START, 10)).items
     assert (known.status, known.manifest) == (RunState.RUNNING, None)
     run(place)
@@ -164,7 +149,7 @@ def test_two_hosts_take_turns(house: House, place: Workplace, configured: Settin
         assert go_on.wait(WAIT)
 
     with without_flock(), ThreadPoolExecutor(1) as pool, workplace(configured, uses_database=True) as other:
-        first = pool.submit(run, place, at(Step.PROCESSED, wait))
+        first = pool.submit(run, place, call_at(Step.PROCESSED, wait))
         assert started.wait(WAIT)
         with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as told:
             run(other)
@@ -194,7 +179,7 @@ def test_connections_that_are_cut_do_no_harm(house: House, place: Workplace, dat
     """I16: a failover in mid-run ends the run or does not; in the end all is published and recorded."""
     house.drop(ONE)
     with suppress(Transient):
-        run(place, at(Step.PROCESSED, lambda: cut_off(database_url)))
+        run(place, call_at(Step.PROCESSED, lambda: cut_off(database_url)))
     assert run(place).is_pass
     assert [fact["payload"]["price"] for fact in house.facts()] == [1, 2]
 
@@ -221,7 +206,7 @@ async def test_the_database_goes_away_in_mid_run(
     recorded = ("start", "move", "end")
     with mock.patch.multiple(store, **{name: _unless(is_away, getattr(store, name), refuse) for name in recorded}):
         with pytest.raises(Transient) as told:
-            run(place, at(step, is_away.set))
+            run(place, call_at(step, is_away.set))
         assert told.value.exit_code == 7
         is_away.clear()
         unrecorded = ledger.load(house.tree, SUPPLIER).running
@@ -280,7 +265,7 @@ async def test_old_runs_are_forgotten(
         ids.append(manifest.run_id)
     house.drop(BROKEN)
     with pytest.raises(Killed):
-        run(place, at(Step.STARTED, die))
+        run(place, call_at(Step.STARTED))
     await db.execute("UPDATE ingest_run SET started_at = started_at - interval '40 days' WHERE run_id <> $1", ids[2])
     await db.execute("UPDATE ingest_move SET moved_at = moved_at - interval '40 days' WHERE run_id <> $1", ids[2])
     async with db.transaction() as tx:

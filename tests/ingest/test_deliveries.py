@@ -29,10 +29,11 @@ from penstock.ingest.states import open_state
 from penstock.ingest.supplier import load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
-from tests.ingest.house import KEYED, SUPPLIER, House, Json, clock_of_today, snapshot
+from tests.ingest.house import KEYED, SUPPLIER, House, clock_of_today, snapshot
 from tests.services.postgres import fresh_database
-from tests.services.program import Up, penstock
-from tests.services.until import until
+from tests.support.processes import Up, penstock
+from tests.support.types import Json
+from tests.support.waiting import until
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 SECRET = "hush, hush"

@@ -19,7 +19,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.kernel.errors import Transient
 from tests.ingest.crashing import answered, run_without_power
 from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
-from tests.services.require import require
+from tests.support.require import require
 
 FIRST: Facts = {"A": 1, "B": 2}
 NEW: Facts = {"A": 10, "C": 3}

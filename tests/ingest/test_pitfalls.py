@@ -20,12 +20,9 @@ from penstock.ingest.verifying import verify
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import Corrupt, Transient
 from tests.ingest.rig import QUALITY, SUPPLIER, Rig, price_list
+from tests.support.crash import Killed, call_at
 
 ONE, TWO = price_list(("A", 1, "1,00")), price_list(("A", 2, "2,00"))
-
-
-class Killed(BaseException):
-    """Nobody catches it."""
 
 
 @pytest.fixture
@@ -51,25 +48,17 @@ def test_a_file_with_none_of_the_columns_empties_nothing(rig: Rig) -> None:
     assert failure(rig) is FailureCode.HEADER_MISMATCH
 
 
-def kill_at(step: Step) -> Hooks:
-    def on_step(reached: Step) -> None:
-        if reached is step:
-            raise Killed
-
-    return Hooks(on_step=on_step)
-
-
 def test_a_file_that_kills_every_run_is_set_aside(rig: Rig) -> None:
     """I16: nothing is blocked for ever; a few kills are no reason."""
     rig.drop("poison.csv", ONE)
     for _ in range(10):
         with pytest.raises(Killed):
-            rig.run(kill_at(Step.PROCESSED))
+            rig.run(Hooks(on_step=call_at(Step.PROCESSED)))
     assert failure(rig) is FailureCode.FILE_KILLS_RUNS
     rig.drop("poison.csv", TWO)
     for _ in range(9):
         with pytest.raises(Killed):
-            rig.run(kill_at(Step.PROCESSED))
+            rig.run(Hooks(on_step=call_at(Step.PROCESSED)))
     assert rig.run().is_pass
 
 
@@ -182,7 +171,7 @@ def test_where_a_file_went_is_known_though_its_run_was_killed(rig: Rig, content:
     """I16: killed after the move, before that was noted: the next run notes it."""
     rig.drop("price.csv", content)
     with pytest.raises(Killed):
-        rig.run(kill_at(Step.MOVED))
+        rig.run(Hooks(on_step=call_at(Step.MOVED)))
     rig.run()
     (run_id,) = rig.tree.runs(SUPPLIER)
     moved_to = rig.json(layout.run(run_id, layout.MANIFEST))["moved_to"]

@@ -17,10 +17,12 @@ from penstock.ingest import layout
 from penstock.ingest.hooks import Hooks
 from penstock.ingesting import workplace
 from penstock.settings import Settings
-from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
+from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
 from tests.services.postgres import fresh_database
-from tests.services.program import PENSTOCK, Server, Up
-from tests.services.until import until
+from tests.support.http import answered
+from tests.support.processes import PENSTOCK, Server, Up
+from tests.support.types import Json
+from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
@@ -169,10 +171,7 @@ def api(served: House, server_database: str) -> Iterator[str]:
 
 
 def get(url: str, **params: Any) -> Json:
-    answer = httpx.get(url, params=params)
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
+    return answered(httpx.get(url, params=params))
 
 
 def test_a_dropped_file_is_published_by_itself(api: str, served: House) -> None:

@@ -19,7 +19,7 @@ from penstock.kernel.errors import Corrupt, NotFound
 from tests.ingest.crashing import started, was_killed
 from tests.ingest.place import SUPPLIER, Place, csv, quick_folder
 from tests.ingest.reading import WAYS, count_of, read_on, read_once
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 AT_ONCE = RetentionSection(state_retention_hours=0)
 

@@ -20,6 +20,7 @@ from penstock.ingest.states import open_state
 from penstock.ingest.verifying import verify
 from penstock.kernel.clock import ManualClock
 from tests.ingest.house import KEYED, SUPPLIER, House, clock_of_today, snapshot
+from tests.support.crash import Killed, call_at
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 A_BIT = timedelta(minutes=5)
@@ -44,20 +45,11 @@ def paths(found: Swept) -> set[str]:
     return {one.path for one in found.found}
 
 
-class Killed(BaseException):
-    """Nothing of ours catches it: the run ends where it is."""
-
-
 def run_killed(house: House, content: bytes, step: Step) -> str:
     """A run that does not come back from *step*; its id."""
     before = set(house.tree.runs(SUPPLIER))
-
-    def die(now: Step) -> None:
-        if now is step:
-            raise Killed
-
     with pytest.raises(Killed):
-        house.run(content, hooks=Hooks(on_step=die))
+        house.run(content, hooks=Hooks(on_step=call_at(step)))
     (run_id,) = set(house.tree.runs(SUPPLIER)) - before
     return run_id
 

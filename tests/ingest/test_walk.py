@@ -21,10 +21,11 @@ from hypothesis.stateful import (
 
 from penstock.ingest import layout
 from penstock.ingest.folder import FolderTree
-from penstock.ingest.publishing import Step
+from penstock.ingest.publishing import OnStep, Step
 from penstock.kernel.clock import ManualClock
 from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
-from tests.services.soak import examples
+from tests.support.crash import Killed, call_at
+from tests.support.soak import examples
 
 DAY = timedelta(days=1)
 PLACES = ("inbox", "archive", "obsolete", "duplicates", "broken")
@@ -32,10 +33,6 @@ TIMES = st.integers(1, 6)  # few, so that many are equal
 STEPS = st.sampled_from(Step)
 PICKS = st.integers(0, 1_000)
 DEDUPS = st.sampled_from(["accepted", "current"])
-
-
-class Killed(BaseException):
-    """Nobody catches it."""
 
 
 class MortalTree(FolderTree):
@@ -114,12 +111,12 @@ class Model:
         """One run, dead at *kill*."""
         now = deepcopy(self.memory)
         try:
-            self._run(now, _Deadly(kill))
+            self._run(now, call_at(kill))
         except Killed:
             return
         self.memory = now
 
-    def _run(self, now: Memory, at: "_Deadly") -> None:
+    def _run(self, now: Memory, at: OnStep) -> None:
         at(Step.LOCKED)
         self._recover(now)
         at(Step.RECOVERED)
@@ -164,13 +161,13 @@ class Model:
             now.fails += 1
         now.running = None
 
-    def _start(self, now: Memory, sent: "Sent | str", at: "_Deadly") -> None:
+    def _start(self, now: Memory, sent: "Sent | str", at: OnStep) -> None:
         now.running = sent
         self.published_by_running = False
         self.memory = deepcopy(now)
         at(Step.STARTED)
 
-    def _ingest(self, now: Memory, file: File, at: "_Deadly") -> None:
+    def _ingest(self, now: Memory, file: File, at: OnStep) -> None:
         self._running_name = file.name
         self._start(now, file.sent, at)
         for step in file.sent.steps[1:]:
@@ -205,15 +202,6 @@ class Model:
 
     def everywhere(self) -> dict[str, Counter[str]]:
         return {"inbox": Counter(file.sent.sha256 for file in self.inbox.values()), **self.places}
-
-
-class _Deadly:
-    def __init__(self, step: Step | None) -> None:
-        self._step = step
-
-    def __call__(self, step: Step) -> None:
-        if step is self._step:
-            raise Killed
 
 
 class Walk(RuleBasedStateMachine):

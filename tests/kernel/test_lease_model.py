@@ -15,7 +15,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.lease import Held, Key, Report
 from tests.kernel.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 R = TypeVar("R")
 ROWS = 6

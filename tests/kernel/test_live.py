@@ -11,7 +11,7 @@ from penstock.kernel.bell import Bell
 from penstock.kernel.db import Database
 from penstock.kernel.journal import Entry
 from penstock.kernel.live import Live, Ringing, Tail
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

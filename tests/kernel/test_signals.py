@@ -23,7 +23,7 @@ from penstock.kernel.signals.redis import RedisSignals
 from penstock.kernel.signals.redis import listener as redis_listener
 from tests.kernel.signals_rigs import PostgresRig, RedisRig, Rig, redis_rig
 from tests.services.redis import RedisCluster, RedisServer, redis_binary
-from tests.services.require import require
+from tests.support.require import require
 
 WITHIN = 20.0
 AT_ONCE = 2.0

@@ -12,8 +12,8 @@ from penstock.kernel.db import Database
 from penstock.kernel.lease import Lease
 from tests.kernel.crashing_worker import work
 from tests.kernel.jobs import LEASE, make_jobs
-from tests.services.forked import FORKED
-from tests.services.soak import examples
+from tests.support.fork_server import FORKED
+from tests.support.soak import examples
 
 ROUNDS = examples(50, soak=500)
 JOBS_PER_ROUND = 6

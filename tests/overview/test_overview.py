@@ -21,11 +21,12 @@ from penstock.overview.machines import PART_OF
 from tests.harvest.crank import FEED, feed
 from tests.ingest.house import KEYED, SUPPLIER, House
 from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, penstock
-from tests.services.until import until
+from tests.support.processes import Result, Up, penstock
+from tests.support.sse import parse_event
+from tests.support.types import Json
+from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
 
-Json = dict[str, Any]
 FILE, TENANT, RUN = "2026-11-17.events", "acme", "nightly"
 
 
@@ -63,8 +64,8 @@ class Plant:
         self.settle()
         answer = self.get("/events", {**self.operator, **(headers or {})}, follow="false", **params)
         assert answer.headers["content-type"].startswith("text/event-stream")
-        blocks = [block.split("\n") for block in answer.text.split("\n\n") if block.startswith("event: move")]
-        return [(one[1].removeprefix("id: "), json.loads(one[2].removeprefix("data: "))) for one in blocks]
+        events = [parse_event(block) for block in answer.text.split("\n\n") if block.startswith("event: move")]
+        return [(event["id"], json.loads(event["data"])) for event in events]
 
     def settle(self) -> None:
         """Wait until what was noted is told: transactions of other databases on the server hold it up too."""

@@ -25,11 +25,12 @@ from penstock.kernel.waiting import ended
 from penstock.ports import make_bus, make_invalidations
 from penstock.settings import Settings
 from tests.refdata.crashing import order, run
-from tests.refdata.rig import DOCUMENT, OTHER, Json, chunk, command, create_schemas, dictionaries, upsert
-from tests.services.forked import FORKED
+from tests.refdata.rig import DOCUMENT, OTHER, chunk, command, create_schemas, dictionaries, upsert
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer
-from tests.services.until import WITHIN, becomes
+from tests.support.fork_server import FORKED
+from tests.support.types import Json
+from tests.support.waiting import WITHIN, becomes
 
 ROLES = ("command-api", "apply", "relay", "kafka-adapter")
 TENANTS = ("acme", "globex")

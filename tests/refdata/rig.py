@@ -23,10 +23,10 @@ from penstock.refdata.model import Dict, Update
 from penstock.refdata.workers import Relay, apply_handler
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
+from tests.support.types import Json
 
 HERE = Path(__file__).parent
 DOCUMENT, OTHER, SCHEMAS = HERE / "document.yaml", HERE / "other.yaml", HERE / "schemas.sql"
-Json = dict[str, Any]
 _numbers = itertools.count()
 
 

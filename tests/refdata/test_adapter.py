@@ -21,8 +21,9 @@ from penstock.refdata.mapping import Mapped
 from penstock.refdata.model import Event
 from penstock.roles import adapting
 from penstock.settings import Settings
-from tests.refdata.rig import Json, Rig, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
 from tests.services.kafka import Kafka
+from tests.support.types import Json
 
 PLAIN: Json = {"tenantId": "=acme", "dictCode": "=LOOSE"}
 COMMANDS: Json = {

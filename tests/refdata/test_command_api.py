@@ -18,9 +18,10 @@ from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, forged, shared, signed
-from tests.refdata.rig import Json, Rig, command, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, command, create_schemas, opened, settings_on, upsert
+from tests.support.http import answered, problem
+from tests.support.types import Json
 
-PROBLEM = "application/problem+json"
 BAD = upsert("EUR", {"name": "Euro", "digits": 9})  # CURRENCY has at most 4
 
 
@@ -35,10 +36,7 @@ class Api:
         return await self.http.post(f"/v1/tenants/{tenant}/updates", content=body, params=params)
 
     async def taken(self, body: bytes, **params: Any) -> Json:
-        answer = await self.post(body, **params)
-        assert answer.status_code == 202, answer.text
-        found: Json = answer.json()
-        return found
+        return answered(await self.post(body, **params), 202)
 
     async def committed(self, body: bytes, tenant: str = "acme") -> Json:
         """Send it, and again under its id, until it is committed."""
@@ -47,24 +45,10 @@ class Api:
                 answer := await self.post(body, tenant, consistencyMode="WAIT_COMMIT", timeoutMs=1000)
             ).status_code != 200:
                 assert answer.status_code == 202, answer.text
-        found: Json = answer.json()
-        return found
+        return answered(answer)
 
     async def get(self, path: str, **params: Any) -> Json:
-        answer = await self.http.get(f"/v1/tenants/{path}", params=params)
-        assert answer.status_code == 200, answer.text
-        found: Json = answer.json()
-        return found
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> Json:
-    """The body of a refusal: a problem with a stable code and a hint."""
-    body: Json = answer.json()
-    assert (answer.status_code, body.get("code"), answer.headers["content-type"]) == (status, code, PROBLEM), (
-        answer.text
-    )
-    assert body["hint"] and body["detail"]  # noqa: PT018
-    return body
+        return answered(await self.http.get(f"/v1/tenants/{path}", params=params))
 
 
 @asynccontextmanager

@@ -18,9 +18,10 @@ from penstock.kernel.errors import BadConfig
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection
 from penstock.settings import Settings, load_settings
-from tests.refdata.rig import DOCUMENT, OTHER, Json, Rig, create_schemas, dictionaries, settings_on, upsert
+from tests.refdata.rig import DOCUMENT, OTHER, Rig, create_schemas, dictionaries, settings_on, upsert
 from tests.services.postgres import fresh_database
-from tests.services.program import penstock
+from tests.support.processes import penstock
+from tests.support.types import Json
 
 COUNTRY, CURRENCY = dictionaries(DOCUMENT)
 HEAD = "refdata:\n  dictionaries:\n    - code: D\n"

@@ -11,8 +11,8 @@ from tests.refdata.crashing import ADAPTING, CHANGING, REFUSING, RELAYING, REPLA
 from tests.refdata.house import ROLES, House, housed, load, one_delta
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer, redis_binary
-from tests.services.require import require
-from tests.services.soak import examples
+from tests.support.require import require
+from tests.support.soak import examples
 
 
 @pytest.fixture(scope="session")

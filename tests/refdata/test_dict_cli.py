@@ -13,7 +13,7 @@ import pytest
 
 from tests.refdata.rig import DOCUMENT, create_schemas, dictionaries
 from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, penstock_here
+from tests.support.processes import Result, Up, penstock_here
 
 WRONG_DIGITS = '{"name": "Krone", "digits": 9}'
 

@@ -15,7 +15,6 @@ from penstock.settings import Settings
 from tests.refdata.rig import (
     DOCUMENT,
     OTHER,
-    Json,
     Rig,
     command,
     create_schemas,
@@ -26,6 +25,7 @@ from tests.refdata.rig import (
     settings_on,
     upsert,
 )
+from tests.support.types import Json
 
 SECOND = timedelta(seconds=1)
 TRAPS = """

@@ -18,9 +18,9 @@ from tests.refdata.rig import DOCUMENT, create_schemas, delete, upsert
 from tests.services.collector import Collector
 from tests.services.kafka import Kafka
 from tests.services.postgres import fresh_database
-from tests.services.program import CommandApi, Up, Work, penstock
 from tests.services.redis import RedisCluster, redis_binary
-from tests.services.require import require
+from tests.support.processes import CommandApi, Up, Work, penstock
+from tests.support.require import require
 
 STREAM = "refdata:inv:stream"
 USER = "app_user"  # as the document has it

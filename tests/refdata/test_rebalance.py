@@ -8,7 +8,7 @@ import pytest
 
 from tests.refdata.house import House, housed, load
 from tests.services.kafka import Kafka
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 FROZEN = {"apply.1": "taken", "apply.2": "noted", "apply.3": "written", "apply.4": "applied"}
 AWAKE = "apply.5"

@@ -24,9 +24,10 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.reloading import _Reloader
 from penstock.settings import load_settings
-from tests.refdata.rig import DOCUMENT, Json, Rig, create_schemas, dictionaries, upsert
-from tests.services.program import Up
-from tests.services.until import until
+from tests.refdata.rig import DOCUMENT, Rig, create_schemas, dictionaries, upsert
+from tests.support.processes import Up
+from tests.support.types import Json
+from tests.support.waiting import until
 
 WITHIN = 30.0
 COUNTRY, CURRENCY = dictionaries(DOCUMENT)

@@ -24,7 +24,6 @@ from penstock.refdata.reading import read
 from tests.refdata.rig import (
     DOCUMENT,
     OTHER,
-    Json,
     chunk,
     command,
     create_schemas,
@@ -34,7 +33,8 @@ from tests.refdata.rig import (
     settings_on,
     upsert,
 )
-from tests.services.soak import examples
+from tests.support.soak import examples
+from tests.support.types import Json
 
 R = TypeVar("R")
 EXPIRE_AFTER = timedelta(minutes=10)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.db import Database
 from penstock.refdata.template import TYPES, Template, parse
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 OCCURRED = datetime(2026, 3, 1, 12, 30, 15, 250_000, tzinfo=UTC)
 VALUES: dict[str, Any] = {

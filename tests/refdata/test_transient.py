@@ -30,20 +30,10 @@ from penstock.refdata.provider import ItemTableProvider
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.test_embedded import servers
-from tests.refdata.rig import (
-    DOCUMENT,
-    OTHER,
-    Json,
-    Rig,
-    command,
-    create_schemas,
-    dictionaries,
-    opened,
-    settings_on,
-    upsert,
-)
+from tests.refdata.rig import DOCUMENT, OTHER, Rig, command, create_schemas, dictionaries, opened, settings_on, upsert
 from tests.services.kafka import Kafka
-from tests.services.soak import examples
+from tests.support.soak import examples
+from tests.support.types import Json
 
 SECOND = timedelta(seconds=1)
 STUMBLES = """

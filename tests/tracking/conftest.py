@@ -21,7 +21,7 @@ from penstock.tracking.config import TrackingSection
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from tests.services.postgres import fresh_database
-from tests.services.program import PipelineApid
+from tests.support.processes import PipelineApid
 from tests.tracking.rig import BASE, Api
 
 MAX_ATTEMPTS = 3

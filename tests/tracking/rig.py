@@ -5,12 +5,12 @@ from typing import Any
 import httpx
 
 from penstock.tracking.contract import Stage
+from tests.support.http import answered, problem
+from tests.support.types import Json
 
 BASE = "/api/v1/pipeline"
-PROBLEM = "application/problem+json"
 FILE = "20250101000000"
 INGEST, SPLITTER, WORKER, SENDER = Stage
-Json = dict[str, Any]
 
 
 class Api:
@@ -67,23 +67,6 @@ class Api:
         moves = (await self.get(f"/files/{filename}/history"))["moves"]
         fitting = (m for m in moves if stage in (None, m["stage"]) and shard in (None, m["shard"]))
         return [(move["from"], move["to"]) for move in fitting]
-
-
-def answered(answer: httpx.Response) -> Json:
-    assert answer.status_code == 200, answer.text
-    document: Json = answer.json()
-    return document
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> Json:
-    """T9: the body of a refusal, which is a problem with a stable code and a hint."""
-    body: Json = answer.json()
-    assert (answer.status_code, body.get("code")) == (status, code), answer.text
-    assert answer.headers["content-type"] == PROBLEM
-    assert (body["status"], body["type"]) == (status, f"urn:penstock:problem:{code.lower().replace('_', '-')}")
-    assert body["title"]
-    assert body["detail"]
-    return body
 
 
 def reported(item: Json, outcome: str, **more: Any) -> Json:

@@ -1,13 +1,11 @@
 """Beyond the document: claims, reports, leases, history, reasons, live moves, bulk retry and pauses."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 
@@ -16,8 +14,11 @@ from penstock.kernel.journal import BEGINNING, Noted
 from penstock.kernel.live import Batch
 from penstock.kernel.telemetry import Telemetry
 from penstock.tracking.service import Tracking
+from tests.support.http import problem
+from tests.support.sse import EventStream
+from tests.support.types import Json
 from tests.tracking.conftest import MAX_ATTEMPTS
-from tests.tracking.rig import BASE, FILE, INGEST, SENDER, SPLITTER, WORKER, Api, Json, held, problem, reported
+from tests.tracking.rig import BASE, FILE, INGEST, SENDER, SPLITTER, WORKER, Api, held, reported
 
 SECOND = timedelta(seconds=1)
 LEASE = timedelta(seconds=60)
@@ -565,27 +566,11 @@ async def test_a_greeted_watcher_misses_nothing(api: Api, app: FastAPI) -> None:
     assert FILE in await watcher.heard()
 
 
-class Events:
-    """A real stream of server-sent events."""
-
-    def __init__(self, answer: httpx.Response) -> None:
-        self._lines = answer.aiter_lines()
-
-    async def next(self) -> tuple[str, Json]:
-        """The next event: its id and its data."""
-        event: dict[str, str] = {}
-        async with asyncio.timeout(20):
-            while line := await anext(self._lines):
-                name, _, value = line.partition(": ")
-                event[name] = value
-        return (event["id"], json.loads(event["data"])) if event.get("event") == "move" else await self.next()
-
-
 async def test_events_stream_over_http(live: Api) -> None:
     """T17: `GET /events` tells moves as server-sent events; Last-Event-ID goes on, filters leave out."""
     async with live.http.stream("GET", "/events") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
-        events = Events(answer)
+        events = EventStream(answer)
         await live.queue_up(SPLITTER, "a")
         first_id, first = await events.next()
         assert (first["filename"], first["shard"], first["stage"]) == ("a", 0, "event-ingest")
@@ -595,7 +580,7 @@ async def test_events_stream_over_http(live: Api) -> None:
     await live.queue_up(WORKER, "b")
     go_on = {"last-event-id": first_id}
     async with live.http.stream("GET", "/events", headers=go_on) as answer:
-        events = Events(answer)
+        events = EventStream(answer)
         told = [await events.next() for _ in range(5)]
     assert [(one["filename"], one["to"]) for _, one in told] == [
         ("a", "done"),
@@ -606,7 +591,7 @@ async def test_events_stream_over_http(live: Api) -> None:
     ]
     params = {"stage": "shard-splitter", "filename": "b"}
     async with live.http.stream("GET", "/events", headers=go_on, params=params) as answer:
-        assert (await Events(answer).next())[0] == told[3][0]
+        assert (await EventStream(answer).next())[0] == told[3][0]
     for path, headers, code in (("/events", {"last-event-id": "x"}, "BAD_EVENT_ID"), ("/events?stage=x", {}, None)):
         refused = await live.http.get(path, headers=headers)
         assert refused.status_code == 422

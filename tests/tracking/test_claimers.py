@@ -9,7 +9,7 @@ from typing import Any
 from penstock.kernel.db import Database
 from penstock.tracking.contract import Answer, Said
 from penstock.tracking.model import Report
-from tests.services.forked import FORKED
+from tests.support.fork_server import FORKED
 from tests.tracking.claimer import STAGE, Taken, claim_and_hang, claim_and_report, open_tracking
 
 CLAIMERS = 16

@@ -13,7 +13,9 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.tracking.contract import Stage
 from penstock.tracking.service import Tracking
-from tests.tracking.rig import FILE, INGEST, SENDER, SPLITTER, WORKER, Api, Json, answered, problem
+from tests.support.http import answered, problem
+from tests.support.types import Json
+from tests.tracking.rig import FILE, INGEST, SENDER, SPLITTER, WORKER, Api
 
 SECOND = timedelta(seconds=1)
 PATIENCE = 20  # seconds; only who waits for a lock takes so long

@@ -7,7 +7,8 @@ from penstock.kernel.db import Database
 from penstock.kernel.errors import Transient
 from penstock.tracking import store
 from penstock.tracking.service import Tracking
-from tests.tracking.rig import Api, problem
+from tests.support.http import problem
+from tests.tracking.rig import Api
 
 
 async def test_one_watcher_too_many_is_told_so(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:

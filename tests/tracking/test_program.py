@@ -16,7 +16,7 @@ from penstock.tracking import store
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
 from tests.services.postgres import fresh_database
-from tests.services.program import PipelineApid, Result, Up, penstock
+from tests.support.processes import PipelineApid, Result, Up, penstock
 
 ROOT = Path(__file__).parents[2]
 DDL = ROOT / "db" / "pipeline_ddl.sql"

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.tracking.sdk import Item, StageDaemon, SyncStageDaemon
-from tests.services.program import PipelineApid
+from tests.support.processes import PipelineApid
 from tests.tracking.rig import BASE, FILE, SPLITTER, WORKER, Api, reported
 
 ROOT = Path(__file__).parents[2]

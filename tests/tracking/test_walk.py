@@ -23,7 +23,7 @@ from penstock.tracking.contract import Answer, Said, Stage, Status
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import QUEUES, Count, FailedSo, Key, Report
 from penstock.tracking.service import Tracking
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 R = TypeVar("R")
 LEASE = timedelta(seconds=60)

@@ -6,7 +6,8 @@ from typing import Any
 
 import aiohttp
 
-Json = dict[str, Any]
+from tests.support.types import Json
+
 AUTHENTICATE = (
     """query { authenticate { username_and_password(username: $username, password: $password) { token } } }"""
 )

@@ -11,7 +11,7 @@ from penstock.harvest.local.churn import Rates
 from penstock.harvest.local.faults import Dealer, Faults
 from penstock.harvest.local.server import LocalSource
 from tests.harvest.local.asking import COUNT, PAGE, Client, in_order
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, "0"), (0.2, "1"), (7, "7")])

@@ -12,7 +12,8 @@ from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
-from tests.harvest.local.asking import Client, Json, in_order
+from tests.harvest.local.asking import Client, in_order
+from tests.support.types import Json
 
 
 class Line:

@@ -8,7 +8,8 @@ import pytest
 from penstock.harvest.local.dataset import Order
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.asking import Client, Json, in_order
+from tests.harvest.local.asking import Client, in_order
+from tests.support.types import Json
 
 
 async def walk(client: Client, paging: str, limit: int, **filters: Any) -> list[Json]:

@@ -28,9 +28,10 @@ from penstock.refdata.model import Dict
 from penstock.roles import ROLES
 from penstock.settings import Settings
 from tests.refdata.pod.history import History, Hold, Read, Write
-from tests.refdata.rig import Json, Rig, command, delete, opened, upsert
-from tests.services.program import QueryApi
+from tests.refdata.rig import Rig, command, delete, opened, upsert
 from tests.services.redis import RedisCluster
+from tests.support.processes import QueryApi
+from tests.support.types import Json
 
 # A commit that was answered must outlive a server that is killed, so unlike elsewhere it is written at once.
 SERVER = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}

@@ -12,7 +12,7 @@ from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.rig import Rig, create_schemas, opened, settings_on
 from tests.services.redis import RedisCluster, redis_binary
-from tests.services.require import require
+from tests.support.require import require
 
 # LOOSE lives in dictionary_item, COUNTRY and CURRENCY in tables of their own.
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None}

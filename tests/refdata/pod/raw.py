@@ -10,7 +10,7 @@ import orjson
 
 from penstock.refdata.pod.link import Document
 from tests.refdata.pod.podrig import PodRig
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 ACME = "/v1/tenants/acme/dictionaries/LOOSE"
 LOCAL = "Host: localhost"

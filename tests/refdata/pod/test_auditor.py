@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.refdata.pod.podrig import PodRig
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 
 async def audit(pod: PodRig, code: str) -> dict[str, object]:

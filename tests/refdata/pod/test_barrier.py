@@ -17,7 +17,7 @@ from penstock.refdata.pod.link import Reach
 from penstock.refdata.pod.loads import Loads
 from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.podrig import Answer, PodRig
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 ABSURD = 10**12
 COUNTRY = {"name": "Ruritania"}

@@ -21,9 +21,9 @@ from tests.refdata.pod.campaign import READERS, TARGETS, WRITERS, Asked, Campaig
 from tests.refdata.pod.history import DATA
 from tests.refdata.pod.podrig import PodRig
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
-from tests.services.require import require
-from tests.services.soak import examples
-from tests.services.until import becomes, until
+from tests.support.require import require
+from tests.support.soak import examples
+from tests.support.waiting import becomes, until
 
 SEED = "PENSTOCK_SEED"
 Act = Callable[[], Awaitable[None]]

@@ -9,7 +9,7 @@ import pytest
 from penstock.servers import listening
 from tests.refdata.pod.podrig import PodRig
 from tests.refdata.pod.raw import ACME, LOCAL, Slow, asking, connected, stuck
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 A = f"{ACME}/items/a"
 SHORT = 0.05

@@ -13,7 +13,8 @@ from penstock.settings import Settings
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.pod.raw import ACME, LOCAL, Reply, Wire, asking, connected, once, stuck
 from tests.refdata.rig import delete
-from tests.services.until import becomes
+from tests.support.sse import parse_event
+from tests.support.waiting import becomes
 
 NDJSON = "Accept: application/x-ndjson"
 ITEMS = {f"k{number:03}": {"n": number} for number in range(50)}
@@ -181,9 +182,8 @@ async def _events(wire: Wire) -> AsyncIterator[tuple[str, int, Any]]:
     """What a feed tells, but for its signs of life."""
     while piece := await wire.chunk():
         if not piece.startswith(b":"):
-            kind, number, data = piece.decode().strip().split("\n")
-            told = orjson.loads(data.removeprefix("data: "))
-            yield kind.removeprefix("event: "), int(number.removeprefix("id: ")), told
+            event = parse_event(piece.decode())
+            yield event["event"], int(event["id"]), orjson.loads(event["data"])
 
 
 async def test_changes_come_as_they_are_made(filled: PodRig) -> None:

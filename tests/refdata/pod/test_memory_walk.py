@@ -17,7 +17,7 @@ from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod import layout, memory
 from penstock.refdata.pod.memory import Memory
 from penstock.refdata.pod.view import Found, PageAt
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 PAGES_FOR = 60.0
 TARGETS = [Dict("acme", "A"), Dict("acme", "AB"), Dict("globex", "A")]

@@ -2,7 +2,7 @@
 
 from penstock.refdata.model import Dict
 from tests.refdata.pod.podrig import PodRig
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 LOOSE = Dict("acme", "LOOSE")
 

@@ -24,7 +24,7 @@ from penstock.refdata.pod.memory import Memory
 from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.rig import DOCUMENT, OTHER, Rig, command, create_schemas, dictionaries, opened, settings_on, upsert
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 ABSURD = 10**12
 SELDOM = {"reconcileEvery": "PT60S"}  # nothing is looked at but what is asked for

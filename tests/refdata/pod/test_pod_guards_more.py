@@ -18,7 +18,7 @@ from penstock.settings import Settings
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.pod.raw import ACME, LOCAL, Slow, Wire, asking, connected, stuck
 from tests.refdata.pod.test_tenants import bearer, guard, token
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 A = asking(f"{ACME}/items/a")
 LOOSE = Dict("acme", "LOOSE")

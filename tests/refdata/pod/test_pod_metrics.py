@@ -15,11 +15,12 @@ from structlog.testing import capture_logs
 
 from penstock.settings import Settings
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Json, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import create_schemas, opened, settings_on, upsert
 from tests.services.collector import Collector
-from tests.services.program import CommandApi, QueryApi, Work
 from tests.services.redis import RedisCluster
-from tests.services.until import becomes
+from tests.support.processes import CommandApi, QueryApi, Work
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 SELDOM = {**OFTEN, "reconcileEvery": "PT60S"}

@@ -14,9 +14,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.refdata.rig import Json, upsert
-from tests.services.program import QueryApi, Up, penstock
-from tests.services.until import until
+from tests.refdata.rig import upsert
+from tests.support.processes import QueryApi, Up, penstock
+from tests.support.types import Json
+from tests.support.waiting import until
 
 MANY = 100_000
 BIG = {

@@ -17,10 +17,11 @@ from penstock.kernel.signals.redis import RedisSignals
 from penstock.refdata.pod.loader import Loader
 from penstock.settings import Settings
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Json, Rig, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
-from tests.services.require import require
-from tests.services.until import becomes
+from tests.support.require import require
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 SELDOM, OFTEN = "PT60S", "PT0.2S"  # so seldom that a look cannot help, so often that signals need not
 NOWHERE = "127.0.0.1:1"

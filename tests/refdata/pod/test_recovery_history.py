@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 from penstock.refdata.loading import Rows, Snapshot
 from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Json, Rig, delete, opened, settings_on, upsert
-from tests.services.until import becomes
+from tests.refdata.rig import Rig, delete, opened, settings_on, upsert
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 TABLES = ("dictionary_meta", "outbox_event", "dictionary_item", "processed_event", "update_request", "mdm_country")

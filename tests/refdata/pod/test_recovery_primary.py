@@ -16,8 +16,8 @@ from penstock.settings import Settings
 from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import Answer, PodRig, running_pod
 from tests.refdata.rig import Rig, opened, settings_on, upsert
-from tests.services.program import QueryApi
-from tests.services.until import becomes
+from tests.support.processes import QueryApi
+from tests.support.waiting import becomes
 
 ASKED = 0.8  # seconds the primary has for an answer: enough for a busy machine
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None, "barrierWaitMs": 50, "fallbackTimeoutMs": int(1000 * ASKED)}

@@ -9,7 +9,7 @@ from msgspec import Raw
 from penstock.kernel.errors import Conflict, NotFound, PenstockError
 from penstock.refdata.contract import Command, EventType, Item
 from penstock.refdata.sdk import Dictionaries
-from tests.services.program import Up, penstock
+from tests.support.processes import Up, penstock
 
 CONFIG = """
 refdata:

@@ -19,7 +19,7 @@ from tests.refdata.pod.conftest import QUERY
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.pod.raw import ACME, LOCAL, Reply, Wire, asking, connected, once
 from tests.refdata.rig import settings_on
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 GLOBEX = ACME.replace("acme", "globex")
 OURS, THEIRS = b'"of acme"', b'"of globex"'

@@ -1,4 +1,4 @@
-"""What a test needs and this machine lacks: the test is skipped, or fails where the run insists."""
+"""Skip a test whose service is missing on this machine, or fail it if PENSTOCK_REQUIRE names the service."""
 
 import os
 from typing import NoReturn
@@ -9,12 +9,12 @@ REQUIRE = "PENSTOCK_REQUIRE"
 
 
 def is_required(service: str) -> bool:
-    """Whether this run insists on *service*: PENSTOCK_REQUIRE is a comma list such as `redis,kafka,mariadb`."""
+    """Return whether this run requires *service*: PENSTOCK_REQUIRE is a comma list such as `redis,kafka,mariadb`."""
     return service in {name.strip() for name in os.environ.get(REQUIRE, "").split(",")}
 
 
 def require(service: str, reason: str | None = None) -> NoReturn:
-    """End a test that cannot do without *service*: skipped with the plain reason, failed where the run insists."""
+    """End a test that needs *service*: skip it with the reason, or fail it if this run requires the service."""
     plain = reason or f"this machine has no {service}"
     if is_required(service):
         pytest.fail(f"{REQUIRE} names {service}, but {plain}", pytrace=False)

@@ -1,4 +1,4 @@
-"""Waiting for what another process does: there is no event that tells, so one looks again."""
+"""Poll for a condition that another process brings about and that no event reports."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ async def _nothing() -> str:
 
 
 def until(holds: Callable[[], bool], what: str, within: float = WITHIN) -> None:
-    """Back as soon as something *holds*."""
+    """Return as soon as *holds* is true; fail after *within* seconds."""
     deadline = time.monotonic() + within
     while not holds():
         assert time.monotonic() < deadline, f"waited {within} s: {what}"
@@ -26,7 +26,7 @@ async def becomes(
     within: float = WITHIN,
     explain: Callable[[], Awaitable[str]] = _nothing,
 ) -> None:
-    """Back as soon as something *holds*, which takes a question to somebody."""
+    """Return as soon as the awaited *holds* is true; fail after *within* seconds, with what *explain* returns."""
     try:
         async with asyncio.timeout(within):
             while not await holds():  # noqa: ASYNC110 - it is another process that makes it so

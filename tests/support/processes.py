@@ -1,4 +1,4 @@
-"""The program as a user runs it: a process with arguments, output and an exit code."""
+"""Run the program as a process: commands with output and exit code, and servers by role."""
 
 import io
 import json
@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from penstock.cli import main
-from tests.services.forked import Program
+from tests.support.fork_server import ForkedProgram
 
 PENSTOCK = "penstock.cli.main"
 _COMMAND = [sys.executable, "-m", PENSTOCK]
@@ -82,7 +82,7 @@ class Server(AbstractContextManager["Server"]):
     """A command that serves until it is told to stop, ready when entered; its log goes to a file beside its data.
 
     The *command* is a module and its arguments. It is forked from a process that has loaded it, which saves the second
-    that takes; one that is begun *anew* is a program like a user's from the first line on.
+    that takes; one that is begun *anew* is a new interpreter, as when a user starts it.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Server(AbstractContextManager["Server"]):
         self._name = name
         self.log_file = folder / f"{name}.log"
         self.log_file.touch()
-        begin = _begin_anew if anew else Program
+        begin = _begin_anew if anew else ForkedProgram
         self._process = begin(command, folder, _environment(env), self.log_file)
         self.api = ""
 
