@@ -5,9 +5,10 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
+CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
+WORKERS ?= $(shell expr 2 \* $(CORES))
 
-.PHONY: help setup up demo test soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
+.PHONY: help setup up demo quick test test-all soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,8 +24,14 @@ demo: setup ## One morning through all five parts: what was promised, what happe
 up: setup ## The same morning, and it goes on serving, until Ctrl-C
 	@$(BIN)/python -m examples.demo --keep
 
-test: setup ## Run every test this machine can run; says what it skipped and why
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
+quick: setup ## Run the pure tests: no servers, no processes; for the inner loop
+	@PENSTOCK_QUICK=1 $(BIN)/pytest -n $(CORES) --dist worksteal -q -m "not server and not full"
+
+test: setup ## Run the tests of every promise with the servers at hand; says what it skipped and why
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"
+
+test-all: setup deploy-tools ## Run every test, with the real servers, which must be there: scripts/install-servers
+	@WORKERS=$(WORKERS) scripts/test-all
 
 soak: setup ## Run the long campaigns in full
 	@PENSTOCK_SOAK=1 $(BIN)/pytest -n $(WORKERS) -q -m soak --timeout=3600

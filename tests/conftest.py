@@ -16,6 +16,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from tests.services.memory import Folder
 from tests.services.postgres import SETTINGS, fresh_database, make_template
+from tests.support import purity
 
 _POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
 settings.register_profile("penstock", deadline=None)  # the machine is noisy; time is measured by benchmarks
@@ -29,17 +30,27 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("services") / "nobody
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start PostgreSQL in the process that leads the run; the others inherit its address."""
-    if _POSTGRES_URL not in os.environ:
+    """Start PostgreSQL in the process that leads the run; the others inherit its address. A quick run has none."""
+    if _POSTGRES_URL not in os.environ and not purity.is_quick():
         server = _SharedPostgres()
         os.environ[_POSTGRES_URL] = server.url
         config.add_cleanup(server.stop)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `server` every test that may start a server or a process; `make quick` leaves these out."""
+    for item in items:
+        if purity.needs_server(item):
+            item.add_marker(pytest.mark.server)
 
 
 def pytest_collection_finish() -> None:
     """Nobody need look for garbage among thousands of tests and their modules, over and over."""
     gc.collect()
     gc.freeze()
+    if purity.is_quick():
+        purity.forbid_processes()
 
 
 class _SharedPostgres:

@@ -51,7 +51,7 @@ class Nginx(AbstractContextManager["Nginx"]):
     """It sends requests to the ports it was told of last; *next* is when it asks another one instead."""
 
     def __init__(self, folder: Path, *, next: str) -> None:  # noqa: A002 - nginx's own word
-        program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+        program = shutil.which("nginx")
         if program is None:
             require("nginx")
         self._program = program

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 
 def mariadb_binary() -> str | None:
     """Where the server is, or None."""
-    return shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/local/sbin")
+    return shutil.which("mariadbd")
 
 
 @contextmanager

@@ -13,10 +13,10 @@ _FIXTURES = {"postgres_url"}
 _MODULES = {
     "multiprocessing",
     "subprocess",
-    "tests.services.forked",
+    "tests.support.fork_server",
     "tests.services.kafka",
     "tests.services.mariadb",
-    "tests.services.program",
+    "tests.support.processes",
     "tests.services.redis",
     "tests.services.s3",
 }
@@ -41,7 +41,7 @@ def forbid_processes() -> None:
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         if event in _STARTS and _WORKBOOK_READER not in str(args):
-            raise RuntimeError(f"{event} in a quick test: its module belongs to tests.services.purity")
+            raise RuntimeError(f"{event} in a quick test: its module needs an entry in tests.support.purity")
 
     sys.addaudithook(refuse)
 
