@@ -19,7 +19,7 @@ import pytest
 
 from penstock.kernel.locks import advisory_key
 from tests.services.postgres import fresh_database
-from tests.support.processes import Up, penstock
+from tests.support.processes import Up, penstock, penstock_from_scratch
 
 
 def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_help_is_quick_because_it_loads_little() -> None:
 
 def test_version_config_and_schema_speak_json(tmp_path: Path) -> None:
     """`--json` works everywhere: data on standard output, nothing else there."""
-    assert json.loads(penstock("version", "--json", cwd=tmp_path).out)["penstock"]
+    assert json.loads(penstock_from_scratch("version", "--json", cwd=tmp_path).out)["penstock"]
     assert json.loads(penstock("config", "show", "--json", cwd=tmp_path).out)["server"]["port"] == 8080
     assert json.loads(penstock("config", "schema", cwd=tmp_path).out)["title"] == "Settings"
     assert json.loads(penstock("config", "validate", "--json", cwd=tmp_path).out) == {"valid": True}

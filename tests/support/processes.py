@@ -7,6 +7,8 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,9 +34,24 @@ class Result:
 
 
 def penstock(*args: str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 60) -> Result:
-    """Run a command to its end."""
+    """Run a command to its end, in a process forked from one that has it loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder) / "stderr"
+        process = ForkedProgram([PENSTOCK, *args], cwd, _environment(env), errors)
+        ended = threading.Timer(timeout, process.kill)
+        ended.start()
+        with process.stdout as output:
+            out = output.read().decode()
+        code = process.wait(timeout)
+        ended.cancel()
+        return Result(code, out, errors.read_text())
+
+
+def penstock_from_scratch(*args: str, cwd: Path, env: Mapping[str, str] | None = None) -> Result:
+    """Run a command to its end in a new interpreter, as a user's shell does: where imports are the point."""
+    command = [*_COMMAND, *args]
     done = subprocess.run(
-        [*_COMMAND, *args], cwd=cwd, env=_environment(env), capture_output=True, text=True, timeout=timeout, check=False
+        command, cwd=cwd, env=_environment(env), capture_output=True, text=True, timeout=60, check=False
     )
     return Result(done.returncode, done.stdout, done.stderr)
 
