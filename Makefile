@@ -28,7 +28,7 @@ quick: setup ## Run the pure tests: no servers, no processes; for the inner loop
 	@PENSTOCK_QUICK=1 $(BIN)/pytest -n $(CORES) --dist worksteal -q -m "not server and not full"
 
 test: setup ## Run the tests of every promise with the servers at hand; says what it skipped and why
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"
+	@PENSTOCK_TEST_CLAUSES=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"
 
 test-all: setup deploy-tools ## Run every test, with the real servers, which must be there: scripts/install-servers
 	@WORKERS=$(WORKERS) scripts/test-all

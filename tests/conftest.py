@@ -14,11 +14,13 @@ from hypothesis import settings
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
+from tests.conformance import ClauseCheck
 from tests.services.memory import Folder
 from tests.services.postgres import SETTINGS, fresh_database, make_template
 from tests.support import purity
 
 _POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
+_CLAUSES = "PENSTOCK_TEST_CLAUSES"  # set by runs of everything: every clause must have a test that passed
 settings.register_profile("penstock", deadline=None)  # the machine is noisy; time is measured by benchmarks
 settings.load_profile("penstock")
 # Hundreds of programs are started here: compiled once, each starts in half the time, whatever the shell is set to.
@@ -31,6 +33,8 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("services") / "nobody
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start PostgreSQL in the process that leads the run; the others inherit its address. A quick run has none."""
+    if os.environ.get(_CLAUSES) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ClauseCheck())
     if _POSTGRES_URL not in os.environ and not purity.is_quick():
         server = _SharedPostgres()
         os.environ[_POSTGRES_URL] = server.url

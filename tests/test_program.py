@@ -34,6 +34,7 @@ def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
     assert not [process for process in family if process.is_running()]
 
 
+@pytest.mark.full
 def test_up_stops_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     """Ctrl-C is a graceful stop too."""
     with Up(tmp_path, anew=True) as up:
@@ -50,6 +51,7 @@ def test_up_survives_kill_9_and_goes_on_with_its_data(tmp_path: Path) -> None:
         assert httpx.get(f"{up.api}/actuator/health").json()["status"] == "UP"
 
 
+@pytest.mark.full
 def test_up_gets_its_database_back_when_it_dies(tmp_path: Path) -> None:
     """R23: with PostgreSQL killed it is alive, not ready, and becomes ready again by itself."""
     with Up(tmp_path) as up:
@@ -70,6 +72,7 @@ def test_a_second_up_on_the_same_data_is_told_who_holds_it(tmp_path: Path) -> No
         assert httpx.get(f"{up.api}/actuator/health").status_code == 200
 
 
+@pytest.mark.full
 def test_up_outlives_whoever_started_the_database(tmp_path: Path, postgres_holder: "Holder") -> None:
     """The database another command had started goes on for `up` when that command ends."""
     holder = postgres_holder(tmp_path / ".penstock" / "postgres")
@@ -157,6 +160,7 @@ def test_up_says_when_nobody_needs_a_token(tmp_path: Path) -> None:
         assert "no authentication is set" in up.log_file.read_text()
 
 
+@pytest.mark.full
 def test_the_database_can_be_looked_at_while_up_runs(tmp_path: Path) -> None:
     """`db migrate` and `doctor` use the server that runs, and leave it running."""
     with Up(tmp_path) as up:
@@ -250,6 +254,7 @@ def test_bad_input_gets_a_sentence_and_an_exit_code(
     assert "hunter2" not in done.err
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away from root's files for itself")
 def test_up_works_under_a_folder_closed_to_others(tmp_path: Path) -> None:
     """As root, PostgreSQL runs as an account that cannot enter root's folders; it works there all the same."""

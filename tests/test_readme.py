@@ -86,11 +86,13 @@ def test_each_example_has_ten_lines() -> None:
         assert len(lines) <= TEN, block
 
 
+@pytest.mark.full
 def test_refdata(reader: Reader) -> None:
     """R31: what was written is read back at its version."""
     assert reader.python(WRITE_AND_READ) == "1 {'rate': '1.0851'}\n"
 
 
+@pytest.mark.full
 def test_ingest(reader: Reader) -> None:
     """I17: what `inspect` proposes is good enough to publish the file."""
     *_, ran, fact, status = reader.type(INGEST)
@@ -99,6 +101,7 @@ def test_ingest(reader: Reader) -> None:
     assert "azimut" in status
 
 
+@pytest.mark.full
 def test_harvest(reader: Reader) -> None:
     """H13, R2: a feed becomes a dictionary by configuration."""
     ran, item, history = reader.type("\n".join(HARVEST.splitlines()[1:]))
@@ -107,6 +110,7 @@ def test_harvest(reader: Reader) -> None:
     assert "harvest stones" in history
 
 
+@pytest.mark.full
 def test_tracking_and_flows(reader: Reader) -> None:
     """T18, F14: a daemon takes what was registered; a flow waits for it, harvests, and publishes."""
     registered, _, why = reader.type(TRACK)

@@ -119,6 +119,7 @@ class Newcomer:
             process.wait(30)
 
 
+@pytest.mark.full
 def test_everything_on_the_page_works_as_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F14, R2, I23: all five parts by hand, from a first rate to a broken flow that is mended."""
     newcomer = Newcomer(tmp_path)

@@ -69,6 +69,7 @@ def _told(apis: dict[str, str], more: str) -> Told:
     return Told(together, roles)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)  # nine processes on a machine that may be busy
 def test_what_is_named_is_told(told: Told) -> None:
     """R27: metrics and labels of every rule and panel are told by a running Penstock; the manual lists just those."""

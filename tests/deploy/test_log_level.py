@@ -70,6 +70,7 @@ def reloaded(role: Role) -> int:
     return len(role.logged("configuration_reloaded"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WITHOUT_A_POD)
 def test_a_signal_shows_details_and_hides_them(house: House, name: str) -> None:
     """R27: SIGUSR1 switches DEBUG on for one process, and off again."""

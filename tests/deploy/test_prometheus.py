@@ -87,6 +87,7 @@ def _folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_alerts_tell_of_what_is_broken_and_of_nothing_else(house: House) -> None:
     """R27: nothing fires while all is well, and every panel has its data; each fault is told of, until it is mended."""

@@ -64,6 +64,7 @@ async def primary(tmp_path: Path) -> AsyncIterator[Primary]:
     await one.stop()
 
 
+@pytest.mark.full
 async def test_probes_mean_what_they_say(primary: Primary, tmp_path: Path) -> None:
     """R17, R23, R27: not ready without PostgreSQL, alive all the same, ready when it is back; a stop is told first."""
     configure(tmp_path, primary.url, server={"drain_delay": 3})

@@ -163,6 +163,7 @@ async def everyone_answers(nginx: Nginx, fleet: Fleet) -> None:
     await becomes(is_so, "some requests go to each")
 
 
+@pytest.mark.full
 async def test_nginx_tries_another(pods: Fleet, readers: Readers, url: str, tmp_path: Path) -> None:
     """R27: without a delay: nginx finds out by itself who is gone, and asks another; clients see nothing of it."""
     await pods.start(document(url, delay=0))
@@ -178,6 +179,7 @@ async def test_nginx_tries_another(pods: Fleet, readers: Readers, url: str, tmp_
             assert load.sent_again == 0
 
 
+@pytest.mark.full
 async def test_nginx_never_tries_twice(pods: Fleet, readers: Readers, url: str, tmp_path: Path) -> None:
     """R27: with a delay: who is not ready is taken out as Kubernetes does it, and no request has to be sent twice."""
     if not pods.running or pods.config["server"]["drain_delay"] != DELAY:

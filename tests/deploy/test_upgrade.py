@@ -43,6 +43,7 @@ def following(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
         yield version
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_refdata_is_upgraded_and_rolled_back_under_load(
@@ -62,6 +63,7 @@ async def test_refdata_is_upgraded_and_rolled_back_under_load(
         await walk.check_at_rest()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_the_other_parts_are_shared_by_two_versions(
     before: Version, following: Version, postgres_url: str, tmp_path: Path
@@ -86,6 +88,7 @@ async def test_the_other_parts_are_shared_by_two_versions(
         source.stop()
 
 
+@pytest.mark.full
 async def test_the_older_program_tells_of_the_newer_schema(
     before: Version, following: Version, postgres_url: str, tmp_path: Path
 ) -> None:
@@ -117,6 +120,7 @@ def since_the_first_release() -> list[str]:
     return [f"{file.parts[0]} {' '.join(file.stem.split('_', 1))}" for file in later]
 
 
+@pytest.mark.full
 def test_the_older_program_refuses_settings_it_does_not_know(before: Version, tmp_path: Path) -> None:
     """R27: why a setting is set after the upgrade, and taken out before the way back."""
     (tmp_path / "penstock.yaml").write_text(json.dumps({"server": {"drain_delay": 1}}))

@@ -21,6 +21,7 @@ def demo(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=180, check=False)
 
 
+@pytest.mark.full
 def test_the_demo_tells_its_story_and_ends(tmp_path: Path) -> None:
     """F14, I23, R2: all parts, tied by configuration alone, keep what they promise, though processes are killed."""
     done = demo(tmp_path / "demo")
@@ -33,6 +34,7 @@ def test_the_demo_tells_its_story_and_ends(tmp_path: Path) -> None:
     assert "Traceback" not in (tmp_path / "demo" / "log.txt").read_text()
 
 
+@pytest.mark.full
 def test_a_demo_that_cannot_begin_says_so(tmp_path: Path) -> None:
     """Exit code 1, where to look, and no traceback."""
     done = demo(tmp_path / "demo", PENSTOCK__SERVER__HOST="nowhere.invalid")

@@ -214,6 +214,7 @@ async def check_bad_files(client: PipelineClient, bad_shard: int) -> None:
     assert f"line 1 of {RUBBISH}.jsonl" in rubbish["why"]
 
 
+@pytest.mark.full
 async def test_a_producer_that_died_goes_on(daemons: Daemons) -> None:
     """T18: wherever event-ingest died, the next one brings each file in, once; a mended file can be retried."""
     source = Source(daemons)

@@ -133,6 +133,7 @@ async def looked_at(data: Path, stories: dict[str, Story]) -> AsyncIterator[Hous
         yield house
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 async def test_postgresql_may_die_while_workers_work(tmp_path: Path) -> None:

@@ -548,6 +548,7 @@ async def test_who_lost_the_lease_cannot_publish(
     assert len(api.bodies) == 6
 
 
+@pytest.mark.full
 def test_the_example_as_a_user_runs_it(database_url: str, tmp_path: Path) -> None:
     """F13, F18: `penstock up` with the example's configuration: the run is asked for, seen and fetched over HTTP.
 

@@ -136,6 +136,7 @@ Shape = Callable[[int], dict[str, Any]]
 WIDE: dict[str, Shape] = {"fan": fan, "looked at": looked_at, "map": spread, "many maps": many_maps}
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", WIDE)

@@ -164,6 +164,7 @@ def test_the_watermark_and_a_record(cli: Cli, source: Source) -> None:
     assert cli.json("record", FEED, key)["canonical"]["rule"] in ("all", None)
 
 
+@pytest.mark.full
 def test_a_run_that_fails_is_taken_up_again(cli: Cli, source: Source) -> None:
     """H13, H11: 1 with why and the next step; `retry` takes it up, and then there is nothing to retry."""
     source.fail(rate_500=1.0)

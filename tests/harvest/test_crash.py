@@ -125,6 +125,7 @@ def turns_of(count: int) -> int:
                 break
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_workers_may_die_at_any_moment(crowd: Rig, bus: Kafka | None, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ async def test_a_pause_holds_for_all_processes(rig: Rig, tmp_path: Path) -> None
     await rig.equals_truth()
 
 
+@pytest.mark.full
 async def test_a_pause_is_nobodys_failure(database_url: str, tmp_path: Path) -> None:
     """H6, H15: a source that throttles more often than a message is redelivered costs no partition its attempts."""
     async with rigged(database_url, tmp_path, call={"attempts": 1}) as rig, rig.working():

@@ -181,6 +181,7 @@ async def test_whatever_the_shape_the_parts_are_all_of_it_once_and_about_equal(
     await cut(Shop({price: number * weight for price, number in prices.items()}, nulls), **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", ["log-normal", "log-normal, narrow", "whole dollars", "pareto", "pareto, no mean"])
 async def test_few_calls_are_enough_for_prices(shape: str) -> None:
     """H3: half a million records in 30 partitions: at most 60 calls to cut them, and each counted once as proof."""
@@ -206,6 +207,7 @@ async def test_a_heavy_value_does_not_swallow_the_rest() -> None:
     assert len(heatmap.parts) >= 15
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("total", "parts"), [(0, 1), (1, 1), (1_000, 1), (1_001, 3), (29_001, 31), (90_000, 31)])
 async def test_a_small_source_has_fewer_parts(total: int, parts: int) -> None:
     """H3: so many that each has `least`; one part is everything, with a value or without, for a single call."""

@@ -49,6 +49,7 @@ def metric(api: str, name: str, feed: str) -> float:
     return float(found[1]) if found else 0.0
 
 
+@pytest.mark.full
 async def test_the_example_runs_by_itself_and_through_a_restart(
     source: Source, database_url: str, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_workers_without_feeds(tmp_path: Path) -> None:
     assert done.err.endswith("error: there are no feeds to harvest\nhint: name them under harvest.feeds\n")
 
 
+@pytest.mark.full
 async def test_two_processes_share_a_run(source: Source, database_url: str, tmp_path: Path) -> None:
     """H4, H7: both take part, each partition is counted once, and no record is doubled."""
     section = {**feed(source.url), "pages_per_turn": 1, "partitions": {"count": 12, "least": 20}, "page_size": 10}

@@ -260,6 +260,7 @@ async def test_a_cursor_that_ran_out_begins_a_new_pass(database_url: str, tmp_pa
             assert await one.db.fetchval("SELECT watermark FROM harvest_feed WHERE feed = $1", FEED) is None
 
 
+@pytest.mark.full
 async def test_a_plan_fails_for_what_nobody_thought_of(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

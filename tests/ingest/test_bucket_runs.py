@@ -216,6 +216,7 @@ def test_a_machine_runs_once_at_a_time(rig: BucketRig) -> None:
 # Two machines.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [Step.LOCKED, Step.RECOVERED, Step.COPIED, Step.STARTED, Step.STORED, Step.SWITCHING])
 @pytest.mark.parametrize("has_state", [False, True])
 def test_of_two_machines_one_publishes(rig: BucketRig, step: Step, has_state: bool) -> None:
@@ -273,6 +274,7 @@ def paused(tree: Tree, step: Step) -> Iterator[tuple[threading.Event, "Future[Ou
             go.set()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("step", "has_state"), [*((step, True) for step in Step), (Step.SWITCHING, False), (Step.SWITCHED, False)]
 )
@@ -391,6 +393,7 @@ def kill(rig: BucketRig, step: Step, waits: OnStep = lambda _step: None) -> None
         run(rig.machine(storage), at_step)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", Step)
 def test_a_machine_killed_at_any_step_does_no_harm(rig: BucketRig, step: Step) -> None:
     """I10, I16: the state is as it was or complete, and the next run, elsewhere, ends what was begun."""
@@ -446,6 +449,7 @@ def _broken(rig: BucketRig) -> None:
     drop(rig, "price.csv", BROKEN)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("deliver", "expected"),
     [

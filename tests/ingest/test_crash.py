@@ -180,6 +180,7 @@ def check_why(place: Place, scenario: Scenario) -> None:
             assert (digest(content), code) in noted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_run_may_die_at_every_step(folder: Path, name: str) -> None:
     """I10, I16: killed after each step; the state is the old or the new one, nothing is lost, the next run works."""

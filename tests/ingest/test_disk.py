@@ -127,6 +127,7 @@ def drop_bad(place: Place) -> None:
     place.drop("bad.csv", BAD, at=9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["for a moment", "for good"])
 @pytest.mark.parametrize(("drops", "code"), [(drop_some, None), (drop_bad, FailureCode.DQ_TOO_MANY_BAD_ROWS)])
 def test_the_disk_may_be_full_at_every_write(
@@ -250,6 +251,7 @@ def test_nobody_has_to_be_root(owned: Place) -> None:
     owned.check_all_is_well()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "path",
     [

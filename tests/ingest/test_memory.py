@@ -38,6 +38,7 @@ def room(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)  # it is large
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_larger_file_takes_no_more_memory(room: Path, form: str) -> None:
     """I19: of 120 MB more to read, and more than that to write, hardly anything is held."""

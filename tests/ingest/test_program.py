@@ -97,6 +97,7 @@ def test_the_watcher_removes_what_is_old(house: House) -> None:
     assert "Traceback" not in watch.log_file.read_text()
 
 
+@pytest.mark.full
 def test_one_damaged_supplier_does_not_stop_the_others(house: House) -> None:
     """I23: what cannot be run is told and tried again ever more seldom; all others are served."""
     house.publish(ONE)
@@ -247,6 +248,7 @@ def test_mistakes_are_problems(api: str, path: str, status: int, code: str | Non
     assert answer.json()["code"] == code if code else answer.json()["code"]
 
 
+@pytest.mark.full
 def test_suppliers_belong_to_no_tenant(house: House) -> None:
     """I23: on an embedded database, with tokens: one that acts for a tenant sees nothing of suppliers."""
     config = {"ingest": {"root": str(house.root), **QUICK}}

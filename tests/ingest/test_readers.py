@@ -44,6 +44,7 @@ def publish_many(place: Place, states: int) -> None:
         place.sweep(AT_ONCE)
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_readers_in_other_processes(place: Place) -> None:

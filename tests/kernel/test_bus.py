@@ -445,6 +445,7 @@ async def test_a_frozen_worker_loses_its_messages_and_is_told(rig: Rig) -> None:
             assert await settle(subscription, taken) == 0
 
 
+@pytest.mark.full
 async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(rig: Rig) -> None:
     """R11: who loses its hold while the others wait for a dead worker takes part again, and nothing stays behind."""
     async with rig.bus.subscribe(rig.topic, worker="late", delivering=Delivering(lease_for=2 * SHORT)) as late:

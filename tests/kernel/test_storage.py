@@ -215,6 +215,7 @@ async def test_a_listing_is_ordered_by_path(storage: Storage) -> None:
     assert await paths(storage) == ["A", "a-x/y", "a.x", "a/b-", "a/b.c", "a/b/c", "a/z", "a0", "b", "ä"]
 
 
+@pytest.mark.full
 async def test_a_long_listing_is_complete(storage: Storage) -> None:
     """More objects than a page of the store holds are listed all, once, in order."""
     expected = [f"many/{number:04}" for number in range(1_050)]

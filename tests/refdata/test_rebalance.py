@@ -59,6 +59,7 @@ async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(house: House)
     await house.check()
 
 
+@pytest.mark.full
 async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(house: House) -> None:
     """R10, R15: frozen between their two steps, others do both; when they wake up, nothing is applied twice."""
     frozen = {"relay.1": "announced", "kafka-adapter.1": "opened"}
@@ -76,6 +77,7 @@ async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(house: House) 
     await house.check()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bus_kind", ["postgres"])
 async def test_an_applier_that_freezes_while_it_settles_holds_up_nobody(house: House) -> None:
     """R11: what it was about to settle is another's after the lease, though it froze in the bus's own transaction."""

@@ -135,6 +135,7 @@ def test_a_signal_makes_it_look_again(house: House) -> None:
     assert house.submit("FIRST").status_code == 404
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -189,6 +190,7 @@ def test_a_file_that_is_gone_changes_nothing(house: House) -> None:
     until(lambda: house.submit("FRESH").status_code == 200, "FRESH to be accepted")
 
 
+@pytest.mark.full
 def test_another_way_to_read_is_another_version_for_every_tenant(house: House) -> None:
     """R1: a changed loadSql bumps the version of that dictionary, for all who have it, once; nothing else does."""
     for tenant in TENANTS:
@@ -206,6 +208,7 @@ def test_another_way_to_read_is_another_version_for_every_tenant(house: House) -
     assert (bumped["version"], bumped["eventType"], bumped["keys"]) == (2, "CONFIG", None)
 
 
+@pytest.mark.full
 def test_nothing_but_the_way_to_read_makes_a_version(house: House) -> None:
     """R1: another way to write, to check or to reload, another order, SIGHUP or a restart leave the version alone."""
     house.submit("CURRENCY", NOK)
@@ -227,6 +230,7 @@ def test_nothing_but_the_way_to_read_makes_a_version(house: House) -> None:
         assert again.sources("CURRENCY") == ["REST"]
 
 
+@pytest.mark.full
 def test_a_change_while_nobody_ran_counts_too(house: House) -> None:
     """R1: a loadSql that changed between a stop and a start bumps the version at the start."""
     house.submit("CURRENCY", NOK)
@@ -236,6 +240,7 @@ def test_a_change_while_nobody_ran_counts_too(house: House) -> None:
         assert again.sources("CURRENCY") == ["REST", "CONFIG"]
 
 
+@pytest.mark.full
 def test_two_processes_bump_once(schemas: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """R1: however many see the new loadSql, at whatever moment, it is one version."""
     houses = [House(tmp_path_factory.mktemp("up"), schemas, CURRENCY) for _ in range(2)]
@@ -251,6 +256,7 @@ def test_two_processes_bump_once(schemas: str, tmp_path_factory: pytest.TempPath
             assert houses[1].sources("CURRENCY", tenant) == ["REST", "CONFIG", "CONFIG", "CONFIG"]
 
 
+@pytest.mark.full
 def test_what_needs_a_restart_is_said(house: House) -> None:
     """R1: only dictionaries and tenants change while running; another setting is told, once, and the rest taken."""
     house.write(CURRENCY, {"code": "FRESH"}, telemetry={"journal_retention": "P10D"})

@@ -254,6 +254,7 @@ async def test_many_statements_that_take_long_together_are_not_stuck(
         await applied_once(rig, *ids)
 
 
+@pytest.mark.full
 @pytest.mark.soak
 async def test_postgresql_restarts_in_the_middle(tmp_path: Path) -> None:
     """R11: PostgreSQL is killed or told to stop while events are applied: none fails, none is lost or counts twice."""

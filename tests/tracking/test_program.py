@@ -110,6 +110,7 @@ def test_it_runs_alone_on_an_embedded_database_and_survives_kill_9(tmp_path: Pat
         assert again.stop() == 0
 
 
+@pytest.mark.full
 def test_an_open_event_stream_does_not_hold_up_a_stop(tmp_path: Path) -> None:
     """T17: SIGTERM ends the streams, and with them the process, at once."""
     with Up(tmp_path) as up, httpx.stream("GET", f"{up.api}/api/v1/pipeline/events") as stream:
@@ -119,6 +120,7 @@ def test_an_open_event_stream_does_not_hold_up_a_stop(tmp_path: Path) -> None:
         assert list(lines)[-1:] in ([], [""])
 
 
+@pytest.mark.full
 async def test_up_keeps_the_pipeline_in_a_database_of_its_own(tmp_path: Path, postgres_url: str) -> None:
     """T10: with tracking.database the platform's has no pipeline tables; `db migrate` and `doctor` know both."""
     async with fresh_database(postgres_url, empty=True) as platform, fresh_database(postgres_url, empty=True) as own:

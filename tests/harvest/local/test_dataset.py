@@ -73,6 +73,7 @@ def filters(draw: st.DrawFn, records: list[Record]) -> Filter:
     return Filter(is_null=draw(st.booleans()), after=draw(moment), upto=draw(moment))
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @settings(max_examples=examples(60, soak=2_000))
 @given(st.data(), SIZES, STEPS, SPREADS, ORDERS)

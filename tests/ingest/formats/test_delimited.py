@@ -259,6 +259,7 @@ def test_texts_that_begin_like_something_else(file: Path) -> None:
         assert tables(written(file, f"{start},qty\nA,1\n"))[""] == [[start, "qty"], ["A", "1"]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stray", ["", '5" tire\n'])
 @pytest.mark.parametrize("wide", [",", "x,"])
 def test_a_wide_header_above_many_short_rows(file: Path, stray: str, wide: str) -> None:

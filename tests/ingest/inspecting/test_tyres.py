@@ -75,6 +75,7 @@ def test_a_run_with_the_proposal_gives_the_facts(workbook: tuple[Path, Truth, In
     assert result.manifest.bad_rows == len(truth.odd)
 
 
+@pytest.mark.full
 def test_a_large_workbook_is_looked_at_in_seconds(tmp_path: Path) -> None:
     """I17: 39 sheets with 23,000 rows take seconds at most."""
     file = tmp_path / "large.xlsx"

@@ -226,6 +226,7 @@ def cluster() -> Iterator[RedisCluster]:
         running.stop()
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_whoever_names_a_version_never_sees_less(cluster: RedisCluster, tmp_path: Path) -> None:

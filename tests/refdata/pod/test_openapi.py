@@ -121,6 +121,7 @@ def probe(operation: Operation, mode: GenerationMode, examples: int, **fixed: An
     ask()
 
 
+@pytest.mark.full
 async def test_whatever_is_sent_is_answered_as_declared(guarded: PodRig) -> None:
     """R27: no 5xx, every status, header and body as declared, for sense and nonsense; without a token 401."""
     for operation in await asyncio.to_thread(operations, guarded.address):

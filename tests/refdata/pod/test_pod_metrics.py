@@ -141,6 +141,7 @@ def environment(url: str, folder: Path, **refdata: Any) -> None:
     (folder / "penstock.yaml").write_text(json.dumps({**document, "refdata": known}))
 
 
+@pytest.mark.full
 async def test_commands_that_wait_are_the_lag_of_their_topic(database_url: str, tmp_path: Path) -> None:
     """R26: `kafka_consumer_lag` of the apply role is what is not settled yet, by topic, on whatever bus."""
     topic = f"refdata.test.{os.urandom(4).hex()}"

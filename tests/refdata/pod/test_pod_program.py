@@ -121,6 +121,7 @@ def test_a_serving_process_that_dies_is_replaced(house: House, client: httpx.Cli
         assert pod.stop() == 0
 
 
+@pytest.mark.full
 def test_without_a_loader_nobody_serves(house: House, client: httpx.Client) -> None:
     """R23, R29: kill -9 of the loader: its serving processes end, whoever is connected; the next start tidies up."""
     house.write(ONE)
@@ -138,6 +139,7 @@ def test_without_a_loader_nobody_serves(house: House, client: httpx.Client) -> N
     assert house.pods() == []
 
 
+@pytest.mark.full
 def test_a_stop_lets_readers_finish(house: House) -> None:
     """R17: SIGTERM in the middle of a stream: a slow reader gets every line; nothing is left of the pod."""
     house.write(BIG)
@@ -153,6 +155,7 @@ def test_a_stop_lets_readers_finish(house: House) -> None:
     assert house.pods() == []
 
 
+@pytest.mark.full
 def test_what_cannot_be_used_is_said(house: House, tmp_path: Path) -> None:
     """R17: a port that is taken, and a folder that cannot be made, end the program with their code and a hint."""
     house.write(ONE)
@@ -167,6 +170,7 @@ def test_what_cannot_be_used_is_said(house: House, tmp_path: Path) -> None:
     assert "Traceback" not in told.err
 
 
+@pytest.mark.full
 def test_a_dictionary_that_does_not_fit_harms_no_other(house: House, client: httpx.Client, tmp_path: Path) -> None:
     """R23: what is too big for the memory is not served, and said to be; others are, and go on changing."""
     house.write(LITTLE, memoryLimitMb=16)

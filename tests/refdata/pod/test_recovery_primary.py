@@ -111,6 +111,7 @@ async def test_a_primary_that_is_frozen_holds_up_nobody(gate: Gate, writer: Rig,
     assert (await pod.get("LOOSE/items/a", least=version)).status == 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
 async def test_a_primary_that_moved_without_a_word_is_found_again(
     gate: Gate, writer: Rig, pod: PodRig, code: str
@@ -148,6 +149,7 @@ async def test_a_primary_that_moved_without_a_word_is_found_again(
     assert answered == [200] * 3, "the primary answers, yet readers are told that it does not"
 
 
+@pytest.mark.full
 async def test_a_pod_that_starts_without_a_primary_says_so(gate: Gate, database_url: str, tmp_path: Path) -> None:
     """R23: alive and not ready; what is not loaded is never served as if it were not there; then ready by itself."""
     await gate.shut()
