@@ -14,12 +14,9 @@ from penstock.flows.contract import ARTIFACT_LIMIT, Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import PenstockError, Transient
 from tests.flows.crank import Crank, ProcessDied, crank, report, work, written_by
+from tests.services.postgres import STOP_LOCK_HOLDERS
 
 LATER = timedelta(minutes=1)
-STOP_PUBLISHER = """
-    SELECT pg_terminate_backend(pid) FROM pg_locks
-    WHERE locktype = 'advisory' AND granted
-      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
 
 @pytest.fixture
@@ -106,7 +103,7 @@ async def test_who_lost_its_lock_touches_nothing_any_more(
     losing = asyncio.create_task(flows.say(loser, Said.FAILED, artifacts=[left]))
     await slow.is_there.wait()
     async with flows.db.connection() as connection:
-        assert len(await connection.fetch(STOP_PUBLISHER)) == 1
+        assert len(await connection.fetch(STOP_LOCK_HOLDERS)) == 1
     flows.clock.advance(LATER)
     await flows.keeper.publish_again()
     await flows.management.retry("r", "tester")

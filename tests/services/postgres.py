@@ -21,6 +21,14 @@ SETTINGS = {
     "max_connections": "400",
     "max_wal_size": "1GB",
 }
+# Locks of every database are in pg_locks, and all tests share one server.
+OWN_ADVISORY_LOCKS = """
+    (SELECT * FROM pg_locks WHERE locktype = 'advisory'
+     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS own_locks"""
+LOCK_AWAITED = f"SELECT count(*) FROM {OWN_ADVISORY_LOCKS} WHERE NOT granted"
+# Waits until the session has ended: a session that was only signalled still has its locks.
+STOP_LOCK_HOLDERS = f"""
+    SELECT pg_terminate_backend(pid, 10000) FROM {OWN_ADVISORY_LOCKS} WHERE granted AND pid <> pg_backend_pid()"""
 _numbers = itertools.count()
 
 
