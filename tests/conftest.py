@@ -5,7 +5,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ from tests.conformance import ClauseCheck
 from tests.services.memory import Folder
 from tests.services.postgres import SETTINGS, fresh_database, make_template
 from tests.support import purity
+from tests.support.soak import Campaign, is_soak
+from tests.support.soak_report import SoakReport, report_campaign, report_examples
 
 _POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
 _CLAUSES = "PENSTOCK_TEST_CLAUSES"  # set by runs of everything: every clause must have a test that passed
@@ -35,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start PostgreSQL in the process that leads the run; the others inherit its address. A quick run has none."""
     if os.environ.get(_CLAUSES) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(ClauseCheck())
+    if is_soak() and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SoakReport())
     if _POSTGRES_URL not in os.environ and not purity.is_quick():
         server = _SharedPostgres()
         os.environ[_POSTGRES_URL] = server.url
@@ -47,6 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if purity.needs_server(item):
             item.add_marker(pytest.mark.server)
+        if is_soak():
+            report_examples(item)
 
 
 def pytest_collection_finish() -> None:
@@ -109,3 +115,11 @@ async def db(database_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
+    """Count the rounds and faults of a campaign; `make soak` reports them."""
+    counted = Campaign()
+    yield counted
+    report_campaign(request.node, counted)

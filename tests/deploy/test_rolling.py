@@ -29,7 +29,7 @@ from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.rig import Rig, command, opened, upsert
 from tests.services.postgres import fresh_database
 from tests.support.processes import CommandApi, QueryApi
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.types import Json
 from tests.support.waiting import becomes
 
@@ -164,7 +164,9 @@ async def everyone_answers(nginx: Nginx, fleet: Fleet) -> None:
 
 
 @pytest.mark.full
-async def test_nginx_tries_another(pods: Fleet, readers: Readers, url: str, tmp_path: Path) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_nginx_tries_another(pods: Fleet, readers: Readers, url: str, tmp_path: Path, campaign: Campaign) -> None:
     """R27: without a delay: nginx finds out by itself who is gone, and asks another; clients see nothing of it."""
     await pods.start(document(url, delay=0))
     async with in_front(tmp_path / "nginx", pods.ports, next=KEEPS_TRYING) as nginx:
@@ -177,10 +179,15 @@ async def test_nginx_tries_another(pods: Fleet, readers: Readers, url: str, tmp_
                 await everyone_answers(nginx, pods)
             nothing_failed(load, nginx, *ALL_KINDS)
             assert load.sent_again == 0
+            campaign.end_round(faults=len(pods.ports))
 
 
 @pytest.mark.full
-async def test_nginx_never_tries_twice(pods: Fleet, readers: Readers, url: str, tmp_path: Path) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_nginx_never_tries_twice(
+    pods: Fleet, readers: Readers, url: str, tmp_path: Path, campaign: Campaign
+) -> None:
     """R27: with a delay: who is not ready is taken out as Kubernetes does it, and no request has to be sent twice."""
     if not pods.running or pods.config["server"]["drain_delay"] != DELAY:
         await pods.start(document(url, delay=DELAY, processes=2))
@@ -194,6 +201,7 @@ async def test_nginx_never_tries_twice(pods: Fleet, readers: Readers, url: str, 
                 await pods.roll(changed, lambda port: port in endpoints.ready)
                 await everyone_answers(nginx, pods)
             nothing_failed(load, nginx, *ALL_KINDS)
+            campaign.end_round(faults=len(pods.ports))
 
 
 class Writers:
@@ -225,8 +233,14 @@ async def command_apis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     fleet.close()
 
 
-async def test_no_update_is_lost_or_doubled(command_apis: Fleet, readers: Readers, url: str, tmp_path: Path) -> None:
+@pytest.mark.full
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_no_update_is_lost_or_doubled(
+    command_apis: Fleet, readers: Readers, url: str, tmp_path: Path, campaign: Campaign
+) -> None:
     """R6, R27: nobody may send a POST twice: each is answered once, and each that was acknowledged commits once."""
+    campaign.counts_items = True
     await command_apis.start(document(url, delay=DELAY))
     nginx = Nginx(tmp_path / "nginx", next=NEVER)
     endpoints = Endpoints(nginx, command_apis.ports)
@@ -239,6 +253,7 @@ async def test_no_update_is_lost_or_doubled(command_apis: Fleet, readers: Reader
                 await command_apis.roll(changed, lambda port: port in endpoints.ready)
                 await everyone_answers(nginx, command_apis)
             nothing_failed(load, nginx, "update")
+            campaign.end_round(faults=len(command_apis.ports))
     assert sorted(await readers.written() - before) == sorted(writers.acknowledged)
     assert len(set(writers.acknowledged)) == len(writers.acknowledged)
 

@@ -22,7 +22,7 @@ from tests.harvest.crank import FEED, feed
 from tests.harvest.test_cli import Source
 from tests.services.postgres import fresh_database
 from tests.support.processes import penstock_here
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.waiting import becomes
 
 RECORDS = 240
@@ -47,9 +47,10 @@ def following(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_refdata_is_upgraded_and_rolled_back_under_load(
-    before: Version, following: Version, postgres_url: str, tmp_path: Path
+    before: Version, following: Version, postgres_url: str, tmp_path: Path, campaign: Campaign
 ) -> None:
     """R27: role by role to a version with a newer schema, and back: no write is lost or doubled, none is unreadable."""
+    campaign.counts_items = True
     async with fresh_database(postgres_url, empty=True) as url, walking(tmp_path, url) as walk:
         await walk.start(before, *FORWARD)
         async with loaded(walk):
@@ -60,6 +61,7 @@ async def test_refdata_is_upgraded_and_rolled_back_under_load(
                 for name in BACK:
                     await walk.replace(before, name)
                 await walk.check()
+                campaign.end_round(faults=len(FORWARD) + len(BACK))
         await walk.check_at_rest()
 
 

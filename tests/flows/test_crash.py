@@ -21,7 +21,7 @@ from penstock.settings import Settings
 from tests.flows.crashing import House, Story, chain, housed, leaving, mapped, some_story, within
 from tests.flows.worker_child import DONE, Child, Place
 from tests.support.processes import Up
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.waiting import becomes, until
 
 SECTION = {"lease": timedelta(seconds=1), "max_lost": 10_000}
@@ -39,8 +39,11 @@ async def house(database_url: str, tmp_path: Path) -> AsyncIterator[House]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-async def test_workers_may_die_at_any_moment(house: House, database_url: str, tmp_path: Path) -> None:
+async def test_workers_may_die_at_any_moment(
+    house: House, database_url: str, tmp_path: Path, campaign: Campaign
+) -> None:
     """F3, F4, F6, F11: some of three processes are killed, round after round, with runs of all kinds under way."""
+    campaign.counts_items = True
     place = Place(database_url, tmp_path, SECTION)
     children = [Child(place) for _ in range(3)]
     for number in range(examples(2, soak=100)):
@@ -51,7 +54,9 @@ async def test_workers_may_die_at_any_moment(house: House, database_url: str, tm
             for _ in range(random.randint(1, 3)):
                 children.pop(0).kill()
                 children.append(Child(place))
+                campaign.faults += 1
         await ended(house, f"round {number}")
+        campaign.end_round()
     for child in children:
         child.kill()
 
@@ -78,8 +83,9 @@ async def ended(house: House, when: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path) -> None:
+async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4, F6, F11: `penstock up` is killed, alone or with its PostgreSQL; the next one goes on."""
+    campaign.counts_items = True
     flows = {"modules": ["tests.flows.worker_child"], "lease": 1, "max_lost": 10_000}
     (tmp_path / "penstock.yaml").write_text(json.dumps({"flows": flows}))
     data, stories = tmp_path / ".penstock", dict[str, Story]()
@@ -100,6 +106,7 @@ async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path) -> None:
                 post(up, run_id, stories[run_id])
             async with looked_at(data, stories) as house:
                 await ended(house, f"round {number}")
+            campaign.end_round(faults=1)
     finally:
         up.__exit__(None, None, None)
 
@@ -136,8 +143,9 @@ async def looked_at(data: Path, stories: dict[str, Story]) -> AsyncIterator[Hous
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-async def test_postgresql_may_die_while_workers_work(tmp_path: Path) -> None:
+async def test_postgresql_may_die_while_workers_work(tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4, F11: killed or told to end at once; workers come back by themselves, and everything ends."""
+    campaign.counts_items = True
     async with embedded_postgres(tmp_path / "pg") as url:
         async with Database.open(url, size=1) as db:
             await migrate.migrate(db, known_migrations(Settings()))
@@ -153,6 +161,7 @@ async def test_postgresql_may_die_while_workers_work(tmp_path: Path) -> None:
                 psutil.wait_procs([server], 30)
                 await came_back(house)
                 await ended(house, f"round {number}")
+                campaign.end_round(faults=1)
         for child in children:
             child.kill()
 
@@ -199,8 +208,11 @@ def waiting(file: Path) -> Story:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_who_is_told_to_go_in_the_midst_loses_nothing(database_url: str, tmp_path: Path) -> None:
+async def test_who_is_told_to_go_in_the_midst_loses_nothing(
+    database_url: str, tmp_path: Path, campaign: Campaign
+) -> None:
     """F17: told to go at any moment, a worker leaves no step that must wait for its lease, and costs no attempt."""
+    campaign.counts_items = True
     place = Place(database_url, tmp_path, LONG)
     async with housed(database_url, tmp_path, LONG) as house:
         for number in range(examples(2, soak=100)):
@@ -216,3 +228,4 @@ async def test_who_is_told_to_go_in_the_midst_loses_nothing(database_url: str, t
             await ended(house, f"round {number}")
             child.kill()
             assert {one[2] for one in (await house.standing()).values()} == {1}
+            campaign.end_round(faults=1)

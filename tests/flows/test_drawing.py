@@ -144,6 +144,8 @@ def test_a_chart_of_any_size(width: int, height: int) -> None:
 VALUE = st.floats(-1e15, 1e15) | st.floats(-1e-6, 1e-6) | st.floats(0.01, 1e6)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(40, soak=3_000))
 @given(st.lists(st.tuples(VALUE, VALUE, VALUE, VALUE, st.floats(0, 1e18)), min_size=1, max_size=70), st.integers(1, 99))
 @example([(1.0, 1.0, 1.0, 1.0, 5e-324)], 1)
@@ -156,6 +158,8 @@ def test_no_candles_can_break_a_chart(rows: list[tuple[float, float, float, floa
     drawn(candles, Look(last=last))
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(100, soak=10_000))
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 15))
 def test_ticks_are_round_and_few(low: float, span: float, most: int) -> None:

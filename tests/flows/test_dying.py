@@ -14,7 +14,7 @@ from penstock.flows.model import Claimed, StepError
 from tests.flows.crank import LEASE, WORK, Crank, ProcessDied, crank, inner, mapped, report, work
 from tests.flows.crashing import is_consistent
 from tests.flows.dying import Mortal, mortal
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 
 Act = Callable[[Crank], Awaitable[Any]]
 Prepare = Callable[["Life", Crank, str], Awaitable[Act]]
@@ -204,7 +204,7 @@ ACTS: dict[str, Prepare] = {
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ACTS)
 async def test_the_next_process_comes_to_the_same_end(
-    name: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, campaign: Campaign
 ) -> None:
     """F2–F7, F11, F14, F16: whatever was not said or written when a process died, the end is the same."""
     with mortal(monkeypatch) as one:
@@ -216,6 +216,7 @@ async def test_the_next_process_comes_to_the_same_end(
             try:
                 deaths.append(await has_died(life, ACTS[name], nth, f"died{nth}x"))
                 assert await ends(life, f"died{nth}x") == wanted
+                campaign.end_round(faults=deaths[-1])
             except AssertionError as error:
                 error.add_note(f"died at call {nth} of {calls}")
                 raise

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import pytest
 from hypothesis import given, settings
 
 from penstock.flows import graph
@@ -94,6 +95,8 @@ class Finger:
             waiting += [(row + way[0], column + way[1], way) for way in ways]
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags(most=14))
 def test_the_lines_say_what_the_flow_says(steps: Steps) -> None:

@@ -344,6 +344,8 @@ async def test_a_session_forgets_what_a_statement_did_to_it(database_url: str) -
 PRICE = st.floats(0.01, 1e6)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(60, soak=2_000), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 20_000), PRICE, PRICE, st.integers(0, 10**6)), min_size=1, max_size=60),

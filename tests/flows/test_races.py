@@ -16,7 +16,7 @@ from penstock.flows.contract import Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import Conflict
 from tests.flows.crank import LEASE, Crank, crank, mapped, report, work
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.waiting import becomes
 
 T = TypeVar("T")
@@ -127,10 +127,13 @@ async def test_one_request_sent_many_times_makes_one_run(flows: Crank) -> None:
 # F3: reports.
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("by", ["loop", "http"])
-async def test_two_parents_that_end_together_free_their_child_once(flows: Crank, by: str) -> None:
+async def test_two_parents_that_end_together_free_their_child_once(flows: Crank, by: str, campaign: Campaign) -> None:
     """F3: the child has its turn, once, however the two fall together."""
-    for n in range(examples(60, soak=2_000)):
+    campaign.rounds = examples(60, soak=2_000)
+    for n in range(campaign.rounds):
         await flows.start({"a": work(), "b": work(), "c": work("a", "b")}, f"r{n}")
     held = await flows.engine.claim("w", {"work": 5_000}, limit=5_000)
     pairs: dict[str, list[Claimed]] = {}
@@ -144,7 +147,9 @@ async def test_two_parents_that_end_together_free_their_child_once(flows: Crank,
 
 
 @pytest.mark.parametrize("by", ["loop", "http"])
-async def test_parents_that_waited_for_each_other_free_their_child_once(flows: Crank, by: str) -> None:
+async def test_parents_that_waited_for_each_other_free_their_child_once(
+    flows: Crank, by: str, campaign: Campaign
+) -> None:
     """F3: none of them sees what the others did when it begins, and yet nothing is lost."""
     parents = [f"p{n}" for n in range(8)]
     await flows.start({**{name: work() for name in parents}, "child": work(*parents)})
@@ -253,9 +258,12 @@ async def test_everybody_at_once_leaves_every_run_as_it_should_be(flows: Crank) 
 # F9–F11: against each other.
 
 
-async def test_the_first_end_wins(flows: Crank) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_the_first_end_wins(flows: Crank, campaign: Campaign) -> None:
     """F9: a cancel and the last success: the run is what came first, and the other is told."""
     seen = Counter[str]()
+    campaign.rounds = ROUNDS
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a")}, name)
@@ -275,8 +283,11 @@ async def test_the_first_end_wins(flows: Crank) -> None:
     await is_consistent(flows)
 
 
-async def test_retry_and_cancel_come_in_some_order(flows: Crank) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_retry_and_cancel_come_in_some_order(flows: Crank, campaign: Campaign) -> None:
     """F9, F10: the run is open and everything of it, or cancelled and everything of it."""
+    campaign.rounds = ROUNDS
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a"), "c": work("b")}, name)
@@ -294,8 +305,11 @@ async def test_retry_and_cancel_come_in_some_order(flows: Crank) -> None:
     await is_consistent(flows)
 
 
-async def test_the_reaper_and_a_late_report_come_in_some_order(flows: Crank) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_the_reaper_and_a_late_report_come_in_some_order(flows: Crank, campaign: Campaign) -> None:
     """F11: the step is done, or it is somebody else's; never both."""
+    campaign.rounds = ROUNDS
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a")}, name)
@@ -311,8 +325,11 @@ async def test_the_reaper_and_a_late_report_come_in_some_order(flows: Crank) -> 
     await is_consistent(flows)
 
 
-async def test_a_claim_and_a_cancel_come_in_some_order(flows: Crank) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_a_claim_and_a_cancel_come_in_some_order(flows: Crank, campaign: Campaign) -> None:
     """F4, F9: a step is handed out and told to stop, or never handed out."""
+    campaign.rounds = ROUNDS
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work()}, name)

@@ -21,7 +21,7 @@ from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
 from tests.flows.crank import Named, mapped, work
 from tests.flows.crashing import is_consistent
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.waiting import becomes
 
 LEASE = timedelta(minutes=5)
@@ -96,9 +96,9 @@ async def ended(engine: FlowEngine) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_many_flows_at_once(database_url: str, tmp_path: Path) -> None:
+async def test_many_flows_at_once(database_url: str, tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4: all of two thousand end, however they come together."""
-    count = examples(200, soak=2_000)
+    count = campaign.rounds = examples(200, soak=2_000)
     async with working(database_url, tmp_path) as engine:
         with counted() as found:
             async with asyncio.TaskGroup() as group:

@@ -32,7 +32,7 @@ from tests.flows.drawn import OTHER, SELDOM, steps, written
 from tests.flows.plain import MAX_LOST, World
 from tests.flows.plain_run import PlainRun, PlainStep, Refused
 from tests.services.postgres import fresh_database
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 
 T = TypeVar("T")
 NARROW = "narrow"  # a flow with one run at a time
@@ -397,8 +397,9 @@ class Lives(RuleBasedStateMachine):
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_every_life_is_as_the_plain_model_has_it(postgres_url: str) -> None:
+def test_every_life_is_as_the_plain_model_has_it(postgres_url: str, campaign: Campaign) -> None:
     """F1–F11, F14, F16, F19: statuses, fences, counters, history and artifacts, whatever comes in whatever order."""
+    campaign.rounds = examples(8, soak=1_000)
 
     class Here(Lives):
         url = postgres_url
@@ -406,7 +407,7 @@ def test_every_life_is_as_the_plain_model_has_it(postgres_url: str) -> None:
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=examples(8, soak=1_000),
+            max_examples=campaign.rounds,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -18,7 +18,7 @@ from penstock.settings import Settings
 from tests.harvest.crashing import Worker
 from tests.harvest.rig import TOPICS, Asked, Rig, rigged, tapped
 from tests.services.kafka import Kafka, kafka
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.waiting import becomes
 
 # Where a spread of steps of each kind of work is killed when there is no time for all.
@@ -71,8 +71,11 @@ async def crowd(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIt
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("topic", [PLANS, WORK_ITEMS, CONSOLIDATIONS])
-async def test_a_worker_may_die_at_any_step(rig: Rig, bus: Kafka | None, topic: str, tmp_path: Path) -> None:
+async def test_a_worker_may_die_at_any_step(
+    rig: Rig, bus: Kafka | None, topic: str, tmp_path: Path, campaign: Campaign
+) -> None:
     """H4, H5, H8: killed before the n-th statement, request or blob; the next worker goes on, each message is one."""
+    campaign.counts_items = True
     for nth in range(1, 10_000) if examples(0, soak=1) else SPREAD[topic][:: 1 if bus is None else 3]:
         rig.source.change(updates=10, inserts=3, deletes=2)
         run_id = await rig.start(full=True)
@@ -83,6 +86,7 @@ async def test_a_worker_may_die_at_any_step(rig: Rig, bus: Kafka | None, topic: 
         except AssertionError as error:
             error.add_note(f"died at step {nth} of {topic}")
             raise
+        campaign.end_round(faults=1)
     assert nth > 3
 
 
@@ -128,16 +132,17 @@ def turns_of(count: int) -> int:
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_workers_may_die_at_any_moment(crowd: Rig, bus: Kafka | None, tmp_path: Path) -> None:
+async def test_workers_may_die_at_any_moment(crowd: Rig, bus: Kafka | None, tmp_path: Path, campaign: Campaign) -> None:
     """H4, H5, H9, H16: two processes, one killed at some request or while it consolidates, the source moving."""
+    campaign.counts_items = True
     try:
-        await some_die(crowd, tmp_path / "log", rounds=examples(4 if bus is None else 1, soak=100))
+        await some_die(crowd, tmp_path / "log", examples(4 if bus is None else 1, soak=100), campaign)
     except AssertionError as error:
         error.add_note(await on_the_way(crowd))
         raise
 
 
-async def some_die(crowd: Rig, log: Path, rounds: int) -> None:
+async def some_die(crowd: Rig, log: Path, rounds: int, campaign: Campaign) -> None:
     asked = tapped(crowd.source)
     workers = [Worker(crowd.settings, log) for _ in range(2)]
     for number in range(rounds):
@@ -148,10 +153,12 @@ async def some_die(crowd: Rig, log: Path, rounds: int) -> None:
             await some_moment(crowd, asked, run_id)
             workers.pop(0).kill()
             workers.append(Worker(crowd.settings, log))
+            campaign.faults += 1
         await crowd.ended(run_id)
         crowd.source.set_churn()
         run = await crowd.is_whole(run_id)
         await crowd.equals_truth(but=crowd.source.changed_ids_since(run["upper_bound"]), gone=await outdated(crowd))
+        campaign.end_round()
     crowd.source.set_faults()
     await crowd.ended(await crowd.start(full=True))
     await crowd.equals_truth()

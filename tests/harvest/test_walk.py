@@ -24,7 +24,7 @@ from penstock.harvest.model import RUN
 from penstock.kernel.errors import Conflict, NotFound
 from tests.harvest.crank import FEED, Crank, crank
 from tests.services.postgres import fresh_database
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 
 T = TypeVar("T")
 RECORDS = 150
@@ -216,13 +216,14 @@ def _served(row: Any) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_every_life_ends_with_the_truth(postgres_url: str) -> None:
+def test_every_life_ends_with_the_truth(postgres_url: str, campaign: Campaign) -> None:
     """H4, H5, H8–H11: nothing lost, nothing doubled, whatever comes in whatever order."""
+    campaign.rounds, campaign.counts_items = examples(12, soak=400), True
 
     class Here(Lives):
         url = postgres_url
 
     run_state_machine_as_test(
         Here,
-        settings=settings(max_examples=examples(12, soak=400), stateful_step_count=25, deadline=None),
+        settings=settings(max_examples=campaign.rounds, stateful_step_count=25, deadline=None),
     )

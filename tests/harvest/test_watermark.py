@@ -15,7 +15,7 @@ from penstock.harvest.local.server import LocalSource
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Transient
 from tests.harvest.rig import FEED, PAGE, Asked, Rig, opened, rigged, settings_on, tapped
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.types import Json
 
 OVERLAP = timedelta(seconds=0.1)
@@ -87,10 +87,9 @@ async def test_an_incremental_run_also_leaves_what_changes_meanwhile_to_the_next
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-async def test_rows_that_move_are_found(rig: Rig) -> None:
+async def test_rows_that_move_are_found(rig: Rig, campaign: Campaign) -> None:
     """H16: rows move, come and go between pages; what did not change is there, the next two runs do the rest."""
+    campaign.counts_items = True
     asked, random, again = tapped(rig.source), Random(4), 0
     async with rig.working():
         for _ in range(examples(4, soak=60)):
@@ -112,6 +111,7 @@ async def test_rows_that_move_are_found(rig: Rig) -> None:
             await rig.equals_truth(gone=gone)
             await rig.completed(full=True)
             await rig.equals_truth()
+            campaign.end_round()
     assert again
 
 

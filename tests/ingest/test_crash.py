@@ -17,7 +17,7 @@ from penstock.ingest.publishing import Step
 from penstock.kernel.clock import ManualClock
 from tests.ingest.crashing import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
 from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 
 FIRST: Facts = {"A": 1, "B": 2, "C": 3}
 NEW: Facts = {"A": 10, "B": 2, "D": 4}
@@ -204,8 +204,9 @@ def test_a_run_may_die_at_every_step(folder: Path, name: str) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_run_may_die_before_every_change(folder: Path, name: str) -> None:
+def test_a_run_may_die_before_every_change(folder: Path, name: str, campaign: Campaign) -> None:
     """I2, I16: killed before each rename, link, sync, … of the disk: between two of them nothing is lost."""
+    campaign.counts_items = True
     scenario = SCENARIOS[name]
     before = scenario.prepare(folder / "before")
     stride = examples(random.randint(13, 19), soak=1)
@@ -221,6 +222,7 @@ def test_a_run_may_die_before_every_change(folder: Path, name: str) -> None:
             place.sweep()
             assert place.drafts() == []
             place.check_all_is_well()
+        campaign.end_round(faults=1)
         number += stride
 
 
@@ -277,13 +279,13 @@ def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) ->
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_sweep_may_die_before_every_change(folder: Path) -> None:
+def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -> None:
     """I12, I16: what a killed gc leaves is whole or gone; the next one ends it, and the current state stays."""
     scenario = SCENARIOS["crowd"]
     before = scenario.prepare(folder / "before")
     assert killed_at(run_until, before.root, Step.STORED)  # a state that nobody will publish
     before.run()
-    forward = timedelta(days=400)
+    campaign.counts_items, forward = True, timedelta(days=400)
     stride = examples(random.randint(5, 9), soak=1)
     number = random.randint(1, stride)
     while True:
@@ -303,13 +305,15 @@ def test_a_sweep_may_die_before_every_change(folder: Path) -> None:
             place.check_all_is_well()
         if not was_cut:
             return
+        campaign.end_round(faults=1)
         number += stride
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_run_may_die_at_any_moment(folder: Path) -> None:
+def test_a_run_may_die_at_any_moment(folder: Path, campaign: Campaign) -> None:
     """I16: killed from outside, whatever it is doing; round after round the state is that of one whole file."""
+    campaign.counts_items = True
     place = Place(folder)
     published: dict[int, Facts] = {}
     for number in range(examples(4, soak=300)):
@@ -334,5 +338,6 @@ def test_a_run_may_die_at_any_moment(folder: Path) -> None:
             assert pointer.fence == number + 1
             assert place.everywhere()["archive"][digest(csv(facts))] == 1
             assert place.everywhere()["inbox"] == Counter()
+        campaign.end_round(faults=was_cut)
         if number % 20 == 19:
             place.sweep()

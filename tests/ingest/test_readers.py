@@ -19,7 +19,7 @@ from penstock.kernel.errors import Corrupt, NotFound
 from tests.ingest.crashing import started, was_killed
 from tests.ingest.place import SUPPLIER, Place, csv, quick_folder
 from tests.ingest.reading import WAYS, count_of, read_on, read_once
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 
 AT_ONCE = RetentionSection(state_retention_hours=0)
 
@@ -47,10 +47,10 @@ def publish_many(place: Place, states: int) -> None:
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_readers_in_other_processes(place: Place) -> None:
+def test_readers_in_other_processes(place: Place, campaign: Campaign) -> None:
     """I11, I12, I14: whatever is published and removed meanwhile, a reader gets one whole state, and no error."""
     publish(place, 1)
-    states = examples(24, soak=1000)
+    states = campaign.rounds = examples(24, soak=1000)
     readers = [started_reader(place.root, way) for way in (*WAYS, *WAYS)]
     publish_many(place, states)
     for ours, process in readers:
@@ -74,10 +74,13 @@ def started_reader(root: Path, way: str) -> tuple[Connection, ForkServerProcess]
     return ours, process
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", WAYS)
-def test_readers_in_threads(place: Place, way: str) -> None:
+def test_readers_in_threads(place: Place, way: str, campaign: Campaign) -> None:
     """I11, I14: readers of one process, too."""
     publish(place, 1)
+    states = campaign.rounds = examples(8, soak=100)
     is_over = threading.Event()
 
     def read() -> int:
@@ -89,10 +92,10 @@ def test_readers_in_threads(place: Place, way: str) -> None:
     with ThreadPoolExecutor(3) as readers:
         reading: list[Future[int]] = [readers.submit(read) for _ in range(3)]
         try:
-            publish_many(place, examples(8, soak=100))
+            publish_many(place, states)
         finally:
             is_over.set()
-        assert {one.result() for one in reading} == {examples(8, soak=100) + 1}
+        assert {one.result() for one in reading} == {states + 1}
 
 
 @pytest.mark.parametrize("way", WAYS)

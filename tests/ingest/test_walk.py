@@ -25,7 +25,7 @@ from penstock.ingest.publishing import OnStep, Step
 from penstock.kernel.clock import ManualClock
 from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
 from tests.support.crash import Killed, call_at
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 
 DAY = timedelta(days=1)
 PLACES = ("inbox", "archive", "obsolete", "duplicates", "broken")
@@ -367,12 +367,13 @@ class Walk(RuleBasedStateMachine):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_whatever_happens_all_is_as_the_contract_says() -> None:
+def test_whatever_happens_all_is_as_the_contract_says(campaign: Campaign) -> None:
     """I2, I6, I10-I13, I16, I22: after any walk the state, every file, every mark and every count are the model's."""
+    campaign.rounds, campaign.counts_items = examples(25, soak=500), True
     run_state_machine_as_test(
         Walk,
         settings=settings(
-            max_examples=examples(25, soak=500),
+            max_examples=campaign.rounds,
             stateful_step_count=examples(40, soak=50),
             suppress_health_check=list(HealthCheck),
         ),

@@ -12,7 +12,7 @@ from tests.refdata.house import ROLES, House, housed, load, one_delta
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer, redis_binary
 from tests.support.require import require
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +121,7 @@ async def test_the_relay_may_die_anywhere(house: House) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_anybody_may_die_anywhere(house: House) -> None:
+async def test_anybody_may_die_anywhere(house: House, campaign: Campaign) -> None:
     """R8, R10, R11, R13, R15: round after round, some role is killed at some step of its work."""
     points = {
         "command-api": SENDING,
@@ -129,6 +129,7 @@ async def test_anybody_may_die_anywhere(house: House) -> None:
         "kafka-adapter": ADAPTING,
         "relay": RELAYING,
     }
+    campaign.counts_items = True
     await house.start(*ROLES)
     for number in range(examples(2, soak=100)):
         role = random.choice(list(points))
@@ -145,3 +146,4 @@ async def test_anybody_may_die_anywhere(house: House) -> None:
         except AssertionError as error:
             error.add_note(f"round {number}: {role} died at {point}, passage {nth}")
             raise
+        campaign.end_round(faults=1)

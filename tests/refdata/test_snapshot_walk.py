@@ -33,7 +33,7 @@ from tests.refdata.rig import (
     settings_on,
     upsert,
 )
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.types import Json
 
 R = TypeVar("R")
@@ -461,12 +461,13 @@ class Walk(RuleBasedStateMachine):
 
 
 @pytest.mark.soak
-async def test_dictionaries_behave_like_the_model(database_url: str) -> None:
+async def test_dictionaries_behave_like_the_model(database_url: str, campaign: Campaign) -> None:
     """R11, R12, R13: whatever comes in whatever order, items, versions, answers and outbox equal a plain model."""
+    campaign.rounds, campaign.counts_items = examples(20, soak=1000), True
     await create_schemas(database_url)
     machine = type("Run", (Walk,), {"url": database_url})
     await asyncio.to_thread(
         run_state_machine_as_test,
         machine,
-        settings=settings(max_examples=examples(20, soak=1000), stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=campaign.rounds, stateful_step_count=40, deadline=None),
     )

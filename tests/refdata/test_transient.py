@@ -32,7 +32,7 @@ from penstock.settings import Settings
 from tests.kernel.test_embedded import servers
 from tests.refdata.rig import DOCUMENT, OTHER, Rig, command, create_schemas, dictionaries, opened, settings_on, upsert
 from tests.services.kafka import Kafka
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.types import Json
 
 SECOND = timedelta(seconds=1)
@@ -256,9 +256,9 @@ async def test_many_statements_that_take_long_together_are_not_stuck(
 
 @pytest.mark.full
 @pytest.mark.soak
-async def test_postgresql_restarts_in_the_middle(tmp_path: Path) -> None:
+async def test_postgresql_restarts_in_the_middle(tmp_path: Path, campaign: Campaign) -> None:
     """R11: PostgreSQL is killed or told to stop while events are applied: none fails, none is lost or counts twice."""
-    rounds = examples(3, soak=100)
+    campaign.counts_items, rounds = True, examples(3, soak=100)
     async with embedded_postgres(tmp_path / "pg") as url:
         # Longer than a server takes to come back on a busy machine: what could not be sent meanwhile is not lost.
         settings = await flaky_settings(url, None, give_up_after=60 * SECOND)
@@ -269,6 +269,7 @@ async def test_postgresql_restarts_in_the_middle(tmp_path: Path) -> None:
                 ids += [await _insist(rig, upsert(f"{number}.{n}", {"times": 0})) for n in range(10)]
                 ids.append(await _insist(rig, *_WHOLE, code="LOOSE", event_type="SNAPSHOT"))
                 await striking
+                campaign.end_round(faults=1)
             ends = [await ended(rig, event_id) for event_id in ids]
             assert {end.status for end in ends} == {Status.COMMITTED}
             assert await rig.version("LOOSE") == rounds

@@ -21,8 +21,8 @@ from tests.refdata.pod.campaign import READERS, TARGETS, WRITERS, Asked, Campaig
 from tests.refdata.pod.history import DATA
 from tests.refdata.pod.podrig import PodRig
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
+from tests.support import soak
 from tests.support.require import require
-from tests.support.soak import examples
 from tests.support.waiting import becomes, until
 
 SEED = "PENSTOCK_SEED"
@@ -229,24 +229,27 @@ def cluster() -> Iterator[RedisCluster]:
 @pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_whoever_names_a_version_never_sees_less(cluster: RedisCluster, tmp_path: Path) -> None:
+async def test_whoever_names_a_version_never_sees_less(
+    cluster: RedisCluster, tmp_path: Path, campaign: soak.Campaign
+) -> None:
     """R18–R24, R28: no read is below its barrier, torn, mislabelled or wrongly refused; healed, all pods are level."""
     seed = int(os.environ.get(SEED) or Random().getrandbits(32))
     log = structlog.get_logger().bind(**{SEED: seed})
     log.info("campaign_begins")
-    reads = examples(300, soak=10_000)
-    async with staged(tmp_path, cluster, Random(seed)) as campaign:
-        await _play(campaign, reads)
-        await _converge(campaign)
-        history = campaign.history
-        log.info("campaign_ended", **history.figures(), acts=campaign.acts)
+    reads = soak.examples(300, soak=10_000)
+    async with staged(tmp_path, cluster, Random(seed)) as stage:
+        await _play(stage, reads)
+        await _converge(stage)
+        history = stage.history
+        campaign.rounds, campaign.faults = len(history.reads), stage.acts.total()
+        log.info("campaign_ended", **history.figures(), acts=stage.acts)
         lies = history.lies()
         assert not lies, "\n".join(
-            [f"{SEED}={seed}: {len(lies)} lies", *lies[:10], *[await _log(pod) for pod in campaign.pods]]
+            [f"{SEED}={seed}: {len(lies)} lies", *lies[:10], *[await _log(pod) for pod in stage.pods]]
         )
         told = [read for read in history.reads if read.least is not None and read.status in DATA]
         assert len(told) > reads // 3, f"hardly anybody was told anything: {history.figures()}"
-        for pod in campaign.pods:
+        for pod in stage.pods:
             assert await asyncio.to_thread(pod.server.stop) == 0, await _log(pod)
 
 
