@@ -31,10 +31,10 @@ test: setup ## Run the tests of every promise with the servers at hand; says wha
 	@PENSTOCK_TEST_CLAUSES=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"
 
 test-all: setup deploy-tools ## Run every test, with the real servers, which must be there: scripts/install-servers
-	@WORKERS=$(WORKERS) scripts/test-all
+	@PENSTOCK_TEST_CLAUSES=1 scripts/with-servers $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
-soak: setup ## Run the long campaigns in full
-	@PENSTOCK_SOAK=1 $(BIN)/pytest -n $(WORKERS) -q -m soak --timeout=3600
+soak: setup deploy-tools ## Run the long campaigns in full and write docs/soak.md; ONLY=flows for those whose name has it
+	@PENSTOCK_SOAK=1 scripts/with-servers $(BIN)/pytest -n $(CORES) --dist worksteal -q -m soak --timeout=7200 $(if $(ONLY),-k '$(ONLY)')
 
 check: setup ## Lint, types, import rules
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -15,6 +15,7 @@ from penstock.flows.sdk import Workers, serve
 from penstock.flows.sdk import workers as registered
 from tests.flows.page import blocks
 from tests.flows.rig import Rig, on_a_port
+from tests.support.require import require
 from tests.support.waiting import becomes
 
 ADDRESS = "http://127.0.0.1:8080"
@@ -48,9 +49,10 @@ async def test_the_worker_of_the_document_works(rig: Rig, tmp_path: Path, monkey
         await working
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
 async def test_the_worker_in_node_works(rig: Rig, tmp_path: Path) -> None:
     """F17: what docs/flows.md has for a worker in another language does its steps."""
+    if shutil.which("node") is None:
+        require("node")
     (program,) = blocks("js")
     (tmp_path / "worker.mjs").write_text(program)
     async with on_a_port(rig) as address:
