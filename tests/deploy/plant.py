@@ -1,7 +1,6 @@
 """A Penstock with all its parts on a database of its own, and what makes each part move a little."""
 
 import asyncio
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from tests.harvest.test_cli import Source
 from tests.ingest.house import KEYED, House, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.processes import PENSTOCK, Server
+from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import until
 
@@ -111,10 +111,7 @@ class Plant:
 
     def configure(self, config: Json | str) -> None:
         """Write the file that all processes read."""
-        text = config if isinstance(config, str) else json.dumps(config)
-        new = self.folder / "penstock.new"
-        new.write_text(text)
-        new.rename(self.folder / "penstock.yaml")
+        write_config(self.folder, config)
 
     def start_roles(self, stack: ExitStack) -> dict[str, Role]:
         """All of them, side by side."""

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.nginx import free_port
 from tests.harvest.crank import feed
 from tests.support.processes import PENSTOCK, Server
+from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import until
 
@@ -96,6 +97,4 @@ def configure(folder: Path, url: str, **more: Json) -> None:
         "ingest": {"root": str(folder / "root")},
         **more,
     }
-    new = folder / "penstock.new"
-    new.write_text(json.dumps(config))
-    new.replace(folder / "penstock.yaml")
+    write_config(folder, config)

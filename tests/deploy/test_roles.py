@@ -22,6 +22,7 @@ from tests.deploy.nginx import free_port
 from tests.deploy.rolling_roles import API, AT_MOST, COMMANDS, FLOWS, INGEST, QUERY, TRACKING, Role, configure, running
 from tests.services.postgres import SETTINGS, fresh_database
 from tests.support.processes import penstock, penstock_here
+from tests.support.settings import write_config
 from tests.support.waiting import until
 
 # Which component of each role is its PostgreSQL.
@@ -153,7 +154,7 @@ def everyone_ends(roles: dict[str, Role]) -> None:
 async def test_wait_for_the_schema(postgres_url: str, tmp_path: Path) -> None:
     """R27: `db wait` ends when the schema is there, whoever made it."""
     async with fresh_database(postgres_url, empty=True) as url:
-        (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+        write_config(tmp_path, {"database": {"url": url}})
         command = [sys.executable, "-m", "penstock.cli.main", "db", "wait", "--json"]
         waiting = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=PIPE, stderr=PIPE)
         assert waiting.stderr is not None
@@ -170,7 +171,7 @@ async def test_wait_for_the_schema(postgres_url: str, tmp_path: Path) -> None:
 def test_wait_in_vain(tmp_path: Path) -> None:
     """R27: `db wait` gives up in time, with 124, and says what it waited for."""
     url = f"postgresql://postgres@127.0.0.1:{free_port()}/penstock"
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+    write_config(tmp_path, {"database": {"url": url}})
     told = penstock("db", "wait", "--for", "3", cwd=tmp_path)
     assert told.code == 124
     assert "PostgreSQL does not answer" in told.err
@@ -179,7 +180,7 @@ def test_wait_in_vain(tmp_path: Path) -> None:
 def test_wait_for_what_does_not_come(tmp_path: Path, postgres_url: str) -> None:
     """R27: what waiting does not mend, such as a wrong password, `db wait` says at once, with a code of its own."""
     wrong = postgres_url.replace("//postgres@", "//nobody@")
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": wrong}}))
+    write_config(tmp_path, {"database": {"url": wrong}})
     told = penstock("db", "wait", "--for", "300", cwd=tmp_path)
     assert told.code == 7
     assert "PostgreSQL refused the connection" in told.err
@@ -188,7 +189,7 @@ def test_wait_for_what_does_not_come(tmp_path: Path, postgres_url: str) -> None:
 def test_wait_for_a_database_nobody_has_made_yet(tmp_path: Path, postgres_url: str) -> None:
     """R27: whoever makes it may come later: `db wait` waits, and looks once even when it has no time."""
     url = postgres_url.replace("/penstock?", "/not_made_yet?")
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+    write_config(tmp_path, {"database": {"url": url}})
     told = penstock_here("db", "wait", "--for", "0", cwd=tmp_path)
     assert told.code == 124
     assert "not_made_yet" in told.err

@@ -22,6 +22,7 @@ from tests.harvest.crank import FEED, feed
 from tests.harvest.test_cli import Source
 from tests.services.postgres import fresh_database
 from tests.support.processes import penstock_here
+from tests.support.settings import write_config
 from tests.support.soak import examples
 from tests.support.waiting import becomes
 
@@ -91,7 +92,7 @@ async def test_the_older_program_tells_of_the_newer_schema(
 ) -> None:
     """R27: it names what it does not know, needs nothing, waits for nothing, and changes nothing."""
     async with fresh_database(postgres_url) as url:
-        (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+        write_config(tmp_path, {"database": {"url": url}})
         waits = ("db", "wait", "--for", "0.5", "--json")
         late = await asyncio.to_thread(following.run, *waits, folder=tmp_path)
         assert late.code == 124
@@ -119,7 +120,7 @@ def since_the_first_release() -> list[str]:
 
 def test_the_older_program_refuses_settings_it_does_not_know(before: Version, tmp_path: Path) -> None:
     """R27: why a setting is set after the upgrade, and taken out before the way back."""
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"server": {"drain_delay": 1}}))
+    write_config(tmp_path, {"server": {"drain_delay": 1}})
     done = before.run("db", "migrate", "--dry-run", folder=tmp_path)
     assert done.code == 3
     assert "server.drain_delay" in done.err
@@ -264,4 +265,4 @@ def written(folder: Path, url: str, source: Source) -> None:
         "harvest": {"workers": 1, "feeds": {FEED: section}},
         "flows": {"python": ["tests.deploy.upgrade_steps"], "work": {"concurrency": 8}},
     }
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)

@@ -16,6 +16,7 @@ import httpx
 from penstock.kernel.db import Database
 from penstock.kernel.periodic import repeating
 from tests.deploy.upgrade_versions import Role, Version
+from tests.support.settings import write_config
 from tests.support.waiting import becomes
 
 # Who reads goes before who writes: what a newer release writes, its readers know.
@@ -152,7 +153,7 @@ async def walking(folder: Path, url: str) -> AsyncIterator[Walk]:
         "tenants": [TENANT],
         "query": {"memoryDir": str(folder / "memory")},
     }
-    (folder / "penstock.yaml").write_text(json.dumps({"database": {"url": url, "pool_size": 4}, "refdata": refdata}))
+    write_config(folder, {"database": {"url": url, "pool_size": 4}, "refdata": refdata})
     async with Database.open(url, size=2) as db, httpx.AsyncClient(timeout=30) as client:
         await db.execute(_APPLIED)
         with ExitStack() as stack:

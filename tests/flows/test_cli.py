@@ -17,6 +17,7 @@ import pytest
 from penstock.cli import main
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, Work
+from tests.support.settings import write_config
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +94,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
         url = runner.run(opened.__aenter__())
         config = {"database": {"url": url}, "flows": {"folder": str(folder / "flows"), "python": ["json"]}}
-        (folder / "penstock.yaml").write_text(json.dumps(config))
+        write_config(folder, config)
         with Up(folder) as up:
             yield up
         runner.run(opened.__aexit__(None, None, None))

@@ -1,6 +1,5 @@
 """kill -9 of workers, of servers and of PostgreSQL, at any moment: nothing is lost, nothing counts twice."""
 
-import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -21,6 +20,7 @@ from penstock.settings import Settings
 from tests.flows.crashing import House, Story, chain, housed, leaving, mapped, some_story, within
 from tests.flows.worker_child import DONE, Child, Place
 from tests.support.processes import Up
+from tests.support.settings import write_config
 from tests.support.soak import examples
 from tests.support.waiting import becomes, until
 
@@ -81,7 +81,7 @@ async def ended(house: House, when: str) -> None:
 async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path) -> None:
     """F3, F4, F6, F11: `penstock up` is killed, alone or with its PostgreSQL; the next one goes on."""
     flows = {"modules": ["tests.flows.worker_child"], "lease": 1, "max_lost": 10_000}
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"flows": flows}))
+    write_config(tmp_path, {"flows": flows})
     data, stories = tmp_path / ".penstock", dict[str, Story]()
     environment = {"PYTHONPATH": str(REPOSITORY), DONE: str(data / "done")}
     up = Up(tmp_path, env=environment).__enter__()

@@ -38,7 +38,7 @@ from tests.flows.kind_desk import MemoryDesk, done, failed, held
 from tests.harvest.crank import FEED, Crank
 from tests.harvest.scripted import Scripted, scripted, stones
 from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
-from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings, upsert
 from tests.support.crash import Killed, raise_killed
 from tests.support.types import Json
 from tests.support.waiting import becomes, until
@@ -335,7 +335,7 @@ async def test_a_run_of_ingest_stops_with_its_step(house: House, place: Workplac
 @pytest.fixture
 async def rig(database_url: str) -> AsyncIterator[Rig]:
     await create_schemas(database_url)
-    async with opened(settings_on(database_url)) as rig:
+    async with opened(refdata_settings(database_url)) as rig:
         yield rig
 
 

@@ -36,6 +36,7 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
+from tests.support.settings import settings_document
 from tests.support.types import Json
 from tests.support.waiting import becomes
 
@@ -59,7 +60,7 @@ def new_group() -> str:
     return f"test.{os.urandom(4).hex()}"
 
 
-def settings_on(
+def harvest_settings(
     database_url: str,
     source_url: str,
     folder: Path,
@@ -105,23 +106,10 @@ def settings_on(
         },
         **feed,
     }
-    bus: Json = {}
-    if kafka:
-        bus = {"kafka": {"bootstrap": kafka.bootstrap, "group_prefix": new_group(), "options": _SESSION}}
-    return Settings.model_validate(
-        {
-            "data_dir": str(folder),
-            "database": {"url": database_url},
-            "bus": bus,
-            "harvest": {
-                "lease": 1,
-                "retry_after": 0.2,
-                "feeds": {FEED: section},
-                **(harvest or {}),
-            },
-            "refdata": refdata or {},
-        }
-    )
+    harvest_section = {"lease": 1, "retry_after": 0.2, "feeds": {FEED: section}, **(harvest or {})}
+    bus = {"group_prefix": new_group(), "options": _SESSION}
+    document = settings_document(database_url, kafka, bus, harvest=harvest_section, refdata=refdata or {})
+    return Settings.model_validate({"data_dir": str(folder), **document})
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,6 +429,6 @@ async def rigged(
 ) -> AsyncIterator[Rig]:
     """A rig over a source of its own, of 300 records unless *options* say otherwise."""
     async with local_source(options or LocalOptions(records=300)) as source:
-        settings = settings_on(database_url, source.url, folder, kafka=kafka, **told)
+        settings = harvest_settings(database_url, source.url, folder, kafka=kafka, **told)
         async with opened(settings, source) as rig:
             yield rig

@@ -17,6 +17,7 @@ from penstock.cli import harvest
 from tests.harvest.crank import FEED, feed
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, penstock_here, penstock_on_a_terminal
+from tests.support.settings import write_config
 from tests.support.waiting import until
 
 COMMAND = [sys.executable, "-m", "penstock.cli.main"]
@@ -97,7 +98,7 @@ def server(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         url = runner.run(opened.__aenter__())
         feeds = {FEED: feed(source.url), "untouched": feed(source.url)}
         config = {"database": {"url": url}, "harvest": {"retry_after": 0.2, "feeds": feeds}}
-        (folder / "penstock.yaml").write_text(json.dumps(config))
+        write_config(folder, config)
         with Up(folder) as up:
             yield up
         runner.run(opened.__aexit__(None, None, None))

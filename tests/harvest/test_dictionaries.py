@@ -17,9 +17,10 @@ from penstock.refdata.model import Dict
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
 from tests.harvest.crank import feed
-from tests.harvest.rig import FEED, Rig, made_of, opened, rigged, settings_on
+from tests.harvest.rig import FEED, Rig, harvest_settings, made_of, opened, rigged
 from tests.harvest.test_cli import Source
 from tests.support.processes import Up, penstock
+from tests.support.settings import write_config
 from tests.support.waiting import until
 
 PRICES, OTHERS = Dict("acme", "STONES"), Dict("globex", "STONES")
@@ -95,7 +96,7 @@ async def test_a_dictionary_that_is_named_later_has_a_version_after_the_next_run
         await rig.completed()
     later = Dict("initech", "STONES")
     named = [*FED, {"tenant": later.tenant_id, "code": later.dict_code}]
-    settings = settings_on(database_url, rig.source.url, tmp_path, refdata=READS, dictionaries=named)
+    settings = harvest_settings(database_url, rig.source.url, tmp_path, refdata=READS, dictionaries=named)
     async with opened(settings, rig.source) as again, again.working():
         await again.completed(full=True)
         assert [(await loaded(again, one))[0] for one in (PRICES, OTHERS, later)] == [1, 1, 1]
@@ -188,7 +189,7 @@ def test_pods_serve_what_a_run_has_published(source: Source, database_url: str, 
         "refdata": READS,
         "harvest": {"feeds": {FEED: {**feed(source.url), "dictionaries": FED[:1]}}},
     }
-    (tmp_path / "penstock.yaml").write_text(json.dumps(config))
+    write_config(tmp_path, config)
     with Up(tmp_path) as up:
         done = penstock("harvest", "run", FEED, "--wait", "--url", up.api, cwd=tmp_path)
         assert done.code == 0, done.err
@@ -222,7 +223,7 @@ def _count(up: Up) -> int:
 def test_a_dictionary_that_cannot_be_fed_is_a_mistake(tmp_path: Path, refdata: Any, said: str) -> None:
     """R1: told with its place, before anything starts."""
     fed = {**feed("http://127.0.0.1:1"), "dictionaries": FED[:1]}
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"refdata": refdata, "harvest": {"feeds": {FEED: fed}}}))
+    write_config(tmp_path, {"refdata": refdata, "harvest": {"feeds": {FEED: fed}}})
     with pytest.raises(BadConfig, match=said) as told:
         load_settings(tmp_path / "penstock.yaml", {})
     assert f"harvest.feeds.{FEED}.dictionaries.0" in str(told.value.as_dict())

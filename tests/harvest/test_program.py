@@ -1,7 +1,6 @@
 """Harvest as it runs by itself: schedules, restarts, several processes, what is looked after and what is forgotten."""
 
 import asyncio
-import json
 import re
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +25,7 @@ from tests.harvest.crank import FEED, Crank, crank, feed
 from tests.harvest.test_cli import COMMAND, Source
 from tests.harvest.test_config import EXAMPLE
 from tests.support.processes import Up, Work, penstock
+from tests.support.settings import write_config
 from tests.support.waiting import becomes, until
 
 RECORDS = 600
@@ -40,7 +40,7 @@ def source() -> Iterator[Source]:
 
 
 def written(folder: Path, config: Any) -> None:
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)
 
 
 def metric(api: str, name: str, feed: str) -> float:

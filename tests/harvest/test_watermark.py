@@ -14,7 +14,7 @@ from penstock.harvest.local.dataset import Changed
 from penstock.harvest.local.server import LocalSource
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Transient
-from tests.harvest.rig import FEED, PAGE, Asked, Rig, opened, rigged, settings_on, tapped
+from tests.harvest.rig import FEED, PAGE, Asked, Rig, harvest_settings, opened, rigged, tapped
 from tests.support.soak import examples
 from tests.support.types import Json
 
@@ -157,7 +157,7 @@ async def test_a_watermark_never_goes_back(database_url: str, tmp_path: Path) ->
             assert early["upper_bound"] < first["watermark_after"] == early["watermark_after"]
             await rig.has_watermark(early)
         rig.db.clock = right
-        longer = settings_on(database_url, rig.source.url, tmp_path, overlap=3600)
+        longer = harvest_settings(database_url, rig.source.url, tmp_path, overlap=3600)
         async with opened(longer, rig.source) as later, later.working():
             run = await later.completed()
             assert run["watermark_after"] == run["watermark_before"] == first["watermark_after"]

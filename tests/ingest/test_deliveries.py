@@ -32,6 +32,7 @@ from penstock.kernel.errors import PenstockError
 from tests.ingest.house import KEYED, SUPPLIER, House, clock_of_today, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.processes import Up, penstock
+from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import until
 
@@ -254,7 +255,7 @@ def up(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "refdata": {"dictionaries": [{"code": "PRICES"}]},
         "flows": {"folder": str(folder / "flows")},
     }
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)
     (folder / "flows").mkdir()
     for name in (FLOW, OTHER_FLOW):
         (folder / "flows" / f"{name}.yaml").write_text(json.dumps({"name": name}))

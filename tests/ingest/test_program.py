@@ -21,6 +21,7 @@ from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.http import answered
 from tests.support.processes import PENSTOCK, Server, Up
+from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
@@ -165,7 +166,7 @@ def api(served: House, server_database: str) -> Iterator[str]:
             served.drop(content)
             place.run(SUPPLIER, Hooks(), waits=False)
     folder = served.root.parent
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)
     with Up(folder) as up:
         yield f"{up.api}/api/v1/ingest"
 
@@ -250,7 +251,7 @@ def test_mistakes_are_problems(api: str, path: str, status: int, code: str | Non
 def test_suppliers_belong_to_no_tenant(house: House) -> None:
     """I23: on an embedded database, with tokens: one that acts for a tenant sees nothing of suppliers."""
     config = {"ingest": {"root": str(house.root), **QUICK}}
-    (house.root.parent / "penstock.yaml").write_text(json.dumps(config))
+    write_config(house.root.parent, config)
     house.drop(ONE)
     with Up(house.root.parent, env=WITH_TOKENS) as up:
         api = f"{up.api}/api/v1/ingest"

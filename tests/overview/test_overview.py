@@ -22,6 +22,7 @@ from tests.harvest.crank import FEED, feed
 from tests.ingest.house import KEYED, SUPPLIER, House
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, penstock
+from tests.support.settings import write_config
 from tests.support.sse import parse_event
 from tests.support.types import Json
 from tests.support.waiting import until
@@ -99,23 +100,22 @@ def plant(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
     platform, tracking, refdata = databases
     parts = urlsplit(refdata)
     house = House(folder / "root", KEYED)
-    (folder / "penstock.yaml").write_text(
-        json.dumps(
-            {
-                "database": {"url": platform},
-                "tracking": {"database": {"url": tracking}},
-                "refdata": {
-                    "dictionaries": [{"code": "RATES"}],
-                    "postgres": {
-                        "jdbcUrl": f"jdbc:{refdata}",
-                        "username": parts.username,
-                        **({"passwordFromEnv": "DB_PASSWORD"} if parts.password else {}),
-                    },
+    write_config(
+        folder,
+        {
+            "database": {"url": platform},
+            "tracking": {"database": {"url": tracking}},
+            "refdata": {
+                "dictionaries": [{"code": "RATES"}],
+                "postgres": {
+                    "jdbcUrl": f"jdbc:{refdata}",
+                    "username": parts.username,
+                    **({"passwordFromEnv": "DB_PASSWORD"} if parts.password else {}),
                 },
-                "ingest": {"root": str(house.root), "poll": 0.2},
-                "harvest": {"retry_after": 0.05, "feeds": {FEED: feed("http://127.0.0.1:1")}},
-            }
-        )
+            },
+            "ingest": {"root": str(house.root), "poll": 0.2},
+            "harvest": {"retry_after": 0.05, "feeds": {FEED: feed("http://127.0.0.1:1")}},
+        },
     )
     with Up(folder, env={**WITH_TOKENS, "DB_PASSWORD": parts.password or ""}) as up:
         plant = Plant(up, folder, databases)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from penstock.settings import Settings
-from tests.refdata.rig import Rig, create_schemas, opened, settings_on
+from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings
 from tests.services.kafka import Kafka, kafka
 
 
@@ -27,7 +27,7 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
     broker = request.getfixturevalue("broker") if bus_kind == "kafka" else None
     if broker is not None:
         broker.needs_real("makes no topics when it is asked to")
-    return settings_on(database_url, broker)
+    return refdata_settings(database_url, broker)
 
 
 @pytest.fixture

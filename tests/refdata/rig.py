@@ -23,6 +23,7 @@ from penstock.refdata.model import Dict, Update
 from penstock.refdata.workers import Relay, apply_handler
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
+from tests.support.settings import settings_document
 from tests.support.types import Json
 
 HERE = Path(__file__).parent
@@ -36,7 +37,7 @@ def dictionaries(file: Path) -> list[Json]:
     return found
 
 
-def settings_on(url: str, kafka: Kafka | None = None, **refdata: Any) -> Settings:
+def refdata_settings(url: str, kafka: Kafka | None = None, **refdata: Any) -> Settings:
     """Settings on a database of the test's own, and on Kafka when it is given; a topic of its own in any case."""
     topic = f"refdata.test.{os.urandom(4).hex()}.{next(_numbers)}"
     known: Json = {
@@ -44,9 +45,7 @@ def settings_on(url: str, kafka: Kafka | None = None, **refdata: Any) -> Setting
         "dictionaries": [*dictionaries(DOCUMENT), *dictionaries(OTHER)],
         "tenants": ["acme", "globex", "tenant-a"],
     }
-    bus: Json = {"kafka": {"bootstrap": kafka.bootstrap}} if kafka else {}
-    document = {"database": {"url": url}, "bus": bus, "refdata": {**known, **refdata}}
-    return Settings.model_validate(document)
+    return Settings.model_validate(settings_document(url, kafka, refdata={**known, **refdata}))
 
 
 async def create_schemas(url: str) -> None:

@@ -21,7 +21,7 @@ from penstock.refdata.mapping import Mapped
 from penstock.refdata.model import Event
 from penstock.roles import adapting
 from penstock.settings import Settings
-from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings, upsert
 from tests.services.kafka import Kafka
 from tests.support.types import Json
 
@@ -216,7 +216,7 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
     mark = os.urandom(4).hex()
     topics = [{"topic": f"theirs.{mark}.{n}", **how} for n, how in enumerate((PLAIN, COMMANDS, CHANGES))]
     commands = CommandsSection.model_validate({"commandsTopic": f"refdata.test.{mark}", "externalTopics": topics})
-    known = settings_on(database_url, broker)
+    known = refdata_settings(database_url, broker)
     return known.model_copy(update={"refdata": known.refdata.model_copy(update={"kafka": commands})})
 
 

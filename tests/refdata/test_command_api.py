@@ -18,7 +18,7 @@ from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, forged, shared, signed
-from tests.refdata.rig import Rig, command, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, command, create_schemas, opened, refdata_settings, upsert
 from tests.support.http import answered, problem
 from tests.support.types import Json
 
@@ -66,7 +66,7 @@ async def serving(settings: Settings, authenticator: Authenticator | None = None
 @pytest.fixture
 async def settings(database_url: str) -> Settings:
     await create_schemas(database_url)
-    return settings_on(database_url)
+    return refdata_settings(database_url)
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ TOKENS: dict[str, list[str | None]] = {
 
 async def test_only_a_tenants_token_acts_for_it(database_url: str) -> None:
     """R25: no token or a bad one is 401, another tenant's 403, on every route; X-Tenant-Id is nobody's to use."""
-    async with serving(settings_on(database_url), shared()) as api:
+    async with serving(refdata_settings(database_url), shared()) as api:
         routes = [("POST", "updates"), ("GET", "updates"), ("GET", f"updates/{uuid4()}"), ("GET", "history/LOOSE")]
         for method, path in routes:
             url = f"/v1/tenants/acme/{path}"
@@ -380,7 +380,7 @@ async def test_only_a_tenants_token_acts_for_it(database_url: str) -> None:
 async def test_a_trusted_client_names_its_tenant(database_url: str) -> None:
     """R25: where it is allowed, the subjects that are listed act for the tenant of X-Tenant-Id, and only for that."""
     tenant = {"allowHeaderOverrideForTrustedClients": True, "trustedClients": ["gateway"]}
-    async with serving(settings_on(database_url, security={"tenant": tenant}), shared()) as api:
+    async with serving(refdata_settings(database_url, security={"tenant": tenant}), shared()) as api:
         may_not = [("gateway", "acme"), ("gateway", None), ("daemon-7", "globex"), (None, "globex")]
         for subject, named in [("gateway", "globex"), *may_not]:
             headers = {"Authorization": f"Bearer {signed(sub=subject)}", **({"X-Tenant-Id": named} if named else {})}

@@ -14,6 +14,7 @@ import pytest
 from tests.refdata.rig import DOCUMENT, create_schemas, dictionaries
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, penstock_here
+from tests.support.settings import write_config
 
 WRONG_DIGITS = '{"name": "Krone", "digits": 9}'
 
@@ -76,7 +77,7 @@ def server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("server")
     known = [*dictionaries(DOCUMENT), {"code": "LOOSE"}, {"code": "READ", "loadSql": "select 'a' k, :tenantId v"}]
     config = {"database": {"url": server_database}, "refdata": {"dictionaries": known}}
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)
     with Up(folder) as up:
         yield up
 

@@ -20,7 +20,7 @@ from tests.refdata.rig import (
     create_schemas,
     dictionaries,
     opened,
-    settings_on,
+    refdata_settings,
     upsert,
 )
 
@@ -32,7 +32,9 @@ async def kept_settings(database_url: str) -> Settings:
     """As ever, but that every dictionary keeps two versions and does not let more than half of its items go."""
     await create_schemas(database_url)
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
-    return settings_on(database_url, dictionaries=[{**one, "keepVersions": 2, "maxDropPercent": 50} for one in known])
+    return refdata_settings(
+        database_url, dictionaries=[{**one, "keepVersions": 2, "maxDropPercent": 50} for one in known]
+    )
 
 
 async def snapshot(rig: Rig, code: str, *keys: str, value: int = 1, **more: Any) -> Status:

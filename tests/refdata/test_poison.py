@@ -22,7 +22,7 @@ from tests.refdata.rig import (
     dictionaries,
     on_bus,
     opened,
-    settings_on,
+    refdata_settings,
     upsert,
 )
 from tests.support.types import Json
@@ -87,7 +87,7 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
     broker = request.getfixturevalue("broker") if bus_kind == "kafka" else None
     if broker is not None:
         broker.needs_real("makes no topics when it is asked to")
-    known = settings_on(database_url, broker, dictionaries=[*dictionaries(DOCUMENT), *dictionaries(OTHER), TRAP])
+    known = refdata_settings(database_url, broker, dictionaries=[*dictionaries(DOCUMENT), *dictionaries(OTHER), TRAP])
     return known.model_copy(update={"database": known.database.model_copy(update={"statement_timeout": SECOND})})
 
 

@@ -26,6 +26,7 @@ from penstock.reloading import _Reloader
 from penstock.settings import load_settings
 from tests.refdata.rig import DOCUMENT, Rig, create_schemas, dictionaries, upsert
 from tests.support.processes import Up
+from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import until
 
@@ -54,9 +55,7 @@ class House:
         self.replace(json.dumps(document, indent=1))
 
     def replace(self, text: str) -> None:
-        new = self.file.with_suffix(".new")
-        new.write_text(text)
-        new.replace(self.file)
+        write_config(self.file.parent, text)
 
     def submit(self, code: str, *items: Json, tenant: str = "acme") -> httpx.Response:
         body = {"dictCode": code, "eventType": "DELTA", "items": items}

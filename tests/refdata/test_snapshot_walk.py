@@ -30,7 +30,7 @@ from tests.refdata.rig import (
     delete,
     dictionaries,
     on_bus,
-    settings_on,
+    refdata_settings,
     upsert,
 )
 from tests.support.soak import examples
@@ -287,7 +287,7 @@ class Walk(RuleBasedStateMachine):
         self.db = self.run(self.opened.__aenter__())
         self.run(self.db.execute(TABLES))
         known = [*dictionaries(DOCUMENT), *dictionaries(OTHER), {"code": "SPARE"}]
-        self.catalogue = Catalogue(settings_on(self.url, dictionaries=known).refdata)
+        self.catalogue = Catalogue(refdata_settings(self.url, dictionaries=known).refdata)
         self.applier = Applier(self.db, self.catalogue, "walker", max_items=MOST_ITEMS)
         self.model = Model()
         self.plans: list[Plan] = []

@@ -30,7 +30,17 @@ from penstock.refdata.provider import ItemTableProvider
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.test_embedded import servers
-from tests.refdata.rig import DOCUMENT, OTHER, Rig, command, create_schemas, dictionaries, opened, settings_on, upsert
+from tests.refdata.rig import (
+    DOCUMENT,
+    OTHER,
+    Rig,
+    command,
+    create_schemas,
+    dictionaries,
+    opened,
+    refdata_settings,
+    upsert,
+)
 from tests.services.kafka import Kafka
 from tests.support.soak import examples
 from tests.support.types import Json
@@ -81,7 +91,7 @@ async def flaky_settings(url: str, broker: Kafka | None, give_up_after: timedelt
     await connection.execute(STUMBLES)
     await connection.close()
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER), FLAKY]
-    return settings_on(url, broker, dictionaries=known, apply={"lease": SECOND}, giveUpAfter=give_up_after)
+    return refdata_settings(url, broker, dictionaries=known, apply={"lease": SECOND}, giveUpAfter=give_up_after)
 
 
 @pytest.fixture

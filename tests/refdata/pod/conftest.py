@@ -10,7 +10,7 @@ import pytest
 from penstock.settings import Settings
 from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Rig, create_schemas, opened, settings_on
+from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings
 from tests.services.redis import RedisCluster, redis_binary
 from tests.support.require import require
 
@@ -28,7 +28,7 @@ async def pods(database_url: str, tmp_path: Path) -> Pods:
 
     @asynccontextmanager
     async def running(**query: Any) -> AsyncIterator[PodRig]:
-        async with running_pod(settings_on(database_url, query={**QUERY, **query}), tmp_path) as rig:
+        async with running_pod(refdata_settings(database_url, query={**QUERY, **query}), tmp_path) as rig:
             yield rig
 
     return running
@@ -37,7 +37,7 @@ async def pods(database_url: str, tmp_path: Path) -> Pods:
 @pytest.fixture
 async def pod_settings(database_url: str) -> Settings:
     await create_schemas(database_url)
-    return settings_on(database_url, query=QUERY)
+    return refdata_settings(database_url, query=QUERY)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def gate(database_url: str) -> AsyncIterator[Gate]:
 @pytest.fixture
 async def writer(database_url: str, gate: Gate) -> AsyncIterator[Rig]:
     """Somebody for whom the primary is always there."""
-    async with opened(settings_on(database_url)) as rig:
+    async with opened(refdata_settings(database_url)) as rig:
         yield rig
 
 

@@ -23,7 +23,17 @@ from penstock.refdata.pod.link import Reach
 from penstock.refdata.pod.memory import Memory
 from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import DOCUMENT, OTHER, Rig, command, create_schemas, dictionaries, opened, settings_on, upsert
+from tests.refdata.rig import (
+    DOCUMENT,
+    OTHER,
+    Rig,
+    command,
+    create_schemas,
+    dictionaries,
+    opened,
+    refdata_settings,
+    upsert,
+)
 from tests.support.waiting import becomes
 
 ABSURD = 10**12
@@ -227,7 +237,7 @@ TWICE = "select * from (values ('a', '1'::jsonb), ('a', '2'::jsonb)) as t (k, v)
 
 async def test_a_key_that_comes_twice_is_not_served(database_url: str, tmp_path: Path) -> None:
     """R3, R29: neither of the two is chosen: it is not loaded, and what came of it is freed."""
-    settings = settings_on(
+    settings = refdata_settings(
         database_url, dictionaries=[{"code": "TWICE", "loadSql": TWICE}], tenants=["acme"], query=SELDOM
     )
     async with running_pod(settings, tmp_path) as pod:
@@ -247,7 +257,7 @@ async def keeping(database_url: str) -> AsyncIterator[Rig]:
     await create_schemas(database_url)
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
     options = {"keepVersions": 2, "maxDropPercent": 50}
-    async with opened(settings_on(database_url, dictionaries=[{**one, **options} for one in known])) as rig:
+    async with opened(refdata_settings(database_url, dictionaries=[{**one, **options} for one in known])) as rig:
         yield rig
 
 

@@ -15,10 +15,11 @@ from structlog.testing import capture_logs
 
 from penstock.settings import Settings
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import create_schemas, opened, refdata_settings, upsert
 from tests.services.collector import Collector
 from tests.services.redis import RedisCluster
 from tests.support.processes import CommandApi, QueryApi, Work
+from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import becomes
 
@@ -51,7 +52,7 @@ async def shows(pod: PodRig, name: str, labels: tuple[str, ...], value: float) -
 async def quiet_settings(database_url: str) -> Settings:
     """Nothing is looked at but what is told."""
     await create_schemas(database_url)
-    return settings_on(database_url, query={**SELDOM, "barrierWaitMs": 0})
+    return refdata_settings(database_url, query={**SELDOM, "barrierWaitMs": 0})
 
 
 async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ async def test_the_slowest_pod_is_the_lag_of_the_stream(
 ) -> None:
     """R26: `redis_stream_lag` is what the slowest group has yet to be handed, and 0 when there is none behind."""
     await create_schemas(database_url)
-    settings = settings_on(database_url, query=OFTEN, redis={"nodes": cluster.addresses})
+    settings = refdata_settings(database_url, query=OFTEN, redis={"nodes": cluster.addresses})
     stream, group = settings.refdata.redis.stream_key, f"{settings.refdata.redis.consumer_group}:slow"
     async with running_pod(settings, tmp_path) as pod:
         holder = cluster.holder(stream)
@@ -138,14 +139,14 @@ async def test_the_slowest_pod_is_the_lag_of_the_stream(
 def environment(url: str, folder: Path, **refdata: Any) -> None:
     document: Json = {"database": {"url": url}, "telemetry": {"log_level": "DEBUG", "log_format": "json"}}
     known = {"dictionaries": [{"code": "LOOSE"}], "tenants": ["acme"], "query": OFTEN, **refdata}
-    (folder / "penstock.yaml").write_text(json.dumps({**document, "refdata": known}))
+    write_config(folder, {**document, "refdata": known})
 
 
 async def test_commands_that_wait_are_the_lag_of_their_topic(database_url: str, tmp_path: Path) -> None:
     """R26: `kafka_consumer_lag` of the apply role is what is not settled yet, by topic, on whatever bus."""
     topic = f"refdata.test.{os.urandom(4).hex()}"
     environment(database_url, tmp_path, kafka={"commandsTopic": topic})
-    settings = settings_on(database_url).model_dump(mode="json", by_alias=True)
+    settings = refdata_settings(database_url).model_dump(mode="json", by_alias=True)
     settings["refdata"]["kafka"]["commandsTopic"] = topic
     holder = await asyncpg.connect(database_url)
     try:

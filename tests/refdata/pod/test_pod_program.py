@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.refdata.rig import upsert
 from tests.support.processes import QueryApi, Up, penstock
+from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import until
 
@@ -39,9 +40,7 @@ class House:
     def write(self, *known: Json, **query: Any) -> None:
         section = {"reconcileEvery": "PT0.2S", "auditEvery": None, "memoryDir": str(self.memory), **query}
         refdata = {"dictionaries": known, "tenants": ["acme"], "query": section}
-        new = self.folder / "penstock.new"
-        new.write_text(json.dumps({"database": {"url": self.url}, "refdata": refdata}))
-        new.replace(self.folder / "penstock.yaml")
+        write_config(self.folder, {"database": {"url": self.url}, "refdata": refdata})
 
     def pods(self) -> list[Path]:
         return sorted(self.memory.glob("penstock-pod-*"))

@@ -17,7 +17,7 @@ from penstock.kernel.signals.redis import RedisSignals
 from penstock.refdata.pod.loader import Loader
 from penstock.settings import Settings
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Rig, create_schemas, opened, settings_on, upsert
+from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings, upsert
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
 from tests.support.require import require
 from tests.support.types import Json
@@ -56,7 +56,9 @@ class House:
 
     def settings(self, every: str, **sections: Any) -> Settings:
         query = {"reconcileEvery": every, "auditEvery": None}
-        return settings_on(self.url, **{"redis": {**self.route, "username": self.user}, "query": query, **sections})
+        return refdata_settings(
+            self.url, **{"redis": {**self.route, "username": self.user}, "query": query, **sections}
+        )
 
     async def put(self, value: Any, *, tells: bool = True, code: str = "LOOSE") -> int:
         """Commit a version, and tell the pods of it."""
@@ -90,7 +92,7 @@ async def housed(url: str, folder: Path, cluster: RedisCluster) -> AsyncIterator
     name = f"t{os.urandom(4).hex()}"
     names = {"pubChannel": f"{name}:pub", "streamKey": f"{name}:stream", "consumerGroup": f"{name}-pods"}
     route = {"nodes": cluster.addresses, **names}
-    async with opened(settings_on(url, redis=route)) as writer:
+    async with opened(refdata_settings(url, redis=route)) as writer:
         yield House(url, folder, cluster, writer, route)
 
 

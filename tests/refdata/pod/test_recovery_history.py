@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from penstock.refdata.loading import Rows, Snapshot
 from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Rig, delete, opened, settings_on, upsert
+from tests.refdata.rig import Rig, delete, opened, refdata_settings, upsert
 from tests.support.types import Json
 from tests.support.waiting import becomes
 
@@ -22,7 +22,7 @@ CODES = ["LOOSE", "COUNTRY"]
 
 @pytest.fixture
 async def pod(gate: Gate, tmp_path: Path) -> AsyncIterator[PodRig]:
-    async with running_pod(settings_on(gate.url, query=OFTEN), tmp_path) as pod:
+    async with running_pod(refdata_settings(gate.url, query=OFTEN), tmp_path) as pod:
         yield pod
 
 
@@ -189,7 +189,7 @@ async def test_keys_that_tables_spell_another_way(
     database_url: str, tmp_path: Path, kind: str, key: str, spelt: Callable[[str], str]
 ) -> None:
     """R20: a command names a key one way, its table another: written, changed and deleted, it ends up as there."""
-    settings = settings_on(database_url, dictionaries=[_own(kind, key)], query=OFTEN)
+    settings = refdata_settings(database_url, dictionaries=[_own(kind, key)], query=OFTEN)
     async with opened(settings) as writer:
         await writer.db.execute(f"CREATE TABLE own (tenant_id text, k {kind}, v jsonb, PRIMARY KEY (tenant_id, k))")
         async with running_pod(settings, tmp_path) as pod:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.settings import Settings
 from tests.refdata.pod.gate import Gate
 from tests.refdata.pod.podrig import Answer, PodRig, running_pod
-from tests.refdata.rig import Rig, opened, settings_on, upsert
+from tests.refdata.rig import Rig, opened, refdata_settings, upsert
 from tests.support.processes import QueryApi
 from tests.support.waiting import becomes
 
@@ -28,7 +28,7 @@ READERS = 20
 
 @pytest.fixture
 def through_gate(gate: Gate) -> Settings:
-    return settings_on(gate.url, query=QUERY)
+    return refdata_settings(gate.url, query=QUERY)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ async def test_a_primary_that_moved_without_a_word_is_found_again(
 async def test_a_pod_that_starts_without_a_primary_says_so(gate: Gate, database_url: str, tmp_path: Path) -> None:
     """R23: alive and not ready; what is not loaded is never served as if it were not there; then ready by itself."""
     await gate.shut()
-    settings = settings_on(gate.url, query=QUERY).model_dump(mode="json", by_alias=True)
+    settings = refdata_settings(gate.url, query=QUERY).model_dump(mode="json", by_alias=True)
     (tmp_path / "penstock.yaml").write_bytes(_yaml(settings))
     port = _free_port()
     pod = QueryApi(tmp_path, port=port)
@@ -175,7 +175,7 @@ async def test_a_pod_that_starts_without_a_primary_says_so(gate: Gate, database_
             for path in ("items/a", "items?keys=a", "all", "version"):
                 status, told = await got(f"/v1/tenants/acme/dictionaries/LOOSE/{path}")
                 assert (status, told["code"]) == (503, "NOT_LOADED")
-            async with opened(settings_on(database_url)) as writer:
+            async with opened(refdata_settings(database_url)) as writer:
                 await put(writer, 7)
             await gate.open()
             await asyncio.to_thread(pod.__enter__)

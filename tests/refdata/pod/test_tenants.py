@@ -18,7 +18,7 @@ from tests.kernel.tokens import CLAIMS, EC_KEY, JWKS, RSA_KEY, RSA_OTHER, SECRET
 from tests.refdata.pod.conftest import QUERY
 from tests.refdata.pod.podrig import PodRig, running_pod
 from tests.refdata.pod.raw import ACME, LOCAL, Reply, Wire, asking, connected, once
-from tests.refdata.rig import settings_on
+from tests.refdata.rig import refdata_settings
 from tests.support.waiting import becomes
 
 GLOBEX = ACME.replace("acme", "globex")
@@ -171,7 +171,7 @@ async def test_a_trusted_client_may_name_a_tenant(
 ) -> None:
     """R25: by X-Tenant-Id, where that is allowed, and only those who are trusted; also when their head is known."""
     tenants = {"allowHeaderOverrideForTrustedClients": is_allowed, "trustedClients": ["gateway"]}
-    chosen = settings_on(database_url, query=QUERY, security={"tenant": tenants})
+    chosen = refdata_settings(database_url, query=QUERY, security={"tenant": tenants})
     async with running_pod(chosen, tmp_path, guard()) as pod, connected(pod.address) as wire:
         await _fill(pod)
         for _ in range(2):
