@@ -1,16 +1,22 @@
 """The pipeline as its users meet it: requests, with short words for them."""
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import httpx
 
+from penstock.kernel.clock import ManualClock
 from penstock.tracking.contract import Stage
+from penstock.tracking.service import Tracking
 from tests.support.http import answered, problem
 from tests.support.types import Json
 
 BASE = "/api/v1/pipeline"
 FILE = "20250101000000"
 INGEST, SPLITTER, WORKER, SENDER = Stage
+SECOND = timedelta(seconds=1)
+LEASE = timedelta(seconds=60)
 
 
 class Api:
@@ -77,3 +83,19 @@ def reported(item: Json, outcome: str, **more: Any) -> Json:
 def held(item: Json) -> Json:
     """A claimed item as a heartbeat names it."""
     return {name: item[name] for name in ("filename", "shard", "fence")}
+
+
+def names(items: Sequence[Json]) -> list[tuple[str, int]]:
+    return [(item["filename"], item["shard"]) for item in items]
+
+
+async def expire(tracking: Tracking, clock: ManualClock, after: timedelta = LEASE) -> int:
+    """Let every lease run out; how many were taken back."""
+    clock.advance(after + SECOND)
+    return await tracking.reap()
+
+
+async def why(api: Api, filename: str = FILE) -> tuple[str | None, str, str, str]:
+    """Return the stage, status, explanation and hint of `GET /why`."""
+    told = await api.get(f"/files/{filename}/0/why")
+    return told["stage"], told["status"], told["why"], told["hint"] or ""

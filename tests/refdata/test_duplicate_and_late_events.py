@@ -23,7 +23,7 @@ from penstock.refdata.reading import Read
 from penstock.refdata.workers import adapter_handler
 from tests.refdata.rig import Rig, delete, upsert
 from tests.refdata.test_adapter import PLAIN, delivery
-from tests.refdata.test_upkeep import House
+from tests.refdata.test_retention_and_journal import House
 
 SECOND = timedelta(seconds=1)
 LOOSE = Dict("acme", "LOOSE")
