@@ -15,7 +15,7 @@ import typer
 from ruamel.yaml import YAML
 
 from penstock.cli.main import app
-from tests.deploy.named import Named, of_rules
+from tests.deploy.delivered_queries import Named, of_rules
 from tests.deploy.promql import kept
 from tests.support.require import require
 

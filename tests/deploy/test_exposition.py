@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy import plant
-from tests.deploy.named import ROOT, Named, of_dashboards, of_rules, recorded
+from tests.deploy import deployment
+from tests.deploy.delivered_queries import ROOT, Named, of_dashboards, of_rules, recorded
 from tests.deploy.promql import Use, groupings, metrics_of, uses
 from tests.deploy.scrape import PLACES, Exposition, scraped
 
@@ -45,15 +45,15 @@ class Told:
 def told(tmp_path: Path) -> Iterator[Told]:
     """By every role in a process of its own, after each part has done something and has had its troubles."""
     with ExitStack() as stack:
-        url = stack.enter_context(plant.database())
-        one = plant.Plant(tmp_path, url, stack.enter_context(plant.source()))
+        url = stack.enter_context(deployment.database())
+        one = deployment.Plant(tmp_path, url, stack.enter_context(deployment.source()))
         apis = {name: role.api for name, role in one.start_roles(stack).items()}
-        plant.trouble_harvest(one, apis["api"], apis["harvest"])
-        plant.trouble_pods(apis["api"], apis["query"], url)
-        plant.move(one, apis["api"], apis["query"])
+        deployment.trouble_harvest(one, apis["api"], apis["harvest"])
+        deployment.trouble_pods(apis["api"], apis["query"], url)
+        deployment.move(one, apis["api"], apis["query"])
         for role, metrics in _LATE.items():
-            plant.shows(apis[role], *metrics)
-        yield _told(apis, asyncio.run(plant.drifted(url)))
+            deployment.shows(apis[role], *metrics)
+        yield _told(apis, asyncio.run(deployment.drifted(url)))
 
 
 def _told(apis: dict[str, str], more: str) -> Told:
@@ -138,4 +138,4 @@ def _table(text: str) -> dict[str, tuple[str, set[str]]]:
 
 def _roles(told_by: str) -> set[str]:
     every, _, fewer = told_by.partition(" but ")
-    return {*plant.ROLES} - {fewer} if every == EVERY_ROLE else set(told_by.split(", "))
+    return {*deployment.ROLES} - {fewer} if every == EVERY_ROLE else set(told_by.split(", "))

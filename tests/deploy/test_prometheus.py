@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy import plant
-from tests.deploy.named import of_dashboards
+from tests.deploy import deployment
+from tests.deploy.delivered_queries import of_dashboards
+from tests.deploy.prometheus_server import Prometheus, Tap, prometheus
 from tests.deploy.promql import metrics_of
-from tests.deploy.server import Prometheus, Tap, prometheus
-from tests.ingest.house import snapshot
+from tests.ingest.harness import snapshot
 from tests.support.processes import Up
 from tests.support.waiting import until
 
@@ -41,9 +41,9 @@ _LATER = {
 class House:
     """All parts in one process, the relay once more in its own, and who watches them."""
 
-    site: plant.Plant
+    site: deployment.Plant
     up: Up
-    relay: plant.Role
+    relay: deployment.Role
     tap: Tap
     url: str
     prometheus: Prometheus
@@ -56,15 +56,15 @@ class House:
 def house(tmp_path: Path) -> Iterator[House]:
     """Driven until every part has something to show, then watched."""
     with ExitStack() as stack:
-        url = stack.enter_context(plant.database())
+        url = stack.enter_context(deployment.database())
         tap = stack.enter_context(Tap(url))
-        one = plant.Plant(tmp_path, tap.url, stack.enter_context(plant.source()))
-        up, relay = stack.push(Up(tmp_path, env=plant.NO_CHECKOUT)), stack.push(plant.Role(tmp_path, "relay"))
+        one = deployment.Plant(tmp_path, tap.url, stack.enter_context(deployment.source()))
+        up, relay = stack.push(Up(tmp_path, env=deployment.NO_CHECKOUT)), stack.push(deployment.Role(tmp_path, "relay"))
         for process in (up, relay):
             process.__enter__()
-        plant.harvest(up.api)
-        plant.move(one, up.api, up.query)
-        plant.shows(up.api, *_SHOWN)
+        deployment.harvest(up.api)
+        deployment.move(one, up.api, up.query)
+        deployment.shows(up.api, *_SHOWN)
         targets = {"everything": up.api, "relay": relay.api}
         watching = stack.enter_context(prometheus(_folder(tmp_path), targets))
         found = House(one, up, relay, tap, url, watching)
@@ -130,45 +130,45 @@ def _break_and_mend(house: House, faults: dict[str, Fault]) -> None:
 
 
 def _restart_relay(house: House) -> None:
-    house.relay = plant.Role(house.site.folder, "relay", house.relay.port)
+    house.relay = deployment.Role(house.site.folder, "relay", house.relay.port)
     house.relay.__enter__()
 
 
 def _age_the_step(house: House) -> None:
-    plant.execute(house.url, "UPDATE flow_step SET due_at = due_at - interval '1 hour' WHERE status = 'READY'")
+    deployment.execute(house.url, "UPDATE flow_step SET due_at = due_at - interval '1 hour' WHERE status = 'READY'")
 
 
 def _do_the_step(house: House) -> None:
     """As a worker of its kind would."""
     steps = f"{house.up.api}/api/v1/flow_steps"
-    claimed = httpx.post(f"{steps}/claim", json={"worker": "w", "kinds": [plant.NOBODY], "limit": 1}, timeout=30)
+    claimed = httpx.post(f"{steps}/claim", json={"worker": "w", "kinds": [deployment.NOBODY], "limit": 1}, timeout=30)
     (item,) = claimed.json()["items"]
     path = f"{house.up.api}/api/v1/flow_runs/{item['runId']}/steps/{item['stepId']}/report"
     httpx.post(path, json={"fence": item["fence"], "status": "SUCCEEDED"}, timeout=30).raise_for_status()
 
 
 def _leave_a_row(house: House) -> None:
-    plant.queue_up(house.up.api, _SECOND_FILE)
-    plant.execute(house.url, "UPDATE pipeline_tracking SET created_at = created_at - interval '40 minutes'")
+    deployment.queue_up(house.up.api, _SECOND_FILE)
+    deployment.execute(house.url, "UPDATE pipeline_tracking SET created_at = created_at - interval '40 minutes'")
 
 
 def _lose_a_view(house: House) -> None:
-    plant.execute(house.url, "ALTER VIEW countries RENAME TO away")
-    plant.put(house.up.api, plant.THEIRS, "SE", "Sweden")
+    deployment.execute(house.url, "ALTER VIEW countries RENAME TO away")
+    deployment.put(house.up.api, deployment.THEIRS, "SE", "Sweden")
 
 
 _SECOND_FILE = "20250101000001"
 _PARTS = {
     "PenstockInstanceDown": Fault(lambda house: house.relay.kill(), _restart_relay),
     "PenstockTrackingStandsStill": Fault(
-        lambda house: _leave_a_row(house), lambda house: plant.carry(house.up.api, _SECOND_FILE)
+        lambda house: _leave_a_row(house), lambda house: deployment.carry(house.up.api, _SECOND_FILE)
     ),
     "PenstockIngestFails": Fault(
         lambda house: _drop(house, {"A": "none", "B": "none"}), lambda house: _drop(house, {"A": 3, "B": 4})
     ),
     "PenstockFlowStepsWait": Fault(_age_the_step, _do_the_step),
     "PenstockPodBehind": Fault(
-        _lose_a_view, lambda house: plant.execute(house.url, "ALTER VIEW away RENAME TO countries")
+        _lose_a_view, lambda house: deployment.execute(house.url, "ALTER VIEW away RENAME TO countries")
     ),
 }
 # Apart: whatever a process starts meanwhile, a run of ingest for one, would read the broken file.

@@ -25,8 +25,8 @@ from penstock.settings import ServerSection, Settings
 from tests.deploy.nginx import Nginx
 from tests.deploy.rolling_clients import Answer, Load, Request, connected, loaded
 from tests.deploy.rolling_fleet import Endpoints, Fleet, in_front
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Rig, command, opened, upsert
+from tests.refdata.harness import Rig, command, opened, upsert
+from tests.refdata.pod.harness import PodRig, running_pod
 from tests.services.postgres import fresh_database
 from tests.support.processes import CommandApi, QueryApi
 from tests.support.soak import examples

@@ -17,8 +17,8 @@ from penstock.kernel.periodic import repeating
 from tests.deploy import upgrade_versions
 from tests.deploy.test_migrations import recorded
 from tests.deploy.upgrade_versions import NEXT, PARTS, Role, Version
-from tests.deploy.upgrade_walk import BACK, FORWARD, loaded, walking
-from tests.harvest.crank import FEED, feed
+from tests.deploy.upgrade_workload import BACK, FORWARD, loaded, walking
+from tests.harvest.stepper import FEED, feed
 from tests.harvest.test_cli import Source
 from tests.services.postgres import fresh_database
 from tests.support.processes import penstock_here

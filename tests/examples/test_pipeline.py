@@ -13,8 +13,8 @@ import pytest
 
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import Stage
-from tests.examples.rig import Daemon, Daemons, Shards
-from tests.examples.wire import Wire
+from tests.examples.daemons import Daemon, Daemons, Shards
+from tests.examples.tcp_proxy import Wire
 from tests.services.mariadb import mariadb_binary, running_mariadb
 from tests.support.processes import PipelineApid
 from tests.support.require import require

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.rig import Rig, on_a_port, rigged
+from tests.flows.harness import Rig, on_a_port, rigged
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from penstock.kernel.auth import Authenticator, Principal
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.settings import Settings
-from tests.flows.rig import LEASE, SECOND, Rig, chain, named, rigged, said, step_path
+from tests.flows.harness import LEASE, SECOND, Rig, chain, named, rigged, said, step_path
 from tests.support.http import answered, problem
 
 FLOW = """

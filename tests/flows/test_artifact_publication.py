@@ -13,7 +13,7 @@ import pytest
 from penstock.flows.contract import ARTIFACT_LIMIT, Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import PenstockError, Transient
-from tests.flows.crank import Crank, ProcessDied, crank, report, work, written_by
+from tests.flows.stepper import Crank, ProcessDied, crank, report, work, written_by
 
 LATER = timedelta(minutes=1)
 STOP_PUBLISHER = """

@@ -23,8 +23,8 @@ from penstock.flows.step import Workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from penstock.kernel.retry_after import retry_after
-from tests.flows.desk import PlainDesk
 from tests.flows.market_servers import PNG, Answer, Scripted, never, picture, says, scripted
+from tests.flows.run_step_io import PlainDesk
 from tests.support.types import Json
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)

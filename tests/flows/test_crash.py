@@ -17,8 +17,8 @@ from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.settings import Settings
-from tests.flows.crashing import House, Story, chain, housed, leaving, mapped, some_story, within
-from tests.flows.worker_child import DONE, Child, Place
+from tests.flows.crash_scenarios import House, Story, chain, housed, leaving, mapped, some_story, within
+from tests.flows.worker_process import DONE, Child, Place
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.soak import examples
@@ -80,7 +80,7 @@ async def ended(house: House, when: str) -> None:
 @pytest.mark.timeout(7200)
 async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path) -> None:
     """F3, F4, F6, F11: `penstock up` is killed, alone or with its PostgreSQL; the next one goes on."""
-    flows = {"modules": ["tests.flows.worker_child"], "lease": 1, "max_lost": 10_000}
+    flows = {"modules": ["tests.flows.worker_process"], "lease": 1, "max_lost": 10_000}
     write_config(tmp_path, {"flows": flows})
     data, stories = tmp_path / ".penstock", dict[str, Story]()
     environment = {"PYTHONPATH": str(REPOSITORY), DONE: str(data / "done")}

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.flows.contract import Said
 from penstock.flows.model import Claimed, StepError
-from tests.flows.crank import LEASE, WORK, Crank, ProcessDied, crank, inner, mapped, report, work
-from tests.flows.crashing import is_consistent
-from tests.flows.dying import Mortal, mortal
+from tests.flows.crash_scenarios import is_consistent
+from tests.flows.statement_crash import Mortal, mortal
+from tests.flows.stepper import LEASE, WORK, Crank, ProcessDied, crank, inner, mapped, report, work
 from tests.support.soak import examples
 
 Act = Callable[[Crank], Awaitable[Any]]

@@ -13,8 +13,8 @@ import pytest
 from penstock.flows.loading import load_module
 from penstock.flows.sdk import Workers, serve
 from penstock.flows.sdk import workers as registered
-from tests.flows.page import blocks
-from tests.flows.rig import Rig, on_a_port
+from tests.flows.docs_page import blocks
+from tests.flows.harness import Rig, on_a_port
 from tests.support.waiting import becomes
 
 ADDRESS = "http://127.0.0.1:8080"

@@ -13,7 +13,7 @@ from penstock.flows.contract import DEPTH_LIMIT, Answer, Said
 from penstock.flows.definition import RunRequest
 from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
-from tests.flows.crank import Crank, ProcessDied, crank, inner, mapped, report, work, written_by
+from tests.flows.stepper import Crank, ProcessDied, crank, inner, mapped, report, work, written_by
 
 DIAMOND = {"a": work(), "b": work("a"), "c": work("a"), "d": work("b", "c")}
 FINAL = StepError("BAD_SYMBOL", "there is no such symbol")

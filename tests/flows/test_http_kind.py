@@ -15,7 +15,7 @@ from penstock.flows.kinds.builtin import check_inputs
 from penstock.flows.kinds.http import http_worker
 from penstock.flows.step import Handler, StepFailed
 from penstock.kernel.errors import Invalid
-from tests.flows.kind_desk import MemoryDesk, done, failed, held
+from tests.flows.memory_step_io import MemoryDesk, done, failed, held
 from tests.support.types import Json
 
 SECRET = 'Bearer s3"cret-ß-long'

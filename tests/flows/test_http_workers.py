@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.flows.rig import BASE, Rig
+from tests.flows.harness import BASE, Rig
 from tests.support.require import require
 from tests.support.waiting import becomes
 

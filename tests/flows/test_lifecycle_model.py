@@ -27,10 +27,10 @@ from penstock.flows import store
 from penstock.flows.contract import RunStatus, Said, StepStatus
 from penstock.flows.model import RUN, STEP, Claimed, Report
 from penstock.kernel.errors import Conflict
-from tests.flows.crank import LEASE, WORK, Crank, ProcessDied, crank, report, written_by
-from tests.flows.drawn import OTHER, SELDOM, steps, written
-from tests.flows.plain import MAX_LOST, World
-from tests.flows.plain_run import PlainRun, PlainStep, Refused
+from tests.flows.engine_model import MAX_LOST, World
+from tests.flows.flow_strategies import OTHER, SELDOM, steps, written
+from tests.flows.run_model import PlainRun, PlainStep, Refused
+from tests.flows.stepper import LEASE, WORK, Crank, ProcessDied, crank, report, written_by
 from tests.services.postgres import fresh_database
 from tests.support.soak import examples
 

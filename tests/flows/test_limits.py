@@ -16,7 +16,7 @@ from penstock.flows.graph import checked
 from penstock.flows.loading import load_file
 from penstock.flows.model import NewStep
 from penstock.kernel.errors import BadConfig, Invalid
-from tests.flows.crank import Crank, crank, inner, mapped, work
+from tests.flows.stepper import Crank, crank, inner, mapped, work
 from tests.flows.test_races import statements
 
 EVERY_MINUTE = {"cron": "* * * * *"}

@@ -23,7 +23,7 @@ from penstock.flows.model import StepError
 from penstock.flows.step import Workers
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid
-from tests.flows.desk import PlainDesk
+from tests.flows.run_step_io import PlainDesk
 from tests.support.soak import examples
 from tests.support.types import Json
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.flows.contract import Answer, Said
 from penstock.kernel.errors import Conflict
-from tests.flows.crank import Crank, crank, inner, mapped, report, work
+from tests.flows.stepper import Crank, crank, inner, mapped, report, work
 from tests.flows.test_races import WAITING, held_back
 from tests.support.waiting import becomes
 

@@ -34,11 +34,11 @@ from penstock.tracking.contract import NAME_LIMIT, Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from penstock.tying import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
-from tests.flows.kind_desk import MemoryDesk, done, failed, held
-from tests.harvest.crank import FEED, Crank
-from tests.harvest.scripted import Scripted, scripted, stones
-from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
-from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings, upsert
+from tests.flows.memory_step_io import MemoryDesk, done, failed, held
+from tests.harvest.scripted_source import Scripted, scripted, stones
+from tests.harvest.stepper import FEED, Crank
+from tests.ingest.harness import KEYED, SUPPLIER, House, snapshot
+from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings, upsert
 from tests.support.crash import Killed, raise_killed
 from tests.support.types import Json
 from tests.support.waiting import becomes, until

@@ -14,7 +14,7 @@ from penstock.flows.kinds.builtin import check_inputs
 from penstock.flows.kinds.python import python_worker
 from penstock.flows.step import Step
 from penstock.kernel.errors import Invalid
-from tests.flows.kind_desk import MemoryDesk, done, failed, held
+from tests.flows.memory_step_io import MemoryDesk, done, failed, held
 
 MODULE = "penstock_test_jobs"
 SOURCE = """

@@ -15,7 +15,7 @@ import pytest
 from penstock.flows.contract import Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import Conflict
-from tests.flows.crank import LEASE, Crank, crank, mapped, report, work
+from tests.flows.stepper import LEASE, Crank, crank, mapped, report, work
 from tests.support.soak import examples
 from tests.support.waiting import becomes
 

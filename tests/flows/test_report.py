@@ -20,8 +20,8 @@ from penstock.flows.kinds.telling import plain
 from penstock.flows.manifest import verdict
 from penstock.flows.step import Workers
 from penstock.settings import load_settings
-from tests.flows.desk import PlainDesk
 from tests.flows.market_servers import Answer, Scripted, never, says, scripted, writes
+from tests.flows.run_step_io import PlainDesk
 from tests.support.types import Json
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "market-report"

@@ -19,8 +19,8 @@ from penstock.flows.workers import StepWorker
 from penstock.kernel.db import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.crank import Named, mapped, work
-from tests.flows.crashing import is_consistent
+from tests.flows.crash_scenarios import is_consistent
+from tests.flows.stepper import Named, mapped, work
 from tests.support.soak import examples
 from tests.support.waiting import becomes
 

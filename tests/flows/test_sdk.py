@@ -22,7 +22,7 @@ from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
-from tests.flows.rig import Rig, chain
+from tests.flows.harness import Rig, chain
 from tests.flows.test_traces import CALLER, TRACE
 from tests.services.collector import Collector
 from tests.support.types import Json

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from penstock.kernel import live
-from tests.flows.rig import BASE, Rig, chain, on_a_port
+from tests.flows.harness import BASE, Rig, chain, on_a_port
 from tests.support.http import problem
 from tests.support.sse import EventStream
 from tests.support.types import Json

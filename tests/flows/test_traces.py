@@ -15,7 +15,7 @@ from penstock.flows.metrics import FlowMetrics
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.crank import Crank, crank
+from tests.flows.stepper import Crank, crank
 from tests.support.waiting import becomes
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -16,7 +16,7 @@ from penstock.flows.reports import STEPS
 from penstock.flows.step import Handler, Step, StepFailed, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.crank import LEASE, WORK, Crank, crank, report, work
+from tests.flows.stepper import LEASE, WORK, Crank, crank, report, work
 from tests.support.waiting import becomes
 
 AGAIN = {"maxAttempts": 2, "backoff": 0}

@@ -12,7 +12,7 @@ from penstock.flows.model import Claimed, Report
 from penstock.flows.step import Step, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.crank import LEASE, WORK, Crank, crank, work
+from tests.flows.stepper import LEASE, WORK, Crank, crank, work
 
 
 class SlowCounter(DirectCounter):

@@ -29,7 +29,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.text import storable
-from tests.harvest.crank import FEED, crank
+from tests.harvest.stepper import FEED, crank
 
 SECRET = "hunter2-and-more"
 LONG = timedelta(days=1)

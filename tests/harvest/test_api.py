@@ -24,7 +24,7 @@ from penstock.kernel.paging import encode
 from penstock.kernel.telemetry import Telemetry
 from penstock.ports import make_authenticator
 from penstock.settings import Settings
-from tests.harvest.crank import FEED, Crank, crank
+from tests.harvest.stepper import FEED, Crank, crank
 from tests.support.http import answered
 from tests.support.types import Json
 from tests.test_openapi import SECRET, token

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from penstock.cli import harvest
-from tests.harvest.crank import FEED, feed
+from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, penstock_here, penstock_on_a_terminal
 from tests.support.settings import write_config

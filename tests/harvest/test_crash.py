@@ -15,8 +15,8 @@ from penstock.harvest.local.churn import Rates
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions
 from penstock.settings import Settings
-from tests.harvest.crashing import Worker
-from tests.harvest.rig import TOPICS, Asked, Rig, rigged, tapped
+from tests.harvest.harness import TOPICS, Asked, Rig, rigged, tapped
+from tests.harvest.worker_process import Worker
 from tests.services.kafka import Kafka, kafka
 from tests.support.soak import examples
 from tests.support.waiting import becomes

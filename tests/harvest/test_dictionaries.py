@@ -16,8 +16,8 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
-from tests.harvest.crank import feed
-from tests.harvest.rig import FEED, Rig, harvest_settings, made_of, opened, rigged
+from tests.harvest.harness import FEED, Rig, harvest_settings, made_of, opened, rigged
+from tests.harvest.stepper import feed
 from tests.harvest.test_cli import Source
 from tests.support.processes import Up, penstock
 from tests.support.settings import write_config

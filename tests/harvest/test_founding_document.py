@@ -12,7 +12,7 @@ from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import PARTITION, PLAN, RUN
 from penstock.kernel import sql
 from penstock.kernel.db import Database
-from tests.harvest.crank import Crank, crank
+from tests.harvest.stepper import Crank, crank
 
 QUERIES = sql.parse((Path(__file__).parent / "document.sql").read_text(), {})
 DOWN = Faults(rate_500=1.0)

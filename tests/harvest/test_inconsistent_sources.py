@@ -11,8 +11,7 @@ from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
 from penstock.harvest.model import Position, Range, Window
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.outcome import Done, Failed, Retry
-from tests.harvest.crank import FEED
-from tests.harvest.scripted import (
+from tests.harvest.scripted_source import (
     ONE_PART,
     ByCursor,
     Scripted,
@@ -25,6 +24,7 @@ from tests.harvest.scripted import (
     scripted,
     stones,
 )
+from tests.harvest.stepper import FEED
 
 
 @pytest.mark.parametrize("upto", [30, 0])

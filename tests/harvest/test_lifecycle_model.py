@@ -22,7 +22,7 @@ from penstock.harvest.ending import consolidation, work_item
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import RUN
 from penstock.kernel.errors import Conflict, NotFound
-from tests.harvest.crank import FEED, Crank, crank
+from tests.harvest.stepper import FEED, Crank, crank
 from tests.services.postgres import fresh_database
 from tests.support.soak import examples
 

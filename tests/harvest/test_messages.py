@@ -9,7 +9,7 @@ import pytest
 from penstock.harvest import contract
 from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.outcome import Failed
-from tests.harvest.crank import FEED, Crank, crank
+from tests.harvest.stepper import FEED, Crank, crank
 
 RUBBISH = [b"", b"\xff", b"[]", b'{"runId": "no id", "type": "WORK_ITEM"}', b'{"type": "OTHER"}']
 

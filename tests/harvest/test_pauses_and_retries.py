@@ -27,9 +27,8 @@ from penstock.kernel.db import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.outcome import Done, Retry
 from penstock.working import working
-from tests.harvest.crank import FEED, Crank, feed
-from tests.harvest.rig import rigged
-from tests.harvest.scripted import (
+from tests.harvest.harness import rigged
+from tests.harvest.scripted_source import (
     ONE_PART,
     Scripted,
     completed,
@@ -43,6 +42,7 @@ from tests.harvest.scripted import (
     use,
     work_on_what_is_due,
 )
+from tests.harvest.stepper import FEED, Crank, feed
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 

@@ -21,7 +21,7 @@ from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import Database
 from penstock.kernel.outcome import Done
 from penstock.settings import Settings
-from tests.harvest.crank import FEED, Crank, crank, feed
+from tests.harvest.stepper import FEED, Crank, crank, feed
 from tests.harvest.test_cli import COMMAND, Source
 from tests.harvest.test_config import EXAMPLE
 from tests.support.processes import Up, Work, penstock

@@ -24,9 +24,9 @@ from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.outcome import Retry
 from penstock.kernel.storage.folder import FolderStorage
-from tests.harvest.crank import FEED, Crank, feed
-from tests.harvest.rig import rigged
-from tests.harvest.scripted import ONE_PART, Scripted, completed, make_turn, partitions, scripted, stones
+from tests.harvest.harness import rigged
+from tests.harvest.scripted_source import ONE_PART, Scripted, completed, make_turn, partitions, scripted, stones
+from tests.harvest.stepper import FEED, Crank, feed
 from tests.support.waiting import becomes
 
 LOCKED = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')"

@@ -18,7 +18,7 @@ from penstock.harvest.config import FeedSection
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
 from penstock.harvest.records import KEY_LIMIT, Reader, Record, newest
 from penstock.harvest.views import HarvestViews
-from tests.harvest.crank import FEED, Crank, crank
+from tests.harvest.stepper import FEED, Crank, crank
 
 LATER, EARLIER = "2024-05-02T10:00:00Z", "2024-05-01T10:00:00Z"
 MINIMAL = {"source": {"kind": "rest", "url": "http://source.test"}, "key": "id", "updated_at": "updatedAt"}

@@ -18,8 +18,8 @@ from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
-from tests.harvest.crashing import Worker
-from tests.harvest.rig import COUNT, PAGE, Parts, Rig, rigged, tapped
+from tests.harvest.harness import COUNT, PAGE, Parts, Rig, rigged, tapped
+from tests.harvest.worker_process import Worker
 from tests.support.types import Json
 from tests.support.waiting import becomes
 

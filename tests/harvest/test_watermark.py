@@ -14,7 +14,7 @@ from penstock.harvest.local.dataset import Changed
 from penstock.harvest.local.server import LocalSource
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Transient
-from tests.harvest.rig import FEED, PAGE, Asked, Rig, harvest_settings, opened, rigged, tapped
+from tests.harvest.harness import FEED, PAGE, Asked, Rig, harvest_settings, opened, rigged, tapped
 from tests.support.soak import examples
 from tests.support.types import Json
 

@@ -20,7 +20,7 @@ from penstock.ingest.service import Ingestion
 from penstock.ingest.tree import Tree
 from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, Stored
-from tests.ingest.trees import SUPPLIER, BucketRig, drop, paths, s3_rig, stored_rig
+from tests.ingest.tree_backends import SUPPLIER, BucketRig, drop, paths, s3_rig, stored_rig
 from tests.services.s3 import S3Place, s3_place
 from tests.support.crash import Killed
 

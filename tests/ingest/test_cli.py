@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest import layout
-from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, House, snapshot
 from tests.support.processes import Result, penstock_here, penstock_on_a_terminal
 from tests.support.types import Json
 

@@ -14,7 +14,7 @@ from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import new_run_id
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Invalid, NotFound
-from tests.ingest.rig import SUPPLIER, Rig, price_list
+from tests.ingest.supplier_harness import SUPPLIER, Rig, price_list
 
 DATA = "etl_data/raw_v1"
 GOOD = price_list(("A1", 5, "100,00"), ("B2", ">1", "x"), ("C3", 7, "1 234,50"))

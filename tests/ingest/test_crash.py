@@ -14,8 +14,8 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.hooks import Outcome
 from penstock.ingest.publishing import Step
 from penstock.kernel.clock import ManualClock
-from tests.ingest.crashing import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
-from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
+from tests.ingest.crash_process import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
+from tests.ingest.supplier_folder import SUPPLIER, Facts, Place, csv, digest, quick_folder
 from tests.support.soak import examples
 
 FIRST: Facts = {"A": 1, "B": 2, "C": 3}

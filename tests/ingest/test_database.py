@@ -24,7 +24,7 @@ from penstock.ingesting import Workplace, forget_old_runs, workplace
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
-from tests.ingest.house import KEYED, SUPPLIER, House, failure, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, House, failure, snapshot
 from tests.support.crash import Killed, call_at
 from tests.support.processes import penstock
 

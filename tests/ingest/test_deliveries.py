@@ -29,7 +29,7 @@ from penstock.ingest.states import open_state
 from penstock.ingest.supplier import load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
-from tests.ingest.house import KEYED, SUPPLIER, House, clock_of_today, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, House, clock_of_today, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.processes import Up, penstock
 from tests.support.settings import write_config

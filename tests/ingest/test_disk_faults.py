@@ -17,8 +17,8 @@ import pytest
 from penstock.ingest import disk, layout
 from penstock.ingest.contract import FailureCode
 from penstock.kernel.errors import Transient
-from tests.ingest.crashing import answered, run_without_power
-from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
+from tests.ingest.crash_process import answered, run_without_power
+from tests.ingest.supplier_folder import SUPPLIER, Facts, Place, csv, digest, quick_folder
 from tests.support.require import require
 
 FIRST: Facts = {"A": 1, "B": 2}

@@ -14,7 +14,7 @@ from penstock.ingest.folder import FolderTree
 from penstock.ingest.model import Arrival
 from penstock.ingest.publishing import Step
 from penstock.kernel.clock import ManualClock
-from tests.ingest.place import SUPPLIER, Facts, Place, csv, quick_folder
+from tests.ingest.supplier_folder import SUPPLIER, Facts, Place, csv, quick_folder
 
 WINDOW = 30.0
 DAY = timedelta(days=1)

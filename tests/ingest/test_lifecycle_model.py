@@ -23,7 +23,7 @@ from penstock.ingest import layout
 from penstock.ingest.folder import FolderTree
 from penstock.ingest.publishing import OnStep, Step
 from penstock.kernel.clock import ManualClock
-from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
+from tests.ingest.supplier_folder import SUPPLIER, Facts, Place, csv, digest, quick_folder
 from tests.support.crash import Killed, call_at
 from tests.support.soak import examples
 

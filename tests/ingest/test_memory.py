@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest import layout
-from tests.ingest.house import KEYED, SUPPLIER, House
-from tests.ingest.place import unlocked
+from tests.ingest.harness import KEYED, SUPPLIER, House
+from tests.ingest.supplier_folder import unlocked
 
 # The program; its last word is the most memory it had, in kilobytes.
 MEASURED = """

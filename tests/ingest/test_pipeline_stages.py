@@ -13,7 +13,7 @@ from penstock.ingest.extract import Table, open_tables
 from penstock.ingest.gate import bind
 from penstock.ingest.judging import check_quality
 from penstock.ingest.model import Failed, Stats
-from tests.ingest.formats.rig import STOCK, supplier, trimmed
+from tests.ingest.formats.extraction import STOCK, supplier, trimmed
 
 EXTRACTOR = ["extract", *(f"extract.{name}" for name in ("delimited", "detect", "packing", "records", "workbook"))]
 GATE, EMITTER, DQ = ["gate"], ["emit"], ["judging"]

@@ -17,7 +17,7 @@ from penstock.ingest import layout
 from penstock.ingest.hooks import Hooks
 from penstock.ingesting import workplace
 from penstock.settings import Settings
-from tests.ingest.house import KEYED, SUPPLIER, House, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, House, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.http import answered
 from tests.support.processes import PENSTOCK, Server, Up

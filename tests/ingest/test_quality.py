@@ -17,7 +17,7 @@ from penstock.cli.main import app
 from penstock.ingest import layout
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Stats
-from tests.ingest.house import COLUMNS, KEYED, QUALITY, SUPPLIER, House, failure, snapshot
+from tests.ingest.harness import COLUMNS, KEYED, QUALITY, SUPPLIER, House, failure, snapshot
 from tests.support.types import Json
 
 GOOD = {f"good{number}": number for number in range(100)}

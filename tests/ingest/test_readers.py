@@ -16,9 +16,9 @@ from penstock.ingest.folder import FolderTree
 from penstock.ingest.sdk import read_state
 from penstock.ingest.states import current
 from penstock.kernel.errors import Corrupt, NotFound
-from tests.ingest.crashing import started, was_killed
-from tests.ingest.place import SUPPLIER, Place, csv, quick_folder
-from tests.ingest.reading import WAYS, count_of, read_on, read_once
+from tests.ingest.crash_process import started, was_killed
+from tests.ingest.reader_process import WAYS, count_of, read_on, read_once
+from tests.ingest.supplier_folder import SUPPLIER, Place, csv, quick_folder
 from tests.support.soak import examples
 
 AT_ONCE = RetentionSection(state_retention_hours=0)

@@ -19,7 +19,7 @@ from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.verifying import verify
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import Corrupt, Transient
-from tests.ingest.rig import QUALITY, SUPPLIER, Rig, price_list
+from tests.ingest.supplier_harness import QUALITY, SUPPLIER, Rig, price_list
 from tests.support.crash import Killed, call_at
 
 ONE, TWO = price_list(("A", 1, "1,00")), price_list(("A", 2, "2,00"))

@@ -19,7 +19,7 @@ from penstock.ingest.standing import standing
 from penstock.ingest.states import open_state
 from penstock.ingest.verifying import verify
 from penstock.kernel.clock import ManualClock
-from tests.ingest.house import KEYED, SUPPLIER, House, clock_of_today, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, House, clock_of_today, snapshot
 from tests.support.crash import Killed, call_at
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

@@ -22,7 +22,7 @@ from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import Changed, Tree, pointer_in
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, Transient
 from penstock.kernel.storage.objects import ObjectStorage
-from tests.ingest.trees import SUPPLIER, BucketRig, FolderRig, Rig, drop, paths, s3_rig, stored_rig
+from tests.ingest.tree_backends import SUPPLIER, BucketRig, FolderRig, Rig, drop, paths, s3_rig, stored_rig
 from tests.services.s3 import S3Place, s3_place
 
 INBOX = layout.inbox(SUPPLIER)

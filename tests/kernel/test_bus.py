@@ -19,8 +19,8 @@ from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
-from tests.kernel.bus_child_process import Child, child
-from tests.kernel.bus_rigs import KafkaRig, PostgresRig, Rig
+from tests.kernel.bus_backends import KafkaRig, PostgresRig, Rig
+from tests.kernel.bus_worker_process import Child, child
 from tests.services.kafka import Kafka, kafka
 
 WITHIN = 40.0  # a broker notices a death after six seconds at the earliest

@@ -21,7 +21,7 @@ from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.signals.redis import RedisSignals
 from penstock.kernel.signals.redis import listener as redis_listener
-from tests.kernel.signals_rigs import PostgresRig, RedisRig, Rig, redis_rig
+from tests.kernel.signals_backends import PostgresRig, RedisRig, Rig, redis_rig
 from tests.services.redis import RedisCluster, RedisServer, redis_binary
 from tests.support.require import require
 
@@ -239,7 +239,7 @@ async def test_a_listener_that_is_too_slow_is_told_so(rig: Rig, monkeypatch: pyt
 async def test_a_listener_in_another_process_hears(rig: Rig) -> None:
     """R16: signals cross processes; the listener there begins with its own Resync."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.kernel.signals_child", *rig.child, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.kernel.signals_listener", *rig.child, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
     assert child.stdout is not None
     try:

@@ -34,7 +34,7 @@ from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
-from tests.flows.rig import rigged
+from tests.flows.harness import rigged
 
 NOW = datetime(2026, 11, 17, 3, 0, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

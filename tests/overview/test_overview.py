@@ -18,8 +18,8 @@ import pytest
 from penstock.overview.client import OverviewClient
 from penstock.overview.contract import Part
 from penstock.overview.machines import PART_OF
-from tests.harvest.crank import FEED, feed
-from tests.ingest.house import KEYED, SUPPLIER, House
+from tests.harvest.stepper import FEED, feed
+from tests.ingest.harness import KEYED, SUPPLIER, House
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, penstock
 from tests.support.settings import write_config

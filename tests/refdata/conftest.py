@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from penstock.settings import Settings
-from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings
+from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings
 from tests.services.kafka import Kafka, kafka
 
 

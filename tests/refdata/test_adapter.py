@@ -21,7 +21,7 @@ from penstock.refdata.mapping import Mapped
 from penstock.refdata.model import Event
 from penstock.roles import adapting
 from penstock.settings import Settings
-from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings, upsert
+from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings, upsert
 from tests.services.kafka import Kafka
 from tests.support.types import Json
 

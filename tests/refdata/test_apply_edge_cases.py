@@ -15,7 +15,7 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict
-from tests.refdata.rig import Rig, chunk, command, on_bus, upsert
+from tests.refdata.harness import Rig, chunk, command, on_bus, upsert
 
 
 @pytest.fixture

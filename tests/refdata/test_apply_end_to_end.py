@@ -7,7 +7,7 @@ import pytest
 
 from penstock.kernel.signals import Resync
 from penstock.refdata.contract import Status, decode
-from tests.refdata.rig import Rig, chunk, command, delete, heard, on_bus, published, upsert
+from tests.refdata.harness import Rig, chunk, command, delete, heard, on_bus, published, upsert
 
 TENANTS = ["acme", "globex"]
 

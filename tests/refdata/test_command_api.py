@@ -18,7 +18,7 @@ from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, forged, shared, signed
-from tests.refdata.rig import Rig, command, create_schemas, opened, refdata_settings, upsert
+from tests.refdata.harness import Rig, command, create_schemas, opened, refdata_settings, upsert
 from tests.support.http import answered, problem
 from tests.support.types import Json
 

@@ -18,7 +18,7 @@ from penstock.kernel.errors import BadConfig
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection
 from penstock.settings import Settings, load_settings
-from tests.refdata.rig import DOCUMENT, OTHER, Rig, create_schemas, dictionaries, refdata_settings, upsert
+from tests.refdata.harness import DOCUMENT, OTHER, Rig, create_schemas, dictionaries, refdata_settings, upsert
 from tests.services.postgres import fresh_database
 from tests.support.processes import penstock
 from tests.support.types import Json

@@ -23,7 +23,7 @@ from penstock.refdata import contract
 from penstock.refdata.config import KEY_TEMPLATE, RefdataSection
 from penstock.refdata.contract import INVALIDATIONS, decode, encode, message_key
 from penstock.refdata.model import KEYS_TOLD
-from tests.refdata.rig import Rig, chunk, command, delete, heard, on_bus, published, upsert
+from tests.refdata.harness import Rig, chunk, command, delete, heard, on_bus, published, upsert
 from tests.support.types import Json
 
 ROOT = Path(__file__).parent.parent.parent

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from tests.refdata.rig import DOCUMENT, create_schemas, dictionaries
+from tests.refdata.harness import DOCUMENT, create_schemas, dictionaries
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, penstock_here
 from tests.support.settings import write_config

@@ -9,7 +9,7 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.drift import DriftWatch
 from penstock.refdata.model import Dict, Mark
-from tests.refdata.rig import Rig, upsert
+from tests.refdata.harness import Rig, upsert
 
 DRIFTS = 'penstock_refdata_drifts_total{dict_code="COUNTRY"}'
 

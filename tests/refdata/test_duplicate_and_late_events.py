@@ -21,7 +21,7 @@ from penstock.refdata.model import Dict, Refusal, Verdict
 from penstock.refdata.provider import ItemTableProvider
 from penstock.refdata.reading import Read
 from penstock.refdata.workers import adapter_handler
-from tests.refdata.rig import Rig, delete, upsert
+from tests.refdata.harness import Rig, delete, upsert
 from tests.refdata.test_adapter import PLAIN, delivery
 from tests.refdata.test_retention_and_journal import House
 

@@ -24,7 +24,7 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.reloading import _Reloader
 from penstock.settings import load_settings
-from tests.refdata.rig import DOCUMENT, Rig, create_schemas, dictionaries, upsert
+from tests.refdata.harness import DOCUMENT, Rig, create_schemas, dictionaries, upsert
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.types import Json

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.refdata.contract import COMMAND_LIMIT
 from penstock.settings import Settings
-from tests.refdata.rig import (
+from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
     Rig,

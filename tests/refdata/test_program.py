@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 import pytest
 
-from tests.refdata.rig import DOCUMENT, create_schemas, delete, upsert
+from tests.refdata.harness import DOCUMENT, create_schemas, delete, upsert
 from tests.services.collector import Collector
 from tests.services.kafka import Kafka
 from tests.services.postgres import fresh_database

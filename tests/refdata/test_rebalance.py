@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.refdata.house import House, housed, load
+from tests.refdata.role_processes import House, housed, load
 from tests.services.kafka import Kafka
 from tests.support.waiting import becomes
 

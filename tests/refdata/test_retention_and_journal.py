@@ -18,7 +18,7 @@ from penstock.kernel.machine import Machine
 from penstock.refdata.chores import Upkeep, lag_chore
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import SNAPSHOT, UPDATE
-from tests.refdata.rig import Rig, chunk, create_schemas, delete, on_bus, opened, refdata_settings, upsert
+from tests.refdata.harness import Rig, chunk, create_schemas, delete, on_bus, opened, refdata_settings, upsert
 
 DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
 KEPT = {"processedEvents": "P10D", "tombstones": "P5D", "updates": "P20D", "history": "P40D"}

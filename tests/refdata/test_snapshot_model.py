@@ -21,7 +21,7 @@ from penstock.refdata.applying import Applier
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict, Verdict
 from penstock.refdata.reading import read
-from tests.refdata.rig import (
+from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
     chunk,

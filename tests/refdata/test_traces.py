@@ -20,7 +20,7 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.mapping import Mapped
 from penstock.settings import Settings
-from tests.refdata.rig import Rig, chunk, command, on_bus, upsert
+from tests.refdata.harness import Rig, chunk, command, on_bus, upsert
 from tests.support.types import Json
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

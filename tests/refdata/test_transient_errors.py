@@ -30,7 +30,7 @@ from penstock.refdata.provider import ItemTableProvider
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.test_embedded import servers
-from tests.refdata.rig import (
+from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
     Rig,

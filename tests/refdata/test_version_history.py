@@ -11,7 +11,7 @@ from penstock.refdata.chores import Upkeep
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict
 from penstock.settings import Settings
-from tests.refdata.rig import (
+from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
     Rig,

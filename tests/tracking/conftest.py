@@ -22,7 +22,7 @@ from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from tests.services.postgres import fresh_database
 from tests.support.processes import PipelineApid
-from tests.tracking.rig import BASE, Api
+from tests.tracking.harness import BASE, Api
 
 MAX_ATTEMPTS = 3
 POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"  # the run's server, see tests/conftest.py

@@ -9,7 +9,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.tracking.service import Tracking
 from tests.support.types import Json
 from tests.tracking.conftest import MAX_ATTEMPTS
-from tests.tracking.rig import FILE, INGEST, SECOND, SENDER, SPLITTER, WORKER, Api, expire, names, reported, why
+from tests.tracking.harness import FILE, INGEST, SECOND, SENDER, SPLITTER, WORKER, Api, expire, names, reported, why
 
 CHOICES: list[tuple[Json, list[tuple[str, int]]]] = [
     ({"filename_prefix": "b"}, [("b", 0), ("b", 1)]),

@@ -6,7 +6,7 @@ from datetime import timedelta
 from penstock.kernel.clock import ManualClock
 from penstock.tracking.service import Tracking
 from tests.tracking.conftest import MAX_ATTEMPTS
-from tests.tracking.rig import FILE, INGEST, SECOND, SENDER, SPLITTER, WORKER, Api, expire, held, names, reported
+from tests.tracking.harness import FILE, INGEST, SECOND, SENDER, SPLITTER, WORKER, Api, expire, held, names, reported
 
 # T12
 

@@ -15,7 +15,7 @@ from penstock.tracking.contract import Stage
 from penstock.tracking.service import Tracking
 from tests.support.http import answered, problem
 from tests.support.types import Json
-from tests.tracking.rig import FILE, INGEST, SENDER, SPLITTER, WORKER, Api
+from tests.tracking.harness import FILE, INGEST, SENDER, SPLITTER, WORKER, Api
 
 SECOND = timedelta(seconds=1)
 PATIENCE = 20  # seconds; only who waits for a lock takes so long

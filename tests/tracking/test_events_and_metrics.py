@@ -14,7 +14,7 @@ from penstock.kernel.live import Batch
 from penstock.kernel.telemetry import Telemetry
 from penstock.tracking.service import Tracking
 from tests.support.sse import EventStream
-from tests.tracking.rig import BASE, FILE, SPLITTER, WORKER, Api, expire, reported
+from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, Api, expire, reported
 
 
 async def next_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from penstock.kernel.clock import ManualClock
 from penstock.tracking.service import Tracking
-from tests.tracking.rig import FILE, INGEST, SECOND, SENDER, WORKER, Api, expire, reported, why
+from tests.tracking.harness import FILE, INGEST, SECOND, SENDER, WORKER, Api, expire, reported, why
 
 
 async def test_why_tells_of_a_file_that_is_not_complete(api: Api, clock: ManualClock) -> None:

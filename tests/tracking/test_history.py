@@ -3,7 +3,7 @@
 from penstock.kernel.clock import ManualClock
 from tests.support.http import problem
 from tests.support.types import Json
-from tests.tracking.rig import FILE, INGEST, SECOND, SPLITTER, WORKER, Api, reported
+from tests.tracking.harness import FILE, INGEST, SECOND, SPLITTER, WORKER, Api, reported
 
 
 async def test_history_tells_who_when_and_why(api: Api, clock: ManualClock) -> None:

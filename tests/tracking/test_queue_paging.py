@@ -1,7 +1,7 @@
 """T5: paging through a queue by cursor and by offset."""
 
 from penstock.kernel.clock import ManualClock
-from tests.tracking.rig import FILE, SECOND, SPLITTER, WORKER, Api
+from tests.tracking.harness import FILE, SECOND, SPLITTER, WORKER, Api
 
 
 async def test_a_cursor_skips_nothing_while_the_queue_moves(api: Api, clock: ManualClock) -> None:

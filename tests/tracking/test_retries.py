@@ -6,7 +6,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.lease import MOVES_KEPT
 from penstock.tracking.service import Tracking
-from tests.tracking.rig import FILE, SENDER, SPLITTER, WORKER, Api, reported
+from tests.tracking.harness import FILE, SENDER, SPLITTER, WORKER, Api, reported
 
 HOUR = 3600
 

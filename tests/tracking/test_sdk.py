@@ -15,7 +15,7 @@ import pytest
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.tracking.sdk import Item, StageDaemon, SyncStageDaemon
 from tests.support.processes import PipelineApid
-from tests.tracking.rig import BASE, FILE, SPLITTER, WORKER, Api, reported
+from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, Api, reported
 
 ROOT = Path(__file__).parents[2]
 WITHIN = 30.0
@@ -322,7 +322,7 @@ async def test_sigterm_gives_back_the_rest(live: Api, server: str, form: str) ->
 async def child(form: str, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A daemon in a process of its own; killed at the end, should it still live."""
     pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, "-m", "tests.tracking.daemon_child", form, url]
+    command = [sys.executable, "-m", "tests.tracking.daemon_process", form, url]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
     try:
         async with asyncio.timeout(WITHIN):

@@ -8,7 +8,7 @@ from penstock.kernel.errors import Transient
 from penstock.tracking import store
 from penstock.tracking.service import Tracking
 from tests.support.http import problem
-from tests.tracking.rig import Api
+from tests.tracking.harness import Api
 
 
 async def test_one_watcher_too_many_is_told_so(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.asking import Client
+from tests.harvest.local.client import Client
 
 RECORDS = 400
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.harvest.local.churn import Rates
 from penstock.harvest.local.faults import Dealer, Faults
 from penstock.harvest.local.server import LocalSource
-from tests.harvest.local.asking import COUNT, PAGE, Client, in_order
+from tests.harvest.local.client import COUNT, PAGE, Client, in_order
 from tests.support.waiting import becomes
 
 

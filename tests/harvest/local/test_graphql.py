@@ -7,7 +7,7 @@ import pytest
 
 from penstock.harvest.local.server import LocalSource
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.asking import AUTHENTICATE, COUNT, PAGE, Client, in_order
+from tests.harvest.local.client import AUTHENTICATE, COUNT, PAGE, Client, in_order
 
 
 def code_of(told: Any) -> str:

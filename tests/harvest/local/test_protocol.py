@@ -12,7 +12,7 @@ from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
-from tests.harvest.local.asking import Client, in_order
+from tests.harvest.local.client import Client, in_order
 from tests.support.types import Json
 
 

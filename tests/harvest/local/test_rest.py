@@ -8,7 +8,7 @@ import pytest
 from penstock.harvest.local.dataset import Order
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.asking import Client, in_order
+from tests.harvest.local.client import Client, in_order
 from tests.support.types import Json
 
 

@@ -11,7 +11,7 @@ from penstock.harvest.source import Source
 from penstock.harvest.sources import open_source
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
-from tests.harvest.sources.api import Api, running
+from tests.harvest.sources.scripted_api import Api, running
 
 Opened = Callable[..., AbstractAsyncContextManager[Source]]
 

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Position, Range, Window
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
-from tests.harvest.sources.api import Answer, Api, says
 from tests.harvest.sources.conftest import Opened
+from tests.harvest.sources.scripted_api import Answer, Api, says
 
 
 def token(word: str) -> Answer:

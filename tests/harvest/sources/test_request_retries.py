@@ -12,8 +12,8 @@ from penstock.harvest.source import Source, SourceFailed, SourcePaused, SourceRe
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.retry_after import retry_after
-from tests.harvest.sources.api import Answer, Api, cuts, never, pages, says
 from tests.harvest.sources.conftest import Opened
+from tests.harvest.sources.scripted_api import Answer, Api, cuts, never, pages, says
 
 FINE = pages(2)[0]
 

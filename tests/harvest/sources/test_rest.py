@@ -7,8 +7,8 @@ import pytest
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Kind, Page, Position, Range, Window
 from penstock.harvest.source import Source, SourceFailed
-from tests.harvest.sources.api import Api, pages, says
 from tests.harvest.sources.conftest import Opened
+from tests.harvest.sources.scripted_api import Api, pages, says
 
 WINDOW = Window(
     datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 1, 2, microsecond=5, tzinfo=UTC)

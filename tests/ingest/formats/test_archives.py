@@ -11,7 +11,7 @@ import pytest
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import packing
 from penstock.ingest.supplier import Supplier
-from tests.ingest.formats.rig import STOCK, made, refused, supplier
+from tests.ingest.formats.extraction import STOCK, made, refused, supplier
 from tests.ingest.formats.test_workbooks import ROWS, WRITERS, A, B
 from tests.ingest.formats.workbooks import zipped
 

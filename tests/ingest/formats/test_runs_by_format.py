@@ -11,7 +11,7 @@ from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.folder import FolderTree
 from penstock.ingest.model import Manifest
 from penstock.ingest.service import Ingestion
-from tests.ingest.formats.rig import DQ, STOCK
+from tests.ingest.formats.extraction import DQ, STOCK
 from tests.ingest.formats.test_workbooks import ROWS, WRITERS
 
 PLAIN = b"sku;qty;price\nA;1;10,50\nB;2;7\n"

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.ingest.contract import Status
 from penstock.ingest.inspecting import Inspection
-from tests.ingest.inspecting.rig import columns, proposed, ran
-from tests.ingest.inspecting.tyres import Truth, tyre_workbook
+from tests.ingest.inspecting.proposals import columns, proposed, ran
+from tests.ingest.inspecting.tyre_workbook import Truth, tyre_workbook
 
 
 @pytest.fixture(scope="module")

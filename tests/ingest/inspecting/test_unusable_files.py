@@ -10,7 +10,7 @@ import xlsxwriter  # type: ignore[import-untyped]
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.inspecting import inspect
 from penstock.ingest.model import Failed
-from tests.ingest.inspecting.rig import proposed
+from tests.ingest.inspecting.proposals import proposed
 
 
 @pytest.mark.parametrize(

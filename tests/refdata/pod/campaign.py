@@ -27,8 +27,8 @@ from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict
 from penstock.roles import ROLES
 from penstock.settings import Settings
+from tests.refdata.harness import Rig, command, delete, opened, upsert
 from tests.refdata.pod.history import History, Hold, Read, Write
-from tests.refdata.rig import Rig, command, delete, opened, upsert
 from tests.services.redis import RedisCluster
 from tests.support.processes import QueryApi
 from tests.support.types import Json

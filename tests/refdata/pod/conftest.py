@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.settings import Settings
-from tests.refdata.pod.gate import Gate
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings
+from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings
+from tests.refdata.pod.harness import PodRig, running_pod
+from tests.services.postgres_proxy import Gate
 from tests.services.redis import RedisCluster, redis_binary
 from tests.support.require import require
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.refdata.pod.podrig import PodRig
+from tests.refdata.pod.harness import PodRig
 from tests.support.waiting import becomes
 
 

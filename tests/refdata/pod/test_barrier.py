@@ -16,7 +16,7 @@ from penstock.refdata.pod.holding import Holding
 from penstock.refdata.pod.link import Reach
 from penstock.refdata.pod.loads import Loads
 from tests.refdata.pod.conftest import Pods
-from tests.refdata.pod.podrig import Answer, PodRig
+from tests.refdata.pod.harness import Answer, PodRig
 from tests.support.waiting import becomes
 
 ABSURD = 10**12

@@ -18,8 +18,8 @@ import structlog
 
 from penstock.kernel.waiting import happens
 from tests.refdata.pod.campaign import READERS, TARGETS, WRITERS, Asked, Campaign, Pod, Reader, staged
+from tests.refdata.pod.harness import PodRig
 from tests.refdata.pod.history import DATA
-from tests.refdata.pod.podrig import PodRig
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
 from tests.support.require import require
 from tests.support.soak import examples

@@ -15,8 +15,8 @@ from penstock.refdata.pod.front import Front
 from penstock.refdata.pod.memory import Memory
 from penstock.refdata.sdk import Dictionaries
 from penstock.settings import Settings
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.pod.raw import ACME, LOCAL, Slow, Wire, asking, connected, stuck
+from tests.refdata.pod.harness import PodRig, running_pod
+from tests.refdata.pod.raw_client import ACME, LOCAL, Slow, Wire, asking, connected, stuck
 from tests.refdata.pod.test_tenants import bearer, guard, token
 from tests.support.waiting import becomes
 

@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.refdata.pod.parsing import BODY_LIMIT
-from tests.refdata.pod.podrig import PodRig
-from tests.refdata.pod.raw import ACME, LOCAL, Reply, Slow, asking, connected, once, stuck
+from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.raw_client import ACME, LOCAL, Reply, Slow, asking, connected, once, stuck
 from tests.support.waiting import becomes
 
 A, B = f"{ACME}/items/a", f"{ACME}/items/b"

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.refdata.pod.connection import Head
-from tests.refdata.pod.podrig import PodRig
-from tests.refdata.pod.raw import ACME, LOCAL, asking, connected
+from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected
 
 A, B = f"{ACME}/items/a", f"{ACME}/items/b"
 GLOBEX = ACME.replace("acme", "globex")

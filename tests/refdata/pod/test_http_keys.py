@@ -6,8 +6,8 @@ import pytest
 
 from penstock.refdata.contract import KEY_LIMIT
 from penstock.refdata.pod.request import KEYS_LIMIT
-from tests.refdata.pod.podrig import PodRig
-from tests.refdata.pod.raw import ACME, LOCAL, Wire, asking, connected, once
+from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.raw_client import ACME, LOCAL, Wire, asking, connected, once
 
 KEYS = [
     "a/b",

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.servers import listening
-from tests.refdata.pod.podrig import PodRig
-from tests.refdata.pod.raw import ACME, LOCAL, Slow, asking, connected, stuck
+from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.raw_client import ACME, LOCAL, Slow, asking, connected, stuck
 from tests.support.waiting import becomes
 
 A = f"{ACME}/items/a"

@@ -10,9 +10,9 @@ import pytest
 
 from penstock.kernel import paging
 from penstock.settings import Settings
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.pod.raw import ACME, LOCAL, Reply, Wire, asking, connected, once, stuck
-from tests.refdata.rig import delete
+from tests.refdata.harness import delete
+from tests.refdata.pod.harness import PodRig, running_pod
+from tests.refdata.pod.raw_client import ACME, LOCAL, Reply, Wire, asking, connected, once, stuck
 from tests.support.sse import parse_event
 from tests.support.waiting import becomes
 

@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 
 from penstock.refdata.pod.parsing import BODY_LIMIT, HEAD_LIMIT
-from tests.refdata.pod.podrig import PodRig
-from tests.refdata.pod.raw import ACME, LOCAL, asking, connected, once
+from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected, once
 
 A = f"{ACME}/items/a"
 GARBAGE = {

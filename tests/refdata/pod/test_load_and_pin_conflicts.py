@@ -15,8 +15,8 @@ from penstock.refdata.model import Dict
 from penstock.refdata.pod import loads
 from penstock.refdata.pod.loads import Loads
 from penstock.refdata.store import stamp_of
-from tests.refdata.pod.podrig import PodRig
-from tests.refdata.rig import delete
+from tests.refdata.harness import delete
+from tests.refdata.pod.harness import PodRig
 
 LOOSE = Dict("acme", "LOOSE")
 

@@ -25,7 +25,7 @@ from penstock.kernel.auth import JwtAuthenticator
 from penstock.kernel.keys import SharedSecret
 from penstock.refdata.pod.request import KEYS_LIMIT
 from penstock.settings import Settings
-from tests.refdata.pod.podrig import PodRig, running_pod
+from tests.refdata.pod.harness import PodRig, running_pod
 
 HERE = Path(penstock.refdata.pod.__file__).parent
 DOCUMENT: dict[str, Any] = json.loads((HERE / "openapi.json").read_text())

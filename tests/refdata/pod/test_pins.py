@@ -1,7 +1,7 @@
 """R30: readers of a dictionary that is pinned."""
 
 from penstock.refdata.model import Dict
-from tests.refdata.pod.podrig import PodRig
+from tests.refdata.pod.harness import PodRig
 from tests.support.waiting import becomes
 
 LOOSE = Dict("acme", "LOOSE")

@@ -21,9 +21,7 @@ from penstock.refdata.pod.auditor import Auditor, Finding
 from penstock.refdata.pod.holding import Holding
 from penstock.refdata.pod.link import Reach
 from penstock.refdata.pod.memory import Memory
-from tests.refdata.pod.conftest import Pods
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import (
+from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
     Rig,
@@ -34,6 +32,8 @@ from tests.refdata.rig import (
     refdata_settings,
     upsert,
 )
+from tests.refdata.pod.conftest import Pods
+from tests.refdata.pod.harness import PodRig, running_pod
 from tests.support.waiting import becomes
 
 ABSURD = 10**12

@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from penstock.settings import Settings
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import create_schemas, opened, refdata_settings, upsert
+from tests.refdata.harness import create_schemas, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import PodRig, running_pod
 from tests.services.collector import Collector
 from tests.services.redis import RedisCluster
 from tests.support.processes import CommandApi, QueryApi, Work

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.refdata.rig import upsert
+from tests.refdata.harness import upsert
 from tests.support.processes import QueryApi, Up, penstock
 from tests.support.settings import write_config
 from tests.support.types import Json

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.refdata.pod.conftest import Pods
-from tests.refdata.pod.podrig import PodRig
+from tests.refdata.pod.harness import PodRig
 
 
 async def test_an_item_is_read_as_it_was_written(pod: PodRig) -> None:

@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from penstock.refdata.loading import Rows, Snapshot
-from tests.refdata.pod.gate import Gate
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Rig, delete, opened, refdata_settings, upsert
+from tests.refdata.harness import Rig, delete, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import PodRig, running_pod
+from tests.services.postgres_proxy import Gate
 from tests.support.types import Json
 from tests.support.waiting import becomes
 

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.settings import Settings
-from tests.refdata.pod.gate import Gate
-from tests.refdata.pod.podrig import Answer, PodRig, running_pod
-from tests.refdata.rig import Rig, opened, refdata_settings, upsert
+from tests.refdata.harness import Rig, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import Answer, PodRig, running_pod
+from tests.services.postgres_proxy import Gate
 from tests.support.processes import QueryApi
 from tests.support.waiting import becomes
 

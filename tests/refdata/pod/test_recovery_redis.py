@@ -16,8 +16,8 @@ from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.signals.redis import RedisSignals
 from penstock.refdata.pod.loader import Loader
 from penstock.settings import Settings
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Rig, create_schemas, opened, refdata_settings, upsert
+from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import PodRig, running_pod
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
 from tests.support.require import require
 from tests.support.types import Json

@@ -15,10 +15,10 @@ from penstock.kernel.keys import KeyFile, SharedSecret
 from penstock.refdata.pod.front import GRANT_SECONDS
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, EC_KEY, JWKS, RSA_KEY, RSA_OTHER, SECRET, forged, signed, with_keys, write
+from tests.refdata.harness import refdata_settings
 from tests.refdata.pod.conftest import QUERY
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.pod.raw import ACME, LOCAL, Reply, Wire, asking, connected, once
-from tests.refdata.rig import refdata_settings
+from tests.refdata.pod.harness import PodRig, running_pod
+from tests.refdata.pod.raw_client import ACME, LOCAL, Reply, Wire, asking, connected, once
 from tests.support.waiting import becomes
 
 GLOBEX = ACME.replace("acme", "globex")

@@ -1,4 +1,4 @@
-"""A process that listens and prints what it hears, one line an item: `python -m tests.kernel.signals_child …`."""
+"""A process that listens and prints what it hears, one line an item: `python -m tests.kernel.signals_listener …`."""
 
 import asyncio
 import sys

@@ -24,8 +24,8 @@ from penstock.kernel.signals import Signal, Signals
 from penstock.kernel.waiting import ended
 from penstock.ports import make_bus, make_invalidations
 from penstock.settings import Settings
-from tests.refdata.crashing import order, run
-from tests.refdata.rig import DOCUMENT, OTHER, chunk, command, create_schemas, dictionaries, upsert
+from tests.refdata.crash_points import order, run
+from tests.refdata.harness import DOCUMENT, OTHER, chunk, command, create_schemas, dictionaries, upsert
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer
 from tests.support.fork_server import FORKED

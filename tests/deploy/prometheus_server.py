@@ -17,8 +17,8 @@ from urllib.request import urlopen
 
 from ruamel.yaml import YAML
 
-from tests.deploy.named import RULES
-from tests.refdata.pod.gate import Gate
+from tests.deploy.delivered_queries import RULES
+from tests.services.postgres_proxy import Gate
 from tests.support.require import require
 from tests.support.types import Json
 from tests.support.waiting import until

@@ -24,7 +24,7 @@ class Rig(Protocol):
 
     @property
     def child(self) -> list[str]:
-        """The arguments by which `signals_child` listens to the same channel."""
+        """The arguments by which `signals_listener` listens to the same channel."""
 
     async def cut(self) -> None:
         """Break the connection by which listeners hear at once."""

@@ -17,9 +17,9 @@ from penstock.refdata.config import RefdataSection
 from penstock.refdata.drift import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from tests.deploy.scrape import scraped
-from tests.harvest.crank import FEED, feed
+from tests.harvest.stepper import FEED, feed
 from tests.harvest.test_cli import Source
-from tests.ingest.house import KEYED, House, snapshot
+from tests.ingest.harness import KEYED, House, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.processes import PENSTOCK, Server
 from tests.support.settings import write_config

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.kernel.errors import Transient
 from penstock.kernel.storage.folder import FolderStorage
-from tests.flows.crank import ProcessDied
+from tests.flows.stepper import ProcessDied
 
 
 class Mortal:

@@ -22,7 +22,7 @@ from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.outcome import Outcome
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
-from tests.harvest.crank import FEED, Crank, crank, feed
+from tests.harvest.stepper import FEED, Crank, crank, feed
 from tests.support.types import Json
 
 OLD = "2020-01-01T00:00:00+00:00"

@@ -22,7 +22,7 @@ from penstock.refdata.pod.server import Server
 from penstock.refdata.pod.state import State
 from penstock.servers import listening
 from penstock.settings import Settings
-from tests.refdata.rig import Rig, opened, upsert
+from tests.refdata.harness import Rig, opened, upsert
 from tests.support.types import Json
 
 

@@ -21,8 +21,8 @@ from penstock.flows.service import FlowEngine
 from penstock.kernel.db import Database
 from penstock.kernel.machine import Machine
 from penstock.kernel.storage.folder import FolderStorage
-from tests.flows.crank import Named
-from tests.flows.worker_child import ARTIFACT
+from tests.flows.stepper import Named
+from tests.flows.worker_process import ARTIFACT
 from tests.support.types import Json
 
 S = StepStatus

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from penstock.refdata.pod.link import Document
-from tests.refdata.pod.podrig import PodRig
+from tests.refdata.pod.harness import PodRig
 from tests.support.waiting import becomes
 
 ACME = "/v1/tenants/acme/dictionaries/LOOSE"

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from penstock.flows.contract import FLOW, MAP
-from tests.flows.crank import WORK
-from tests.flows.plain_run import PlainStep
+from tests.flows.run_model import PlainStep
+from tests.flows.stepper import WORK
 
 OTHER = "other"
 MOSTLY = st.sampled_from([True, True, True, False])

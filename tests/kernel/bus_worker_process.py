@@ -1,4 +1,4 @@
-"""Runs `bus_child` and reads what it says."""
+"""Runs `bus_worker` and reads what it says."""
 
 import asyncio
 import signal
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from tests.kernel.bus_rigs import Rig
+from tests.kernel.bus_backends import Rig
 
 ROOT = Path(__file__).parents[2]
 WITHIN = 40.0
@@ -60,7 +60,7 @@ async def child(rig: Rig, mode: str, *, lease: timedelta, max_attempts: int = 5)
     arguments = [rig.address().dump(), rig.topic, str(lease.total_seconds()), str(max_attempts), mode]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.kernel.bus_child", *arguments),
+        *("-m", "tests.kernel.bus_worker", *arguments),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
