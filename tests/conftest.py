@@ -14,7 +14,7 @@ from hypothesis import settings
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
-from tests.services.memory import Folder
+from tests.services.memory import MemoryFolder
 from tests.services.postgres import SETTINGS, fresh_database, make_template
 
 _POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
@@ -46,7 +46,7 @@ class _SharedPostgres:
     """A server that lives in a thread of its own, so that no test's event loop owns it."""
 
     def __init__(self) -> None:
-        self._folder = Folder()
+        self._folder = MemoryFolder()
         self._started, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.url = ""

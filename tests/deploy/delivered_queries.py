@@ -19,7 +19,7 @@ _PERIOD = "5m"
 
 
 @dataclass(frozen=True)
-class Named:
+class DeliveredQuery:
     """A query, where it stands, and the labels that texts beside it count on."""
 
     place: str
@@ -35,12 +35,12 @@ def rules() -> Iterator[tuple[str, dict[str, Any]]]:
                 yield file.name, rule
 
 
-def of_rules() -> list[Named]:
+def of_rules() -> list[DeliveredQuery]:
     found = []
     for file, rule in rules():
         name = rule.get("alert") or rule["record"]
         words = " ".join(rule.get("annotations", {}).values())
-        found.append(Named(f"{file}: {name}", rule["expr"], frozenset(_IN_ANNOTATIONS.findall(words))))
+        found.append(DeliveredQuery(f"{file}: {name}", rule["expr"], frozenset(_IN_ANNOTATIONS.findall(words))))
     return found
 
 
@@ -50,13 +50,13 @@ def recorded() -> frozenset[str]:
     return frozenset(rule["record"] for _, rule in rules() if "record" in rule)
 
 
-def of_dashboards() -> list[Named]:
+def of_dashboards() -> list[DeliveredQuery]:
     """As Grafana asks for all there is."""
     found = []
     for dashboard in DASHBOARDS:
         for panel, query in dashboard.queries():
             labels = frozenset(_IN_LEGENDS.findall(query.legend))
-            found.append(Named(f"{dashboard.uid}: {panel.title}", filled(placed(query.expr)), labels))
+            found.append(DeliveredQuery(f"{dashboard.uid}: {panel.title}", filled(placed(query.expr)), labels))
     return found
 
 

@@ -18,8 +18,8 @@ from penstock.refdata.drift import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from tests.deploy.scrape import scraped
 from tests.harvest.stepper import FEED, feed
-from tests.harvest.test_cli import Source
-from tests.ingest.harness import KEYED, House, snapshot
+from tests.harvest.test_cli import LocalSourceProcess
+from tests.ingest.harness import KEYED, IngestHarness, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.processes import PENSTOCK, Server
 from tests.support.settings import write_config
@@ -80,7 +80,7 @@ FILE = "20250101000000"
 NOBODY = "NOBODY"  # a kind of steps without workers
 
 
-class Role(Server):
+class DeploymentRole(Server):
     """One role in a process of its own."""
 
     def __init__(self, folder: Path, name: str, port: int = 0) -> None:
@@ -88,13 +88,13 @@ class Role(Server):
         super().__init__(name, command, folder, NO_CHECKOUT)
 
 
-class Plant:
+class Deployment:
     """Its configuration, the files of a supplier, a source to harvest; *url* is where its processes find PostgreSQL."""
 
-    def __init__(self, folder: Path, url: str, source: Source) -> None:
+    def __init__(self, folder: Path, url: str, source: LocalSourceProcess) -> None:
         self.folder = folder
         self.source = source
-        self.house = House(folder / "tree", KEYED)
+        self.house = IngestHarness(folder / "tree", KEYED)
         self.config: Json = {
             "database": {"url": url},
             "refdata": {
@@ -113,9 +113,9 @@ class Plant:
         """Write the file that all processes read."""
         write_config(self.folder, config)
 
-    def start_roles(self, stack: ExitStack) -> dict[str, Role]:
+    def start_roles(self, stack: ExitStack) -> dict[str, DeploymentRole]:
         """All of them, side by side."""
-        roles = {name: stack.push(Role(self.folder, name)) for name in ROLES}
+        roles = {name: stack.push(DeploymentRole(self.folder, name)) for name in ROLES}
         return {name: role.__enter__() for name, role in roles.items()}
 
 
@@ -190,15 +190,15 @@ def database() -> Iterator[str]:
 
 
 @contextmanager
-def source() -> Iterator[Source]:
-    one = Source(RECORDS)
+def source() -> Iterator[LocalSourceProcess]:
+    one = LocalSourceProcess(RECORDS)
     try:
         yield one
     finally:
         one.stop()
 
 
-def move(plant: Plant, api: str, query: str) -> None:
+def move(plant: Deployment, api: str, query: str) -> None:
     """Have every part do something, and go well; one step of a flow waits for a worker there is none of."""
     plant.house.drop(snapshot({"A": 1, "B": 2}))
     queue_up(api, FILE)
@@ -227,7 +227,7 @@ def trouble_pods(api: str, query: str, url: str) -> None:
     shows(query, "penstock_refdata_history_resets_total")
 
 
-def trouble_harvest(plant: Plant, api: str, worker: str) -> None:
+def trouble_harvest(plant: Deployment, api: str, worker: str) -> None:
     """A run whose source fails for a moment, and which completes all the same."""
     plant.source.fail(latency_ms=100)
     asked = plant.source.pages()

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 from ruamel.yaml import YAML
 
 from tests.deploy.delivered_queries import RULES
-from tests.services.postgres_proxy import Gate
+from tests.services.postgres_proxy import PostgresProxy
 from tests.support.require import require
 from tests.support.types import Json
 from tests.support.waiting import until
@@ -119,16 +119,16 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-class Tap:
+class PostgresProxyThread:
     """A gate before PostgreSQL that lives in a thread of its own: whoever uses it may wait as it likes."""
 
     def __init__(self, url: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._gate = Gate(url)
+        self._gate = PostgresProxy(url)
         self.url = self._gate.url
 
-    def __enter__(self) -> "Tap":
+    def __enter__(self) -> "PostgresProxyThread":
         self._thread.start()
         self._do(self._gate.__aenter__())
         return self

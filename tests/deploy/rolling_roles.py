@@ -32,7 +32,7 @@ COMMANDS = {
 ONE = {"code": "ONE", "loadSql": "select 'a' as k, '1'::jsonb as v where :tenantId <> ''"}
 
 
-class Role(Server):
+class RollingRole(Server):
     """One role on a port of its own, not waited for."""
 
     def __init__(self, name: str, folder: Path, *, anew: bool) -> None:
@@ -73,12 +73,12 @@ class Role(Server):
 
 
 @contextmanager
-def running(folder: Path, *names: str, waits: bool = True, anew: bool = False) -> Iterator[dict[str, Role]]:
+def running(folder: Path, *names: str, waits: bool = True, anew: bool = False) -> Iterator[dict[str, RollingRole]]:
     """Roles, begun side by side, ready unless nobody *waits* for that; all are gone afterwards."""
     with ExitStack() as stack:
         roles = {}
         for name in names:
-            role = roles[name] = Role(name, folder, anew=anew)
+            role = roles[name] = RollingRole(name, folder, anew=anew)
             stack.push(role.__exit__)
         for role in roles.values() if waits else ():
             role.__enter__()

@@ -15,7 +15,7 @@ import typer
 from ruamel.yaml import YAML
 
 from penstock.cli.main import app
-from tests.deploy.delivered_queries import Named, of_rules
+from tests.deploy.delivered_queries import DeliveredQuery, of_rules
 from tests.deploy.promql import kept
 from tests.support.require import require
 
@@ -108,7 +108,7 @@ def test_the_manual_names_jobs_that_exist() -> None:
 
 
 @pytest.mark.parametrize("rule", of_rules(), ids=lambda rule: rule.place)
-def test_installations_are_kept_apart(rule: Named) -> None:
+def test_installations_are_kept_apart(rule: DeliveredQuery) -> None:
     """R27: with two in one Prometheus, none is added to the other, nor hides what is wrong with it."""
     assert [labels for labels in kept(rule.query) if "namespace" not in labels] == []
 

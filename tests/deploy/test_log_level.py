@@ -14,7 +14,7 @@ import pytest
 from penstock.frontend import heed_log_level
 from penstock.kernel.log_level import LOG_LEVEL
 from penstock.refdata.pod.state import State
-from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, Role, configure, running
+from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
 from tests.services.postgres import fresh_database
 from tests.support.waiting import until
 
@@ -23,12 +23,12 @@ WITHOUT_A_POD = ("command-api", "harvest", INGEST, TRACKING)
 
 
 @dataclass
-class House:
+class LogLevelHarness:
     """Roles that run on one file."""
 
     folder: Path
     url: str
-    roles: dict[str, Role]
+    roles: dict[str, RollingRole]
 
     def write(self, level: str) -> None:
         configure(self.folder, self.url, telemetry={"log_level": level})
@@ -40,24 +40,24 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLevelHarness]:
     folder = tmp_path_factory.mktemp("house")
     with asyncio.Runner() as runner:
         opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
         url = runner.run(opened.__aenter__())
         configure(folder, url)
         with running(folder, *ROLES) as roles:
-            yield House(folder, url, roles)
+            yield LogLevelHarness(folder, url, roles)
         runner.run(opened.__aexit__(None, None, None))
 
 
-def details(role: Role) -> int:
+def details(role: RollingRole) -> int:
     """How many lines it has logged that are of no interest but to whoever looks closer."""
     role.status("liveness")
     return sum(one["level"] == "debug" for one in role.logged("request"))
 
 
-def switch(role: Role) -> str:
+def switch(role: RollingRole) -> str:
     """Send the signal; what the log level is from then on."""
     before = len(role.logged("log_level_changed"))
     os.kill(role.pid, signal.SIGUSR1)
@@ -65,13 +65,13 @@ def switch(role: Role) -> str:
     return str(role.logged("log_level_changed")[-1]["to"])
 
 
-def reloaded(role: Role) -> int:
+def reloaded(role: RollingRole) -> int:
     """How often it has said, with a logger it made at its start, that it read the file."""
     return len(role.logged("configuration_reloaded"))
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_POD)
-def test_a_signal_shows_details_and_hides_them(house: House, name: str) -> None:
+def test_a_signal_shows_details_and_hides_them(house: LogLevelHarness, name: str) -> None:
     """R27: SIGUSR1 switches DEBUG on for one process, and off again."""
     role = house.roles[name]
     assert details(role) == 0
@@ -82,7 +82,7 @@ def test_a_signal_shows_details_and_hides_them(house: House, name: str) -> None:
     assert details(role) == shown
 
 
-def test_a_signal_reaches_the_serving_processes(house: House) -> None:
+def test_a_signal_reaches_the_serving_processes(house: LogLevelHarness) -> None:
     """R27: those of a pod log as much as its loader; one that gets the signal itself goes on."""
     pod, state = house.roles[QUERY], house.pod_state
     until(lambda: state.log_level == logging.INFO, "the loader has told")
@@ -117,7 +117,7 @@ def test_a_serving_process_heeds_what_the_loader_says(tmp_path: Path) -> None:
         state.close()
 
 
-def test_the_file_tells_all(house: House) -> None:
+def test_the_file_tells_all(house: LogLevelHarness) -> None:
     """R1: telemetry.log_level is taken over while running, by loggers made long before; nothing is to be restarted."""
     state = house.pod_state
     house.write("WARNING")
@@ -140,7 +140,7 @@ def test_the_file_tells_all(house: House) -> None:
     state.close()
 
 
-def test_a_wrong_file_is_refused_and_said(house: House) -> None:
+def test_a_wrong_file_is_refused_and_said(house: LogLevelHarness) -> None:
     """R1: the metric is 1 as long as the file is wrong, and the one before counts; 0 when it is mended."""
     for role in house.roles.values():
         assert role.metric("penstock_config_refused") == 0

@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy import deployment
 from tests.deploy.delivered_queries import of_dashboards
-from tests.deploy.prometheus_server import Prometheus, Tap, prometheus
+from tests.deploy.prometheus_server import PostgresProxyThread, Prometheus, prometheus
 from tests.deploy.promql import metrics_of
 from tests.ingest.harness import snapshot
 from tests.support.processes import Up
@@ -38,13 +38,13 @@ _LATER = {
 
 
 @dataclass
-class House:
+class MonitoringHarness:
     """All parts in one process, the relay once more in its own, and who watches them."""
 
-    site: deployment.Plant
+    site: deployment.Deployment
     up: Up
-    relay: deployment.Role
-    tap: Tap
+    relay: deployment.DeploymentRole
+    tap: PostgresProxyThread
     url: str
     prometheus: Prometheus
 
@@ -53,13 +53,16 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def house(tmp_path: Path) -> Iterator[MonitoringHarness]:
     """Driven until every part has something to show, then watched."""
     with ExitStack() as stack:
         url = stack.enter_context(deployment.database())
-        tap = stack.enter_context(Tap(url))
-        one = deployment.Plant(tmp_path, tap.url, stack.enter_context(deployment.source()))
-        up, relay = stack.push(Up(tmp_path, env=deployment.NO_CHECKOUT)), stack.push(deployment.Role(tmp_path, "relay"))
+        tap = stack.enter_context(PostgresProxyThread(url))
+        one = deployment.Deployment(tmp_path, tap.url, stack.enter_context(deployment.source()))
+        up, relay = (
+            stack.push(Up(tmp_path, env=deployment.NO_CHECKOUT)),
+            stack.push(deployment.DeploymentRole(tmp_path, "relay")),
+        )
         for process in (up, relay):
             process.__enter__()
         deployment.harvest(up.api)
@@ -67,7 +70,7 @@ def house(tmp_path: Path) -> Iterator[House]:
         deployment.shows(up.api, *_SHOWN)
         targets = {"everything": up.api, "relay": relay.api}
         watching = stack.enter_context(prometheus(_folder(tmp_path), targets))
-        found = House(one, up, relay, tap, url, watching)
+        found = MonitoringHarness(one, up, relay, tap, url, watching)
         yield found
         found.relay.__exit__(None, None, None)
 
@@ -88,7 +91,7 @@ def _folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(400)
-def test_alerts_tell_of_what_is_broken_and_of_nothing_else(house: House) -> None:
+def test_alerts_tell_of_what_is_broken_and_of_nothing_else(house: MonitoringHarness) -> None:
     """R27: nothing fires while all is well, and every panel has its data; each fault is told of, until it is mended."""
     watching = house.prometheus
     watching.looked(4)
@@ -114,11 +117,11 @@ def _without_data(watching: Prometheus) -> set[str]:
 class Fault:
     """What is done to a running Penstock, and how it is set right again."""
 
-    breaks: Callable[[House], None]
-    mends: Callable[[House], None]
+    breaks: Callable[[MonitoringHarness], None]
+    mends: Callable[[MonitoringHarness], None]
 
 
-def _break_and_mend(house: House, faults: dict[str, Fault]) -> None:
+def _break_and_mend(house: MonitoringHarness, faults: dict[str, Fault]) -> None:
     for fault in faults.values():
         fault.breaks(house)
     for alert in faults:
@@ -129,16 +132,16 @@ def _break_and_mend(house: House, faults: dict[str, Fault]) -> None:
         until(lambda alert=alert: not house.fires(alert), f"{alert} is over", _WITHIN)  # type: ignore[misc]
 
 
-def _restart_relay(house: House) -> None:
-    house.relay = deployment.Role(house.site.folder, "relay", house.relay.port)
+def _restart_relay(house: MonitoringHarness) -> None:
+    house.relay = deployment.DeploymentRole(house.site.folder, "relay", house.relay.port)
     house.relay.__enter__()
 
 
-def _age_the_step(house: House) -> None:
+def _age_the_step(house: MonitoringHarness) -> None:
     deployment.execute(house.url, "UPDATE flow_step SET due_at = due_at - interval '1 hour' WHERE status = 'READY'")
 
 
-def _do_the_step(house: House) -> None:
+def _do_the_step(house: MonitoringHarness) -> None:
     """As a worker of its kind would."""
     steps = f"{house.up.api}/api/v1/flow_steps"
     claimed = httpx.post(f"{steps}/claim", json={"worker": "w", "kinds": [deployment.NOBODY], "limit": 1}, timeout=30)
@@ -147,12 +150,12 @@ def _do_the_step(house: House) -> None:
     httpx.post(path, json={"fence": item["fence"], "status": "SUCCEEDED"}, timeout=30).raise_for_status()
 
 
-def _leave_a_row(house: House) -> None:
+def _leave_a_row(house: MonitoringHarness) -> None:
     deployment.queue_up(house.up.api, _SECOND_FILE)
     deployment.execute(house.url, "UPDATE pipeline_tracking SET created_at = created_at - interval '40 minutes'")
 
 
-def _lose_a_view(house: House) -> None:
+def _lose_a_view(house: MonitoringHarness) -> None:
     deployment.execute(house.url, "ALTER VIEW countries RENAME TO away")
     deployment.put(house.up.api, deployment.THEIRS, "SE", "Sweden")
 
@@ -181,5 +184,5 @@ _PLATFORM = {
 }
 
 
-def _drop(house: House, prices: dict[str, object]) -> None:
+def _drop(house: MonitoringHarness, prices: dict[str, object]) -> None:
     house.site.house.drop(snapshot(prices))

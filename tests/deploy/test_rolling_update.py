@@ -23,10 +23,10 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.servers import listening, serving
 from penstock.settings import ServerSection, Settings
 from tests.deploy.nginx import Nginx
-from tests.deploy.rolling_clients import Answer, Load, Request, connected, loaded
+from tests.deploy.rolling_clients import ClientAnswer, Load, Request, connected, loaded
 from tests.deploy.rolling_fleet import Endpoints, Fleet, in_front
-from tests.refdata.harness import Rig, command, opened, upsert
-from tests.refdata.pod.harness import PodRig, running_pod
+from tests.refdata.harness import RefdataHarness, command, opened, upsert
+from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.postgres import fresh_database
 from tests.support.processes import CommandApi, QueryApi
 from tests.support.soak import examples
@@ -66,7 +66,7 @@ def document(url: str, *, delay: float, processes: int = 1, level: str = "INFO")
 class Readers:
     """Clients of the query pods, and one who writes what they read."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: RefdataHarness) -> None:
         self._rig = rig
         self._values = itertools.count(1)
         self.newest = (0, 0)  # a version, and the value it has or a later one
@@ -108,7 +108,7 @@ class Readers:
     def _newest(self) -> Request:
         least, value = self.newest
 
-        def wrong(answer: Answer) -> str:
+        def wrong(answer: ClientAnswer) -> str:
             found = int(answer.headers["x-dict-version"]), json.loads(answer.body)
             return "" if found[0] >= least and found[1] >= value else f"{found} is older than {least, value}"
 
@@ -121,14 +121,14 @@ class Readers:
         return Request("some", (f"{DICTIONARIES}/BIG/items?keys=1,2,3",), lambda answer: wrong_length(answer, 300))
 
     def _all(self) -> Request:
-        def wrong(answer: Answer) -> str:
+        def wrong(answer: ClientAnswer) -> str:
             lines = answer.body.count(b"\n")
             return "" if lines == MANY else f"{lines} lines"
 
         return Request("all", (f"{DICTIONARIES}/BIG/all", "Accept: application/x-ndjson"), wrong)
 
 
-def wrong_length(answer: Answer, least: int) -> str:
+def wrong_length(answer: ClientAnswer, least: int) -> str:
     return "" if len(answer.body) > least else f"{len(answer.body)} bytes"
 
 
@@ -207,7 +207,7 @@ class Writers:
     def _update(self) -> Request:
         event_id = str(uuid4())
 
-        def wrong(answer: Answer) -> str:
+        def wrong(answer: ClientAnswer) -> str:
             self.acknowledged.append(event_id)
             return "" if json.loads(answer.body)["eventId"] == event_id else answer.body.decode()
 
@@ -309,5 +309,5 @@ async def test_a_pod_hangs_up_on_nobody_who_may_ask(url: str, tmp_path: Path, mo
             assert (await idle.ask(LIVENESS)).is_last
 
 
-async def has_ticked(pod: PodRig, since: float) -> bool:
+async def has_ticked(pod: PodHarness, since: float) -> bool:
     return pod.server.now > since + 0.1

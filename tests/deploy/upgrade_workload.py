@@ -15,7 +15,7 @@ import httpx
 
 from penstock.kernel.db import Database
 from penstock.kernel.periodic import repeating
-from tests.deploy.upgrade_versions import Role, Version
+from tests.deploy.upgrade_versions import Version, VersionRole
 from tests.support.settings import write_config
 from tests.support.waiting import becomes
 
@@ -39,14 +39,14 @@ LEDGER = {
 
 
 @dataclass
-class Walk:
+class UpgradeWorkload:
     """The roles that run, each of some version; clients that write and read all the while."""
 
     folder: Path
     db: Database
     client: httpx.AsyncClient
     _stack: ExitStack
-    running: dict[str, list[Role]] = field(default_factory=lambda: {name: [] for name in FORWARD})
+    running: dict[str, list[VersionRole]] = field(default_factory=lambda: {name: [] for name in FORWARD})
     acknowledged: dict[str, int] = field(default_factory=dict)  # keys, and the version each was committed as
     troubles: list[str] = field(default_factory=list)
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -103,14 +103,14 @@ class Walk:
         assert answer.status_code == 200, f"{answer.status_code} {answer.text}"
         return int(told["committedVersion"])
 
-    async def read(self, pod: Role, key: str, version: int) -> None:
+    async def read(self, pod: VersionRole, key: str, version: int) -> None:
         url = f"{pod.api}/v1/tenants/{TENANT}/dictionaries/LEDGER/items/{key}"
         answer = await self.client.get(url, headers={"X-Min-Version": str(version)})
         assert (answer.status_code, answer.text) == (200, str(version)), f"{answer.status_code} {answer.text}"
         assert int(answer.headers["X-Dict-Version"]) >= version
 
     @property
-    def pods(self) -> list[Role]:
+    def pods(self) -> list[VersionRole]:
         return [*self.running["query-api.1"], *self.running["query-api.2"]]
 
     async def check(self) -> None:
@@ -146,7 +146,7 @@ class Walk:
 
 
 @asynccontextmanager
-async def walking(folder: Path, url: str) -> AsyncIterator[Walk]:
+async def walking(folder: Path, url: str) -> AsyncIterator[UpgradeWorkload]:
     """Nobody runs yet; the tables of the dictionary are there."""
     refdata: dict[str, Any] = {
         "dictionaries": [LEDGER],
@@ -157,11 +157,11 @@ async def walking(folder: Path, url: str) -> AsyncIterator[Walk]:
     async with Database.open(url, size=2) as db, httpx.AsyncClient(timeout=30) as client:
         await db.execute(_APPLIED)
         with ExitStack() as stack:
-            yield Walk(folder, db, client, stack)
+            yield UpgradeWorkload(folder, db, client, stack)
 
 
 @asynccontextmanager
-async def loaded(walk: Walk) -> AsyncIterator[None]:
+async def loaded(walk: UpgradeWorkload) -> AsyncIterator[None]:
     """Clients are at work meanwhile."""
     async with repeating("load", walk.write_and_read, EVERY):
         await walk.some_writes()

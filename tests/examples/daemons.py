@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PATIENCE = 45  # seconds; only a broken promise takes so long
 
 
-class Daemon:
+class ExampleDaemon:
     """A daemon of the example as a process of its own; its log is a file."""
 
     def __init__(self, module: str, log_file: Path, args: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ class Daemons:
 
     url: str
     folder: Path
-    _started: list[Daemon] = field(default_factory=list)
+    _started: list[ExampleDaemon] = field(default_factory=list)
 
     @property
     def raw(self) -> Path:
@@ -63,9 +63,9 @@ class Daemons:
     def work(self) -> Path:
         return self.folder / "work"
 
-    def start(self, module: str, *args: str, url: str | None = None) -> Daemon:
+    def start(self, module: str, *args: str, url: str | None = None) -> ExampleDaemon:
         log_file = self.folder / f"{len(self._started)}-{module}.log"
-        daemon = Daemon(module, log_file, ["--url", url or self.url, "--folder", str(self.work), *args])
+        daemon = ExampleDaemon(module, log_file, ["--url", url or self.url, "--folder", str(self.work), *args])
         self._started.append(daemon)
         return daemon
 

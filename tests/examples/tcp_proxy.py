@@ -5,7 +5,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 
-class Wire:
+class TcpProxy:
     """An address that leads to a server, until the wire is cut."""
 
     def __init__(self, url: str) -> None:
@@ -15,7 +15,7 @@ class Wire:
         self._pumps: set[asyncio.Task[None]] = set()
         self.url = ""
 
-    async def __aenter__(self) -> "Wire":
+    async def __aenter__(self) -> "TcpProxy":
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self

@@ -21,7 +21,7 @@ from penstock.flows.service import FlowEngine
 from penstock.kernel.db import Database
 from penstock.kernel.machine import Machine
 from penstock.kernel.storage.folder import FolderStorage
-from tests.flows.stepper import Named
+from tests.flows.stepper import NamedFlows
 from tests.flows.worker_process import ARTIFACT
 from tests.support.types import Json
 
@@ -54,7 +54,7 @@ MOVES = """
 
 
 @dataclass(frozen=True)
-class Story:
+class RunScenario:
     """A run, and how its steps must end whoever dies meanwhile: all well, but those named."""
 
     steps: Json
@@ -68,52 +68,52 @@ def work(kind: str, *depends_on: str, **inputs: Any) -> Json:
     return {"kind": kind, "dependsOn": list(depends_on), "inputs": inputs, **retry}
 
 
-def chain(length: int, kind: str = "noop", **inputs: Any) -> Story:
+def chain(length: int, kind: str = "noop", **inputs: Any) -> RunScenario:
     """One after another."""
-    return Story({f"s{n}": work(kind, *([f"s{n - 1}"] if n else []), **inputs) for n in range(length)})
+    return RunScenario({f"s{n}": work(kind, *([f"s{n - 1}"] if n else []), **inputs) for n in range(length)})
 
 
-def fan(width: int, kind: str = "noop", **inputs: Any) -> Story:
+def fan(width: int, kind: str = "noop", **inputs: Any) -> RunScenario:
     """Many side by side, between one and one."""
     sides = {f"side{n}": work(kind, "first", **inputs) for n in range(width)}
-    return Story({"first": work("noop"), **sides, "last": work("noop", *sides)})
+    return RunScenario({"first": work("noop"), **sides, "last": work("noop", *sides)})
 
 
-def leaving(length: int) -> Story:
+def leaving(length: int) -> RunScenario:
     """One after another, each of which reads what the one before left."""
     steps: Json = {"s0": work("leave")}
     for n in range(1, length):
         before = f"s{n - 1}"
         steps[f"s{n}"] = work("leave", before, after={"step": before, "token": f"${{steps.{before}.outputs.token}}"})
-    return Story(steps)
+    return RunScenario(steps)
 
 
-def mapped(count: int, kind: str = "noop", **inputs: Any) -> Story:
+def mapped(count: int, kind: str = "noop", **inputs: Any) -> RunScenario:
     """As many items as a step says."""
     each = {name: value for name, value in work(kind, **inputs).items() if name != "dependsOn"}
     over = {"kind": "map", "dependsOn": ["first"], "over": "${steps.first.outputs.list}", "do": each}
-    return Story({"first": work("list", count=count), "each": over, "last": work("noop", "each")})
+    return RunScenario({"first": work("list", count=count), "each": over, "last": work("noop", "each")})
 
 
-def within(inner: Story) -> Story:
+def within(inner: RunScenario) -> RunScenario:
     """A flow in a flow."""
-    return Story({"in": {"kind": "flow", "inputs": {"steps": inner.steps}}, "last": work("noop", "in")})
+    return RunScenario({"in": {"kind": "flow", "inputs": {"steps": inner.steps}}, "last": work("noop", "in")})
 
 
-def forgiving() -> Story:
+def forgiving() -> RunScenario:
     """A step fails that nobody needs."""
     bad = {**work("flaky", "first", failures=10_000), "retry": {"maxAttempts": 2, "backoff": 0}, "required": False}
-    return Story({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, {"bad": S.SKIPPED})
+    return RunScenario({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, {"bad": S.SKIPPED})
 
 
-def doomed() -> Story:
+def doomed() -> RunScenario:
     """A step fails that is needed."""
     bad = {**work("flaky", "first", failures=10_000), "retry": {"maxAttempts": 1_000, "final": ["FLAKY"]}}
     ends = {"bad": S.FAILED, "last": S.CANCELLED}
-    return Story({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, ends, RunStatus.FAILED)
+    return RunScenario({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, ends, RunStatus.FAILED)
 
 
-def some_story(random: Random) -> Story:
+def some_story(random: Random) -> RunScenario:
     """Any of them."""
     kind, inputs = random.choice([("noop", {}), ("noop", {}), ("leave", {}), ("flaky", {"failures": 1})])
     plain = [
@@ -126,19 +126,19 @@ def some_story(random: Random) -> Story:
     return random.choice([*plain, *more])()
 
 
-class House:
+class FlowsCrashHarness:
     """The engine as seen by one who makes runs and looks at them, and does nothing else."""
 
-    def __init__(self, db: Database, folder: Path, named: Named, engine: FlowEngine) -> None:
+    def __init__(self, db: Database, folder: Path, named: NamedFlows, engine: FlowEngine) -> None:
         self.db = db
         self.engine = engine
         self.storage = FolderStorage(folder / "objects")
         self.keeper = Keeper(engine, named, self.storage)  # type: ignore[arg-type]  # all it asks for is flows by name
         self.management = Management(engine, self.storage)
-        self.stories: dict[str, Story] = {}
+        self.stories: dict[str, RunScenario] = {}
         self._done = folder / "done"
 
-    async def tell(self, stories: Sequence[Story], name: str) -> None:
+    async def tell(self, stories: Sequence[RunScenario], name: str) -> None:
         """Make runs."""
         for number, story in enumerate(stories):
             run_id = f"{name}.{number}"
@@ -244,11 +244,11 @@ async def _history_is_a_path(db: Database, machine: Machine[Any], known: Mapping
 
 
 @asynccontextmanager
-async def housed(url: str, folder: Path, section: Mapping[str, Any]) -> AsyncIterator[House]:
+async def housed(url: str, folder: Path, section: Mapping[str, Any]) -> AsyncIterator[FlowsCrashHarness]:
     """The engine on the database at *url*, and nobody who works."""
-    named, storage = Named(), FolderStorage(folder / "objects")
+    named, storage = NamedFlows(), FolderStorage(folder / "objects")
     async with (
         Database.open(url, looks_up=True) as db,
         FlowEngine.open(db, storage, named, {}, FlowsSection.model_validate(section)) as engine,
     ):
-        yield House(db, folder, named, engine)
+        yield FlowsCrashHarness(db, folder, named, engine)

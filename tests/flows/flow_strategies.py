@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from penstock.flows.contract import FLOW, MAP
-from tests.flows.run_model import PlainStep
+from tests.flows.run_model import ModelStep
 from tests.flows.stepper import WORK
 
 OTHER = "other"
@@ -17,16 +17,16 @@ ATTEMPTS = st.sampled_from([None, None, 1, 2, 3])
 
 
 @st.composite
-def works(draw: st.DrawFn, name: str) -> PlainStep:
+def works(draw: st.DrawFn, name: str) -> ModelStep:
     """What a worker does."""
     kind = draw(st.sampled_from([WORK, WORK, OTHER]))
-    return PlainStep(name, kind, required=draw(MOSTLY), max_attempts=draw(ATTEMPTS))
+    return ModelStep(name, kind, required=draw(MOSTLY), max_attempts=draw(ATTEMPTS))
 
 
 @st.composite
-def steps(draw: st.DrawFn, most: int = 6, *, is_inside: bool = False) -> dict[str, PlainStep]:
+def steps(draw: st.DrawFn, most: int = 6, *, is_inside: bool = False) -> dict[str, ModelStep]:
     """Steps that hang together in any way that is no circle, in an order in which they can be done."""
-    drawn: dict[str, PlainStep] = {}
+    drawn: dict[str, ModelStep] = {}
     for name in "abcdefgh"[: draw(st.integers(0 if is_inside else 1, most))]:
         kind = WORK if is_inside else draw(st.sampled_from([WORK] * 5 + [MAP, FLOW]))
         before = draw(st.lists(st.sampled_from(sorted(drawn)), unique=True, max_size=3)) if drawn else []
@@ -42,7 +42,7 @@ def steps(draw: st.DrawFn, most: int = 6, *, is_inside: bool = False) -> dict[st
 
 
 @st.composite
-def _conditions(draw: st.DrawFn, step: PlainStep) -> dict[str, Any]:
+def _conditions(draw: st.DrawFn, step: ModelStep) -> dict[str, Any]:
     if not step.depends_on:
         return {}
     told: dict[str, Any] = {"skips_after_skip": draw(SELDOM)}
@@ -53,12 +53,12 @@ def _conditions(draw: st.DrawFn, step: PlainStep) -> dict[str, Any]:
     return told
 
 
-def written(drawn: Mapping[str, PlainStep]) -> dict[str, Any]:
+def written(drawn: Mapping[str, ModelStep]) -> dict[str, Any]:
     """The steps as they are sent."""
     return {name: _written(step) for name, step in drawn.items()}
 
 
-def _written(step: PlainStep) -> dict[str, Any]:
+def _written(step: ModelStep) -> dict[str, Any]:
     told: dict[str, Any] = {"kind": step.kind, "dependsOn": list(step.depends_on), "required": step.required}
     if step.max_attempts is not None:
         told["retry"] = {"maxAttempts": step.max_attempts, "backoff": 0}

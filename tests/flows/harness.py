@@ -36,7 +36,7 @@ LEASE = timedelta(seconds=60)
 SECOND = timedelta(seconds=1)
 
 
-class Rig:
+class FlowsHarness:
     """Requests that must succeed, or must be refused in the way the test says; nothing moves by itself."""
 
     def __init__(self, engine: FlowEngine, catalogue: Catalogue, storage: FolderStorage, app: FastAPI) -> None:
@@ -95,7 +95,7 @@ async def rigged(
     authenticator: Authenticator | None = None,
     settings: Settings | None = None,
     **section: Any,
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[FlowsHarness]:
     """A rig, whose time passes when the test says so where it gives a *clock*; *section* are settings of flows."""
     telemetry, storage = Telemetry(), FolderStorage(folder / "objects")
     flows = FlowsSection.model_validate({"lease": LEASE, **section})
@@ -109,13 +109,13 @@ async def rigged(
         app.state.flows, app.state.flow_management = engine, Management(engine, storage)
         app.state.flow_views = FlowViews(db, catalogue)
         app.state.flow_live = Live([Tail(db, {RUN.name, STEP.name})], [Ringing(engine.bell, MOVES)])
-        rig = Rig(engine, catalogue, storage, app)
+        rig = FlowsHarness(engine, catalogue, storage, app)
         await stack.enter_async_context(rig.http)
         yield rig
 
 
 @asynccontextmanager
-async def on_a_port(rig: Rig) -> AsyncIterator[str]:
+async def on_a_port(rig: FlowsHarness) -> AsyncIterator[str]:
     """The rig's API for programs: the address it is at."""
     with listening("127.0.0.1", 0) as socket:
         async with serving([(rig.app, socket)], Settings().server):

@@ -26,7 +26,7 @@ from penstock.kernel.clock import Clock
 from penstock.kernel.db import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.market_servers import Scripted
+from tests.flows.market_servers import ScriptedMarketServer
 from tests.support.types import Json
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "market-report"
@@ -37,7 +37,7 @@ WITHIN = 30.0  # seconds; only a broken promise takes so long
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-class Market:
+class MarketHarness:
     """Runs of the example and of flows like it."""
 
     def __init__(self, engine: FlowEngine, views: FlowViews, storage: FolderStorage, folder: Path) -> None:
@@ -107,30 +107,32 @@ class Market:
 
 
 @asynccontextmanager
-async def opened(url: str, folder: Path, *, clock: Clock | None = None, **section: Any) -> AsyncIterator[Market]:
+async def opened(url: str, folder: Path, *, clock: Clock | None = None, **section: Any) -> AsyncIterator[MarketHarness]:
     """Flows of the example's folder, and nobody who does their steps."""
     flows = settings(**section)
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(url, clock=clock, looks_up=True))
         storage, catalogue = FolderStorage(folder / "objects"), Catalogue(flows, kind_checks=check_inputs)
         engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, check_inputs, flows))
-        yield Market(engine, FlowViews(db, catalogue), storage, folder / "objects")
+        yield MarketHarness(engine, FlowViews(db, catalogue), storage, folder / "objects")
 
 
 @asynccontextmanager
 async def market(
     url: str,
     folder: Path,
-    server: Scripted | None = None,
+    server: ScriptedMarketServer | None = None,
     handlers: Mapping[str, Handler] | None = None,
     **section: Any,
-) -> AsyncIterator[Market]:
+) -> AsyncIterator[MarketHarness]:
     """The same with the built-in workers, but for kinds that have *handlers* of the test's own."""
     async with opened(url, folder, **section) as found, found.worked_by(workers(server, handlers, **section)):
         yield found
 
 
-def workers(server: Scripted | None = None, handlers: Mapping[str, Handler] | None = None, **section: Any) -> Workers:
+def workers(
+    server: ScriptedMarketServer | None = None, handlers: Mapping[str, Handler] | None = None, **section: Any
+) -> Workers:
     """The built-in workers, whose pauses are kept by the *server* they ask instead of waited for."""
     pause = server.pause if server else asyncio.sleep
     built_in = market_workers(settings(**section), image_token=TOKEN, llm_token=TOKEN, pause=pause)

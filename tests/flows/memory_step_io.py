@@ -13,7 +13,7 @@ from tests.support.types import Json
 
 
 @dataclass
-class MemoryDesk:
+class MemoryStepIO:
     """A desk that keeps all it is given."""
 
     logs: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class MemoryDesk:
 
 
 def held(
-    kind: str, inputs: Mapping[str, Any], *, attempt: int = 1, desk: MemoryDesk | None = None, run_id: str = "run-1"
+    kind: str, inputs: Mapping[str, Any], *, attempt: int = 1, desk: MemoryStepIO | None = None, run_id: str = "run-1"
 ) -> Step:
     """A step as a worker gets it; every attempt is under a fence of its own."""
     claimed = Claimed(
@@ -51,7 +51,7 @@ def held(
         trace=None,
         is_plain=True,
     )
-    return Step(claimed, desk or MemoryDesk())
+    return Step(claimed, desk or MemoryStepIO())
 
 
 async def done(handler: Handler, step: Step) -> Json:

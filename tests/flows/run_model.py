@@ -14,12 +14,12 @@ WAITING = frozenset({S.PENDING, S.READY})
 OVER = frozenset({R.SUCCEEDED, R.FAILED, R.CANCELLED})
 
 
-class Refused(Exception):
+class ModelRefusal(Exception):
     """It cannot be done as things stand."""
 
 
 @dataclass(eq=False, repr=False)
-class PlainStep:
+class ModelStep:
     """A step, as it was written and as it stands."""
 
     name: str
@@ -31,9 +31,9 @@ class PlainStep:
     when: str | None = None  # the step whose `v` must be 1
     needs: str | None = None  # the step whose `v` must be there
     over: str | Sequence[int] = ()  # the step whose `list` it goes over, or the list
-    each: "PlainStep | None" = None
-    within: "Mapping[str, PlainStep]" = field(default_factory=dict)
-    of_map: "PlainStep | None" = None
+    each: "ModelStep | None" = None
+    within: "Mapping[str, ModelStep]" = field(default_factory=dict)
+    of_map: "ModelStep | None" = None
     item: int | None = None
 
     status: StepStatus = S.PENDING
@@ -55,22 +55,22 @@ class PlainStep:
         """How hypothesis prints it."""
         printer.text("…" if cycle else repr(self))
 
-    def copied(self, **changes: Any) -> "PlainStep":
+    def copied(self, **changes: Any) -> "ModelStep":
         """The same as it was written, not begun."""
         written = ("name", "kind", "depends_on", "required", "max_attempts", "skips_after_skip", "when", "needs")
         more = ("over", "each", "within")
-        return PlainStep(**{name: getattr(self, name) for name in (*written, *more)} | changes)
+        return ModelStep(**{name: getattr(self, name) for name in (*written, *more)} | changes)
 
 
 @dataclass(eq=False, repr=False)
-class PlainRun:
+class ModelRun:
     """A run and its steps, items of maps among them."""
 
     name: str
-    steps: dict[str, PlainStep]
+    steps: dict[str, ModelStep]
     flow: str | None = None
     is_fail_fast: bool = False
-    parent: "tuple[PlainRun, PlainStep] | None" = None
+    parent: "tuple[ModelRun, ModelStep] | None" = None
     status: RunStatus = R.PENDING
     is_touched: bool = False  # somebody skipped or retried: it waits for items of maps that are over, too
     is_told: bool = False
@@ -79,7 +79,7 @@ class PlainRun:
         return f"{self.name} {self.status}"
 
     @property
-    def proper(self) -> list[PlainStep]:
+    def proper(self) -> list[ModelStep]:
         """The steps that are no items."""
         return [step for step in self.steps.values() if step.of_map is None]
 
@@ -88,15 +88,15 @@ class PlainRun:
         """Whether it was the inside of a step, and has ended."""
         return self.parent is not None and self.status in OVER
 
-    def items(self, of_map: PlainStep) -> list[PlainStep]:
+    def items(self, of_map: ModelStep) -> list[ModelStep]:
         return [step for step in self.steps.values() if step.of_map is of_map]
 
-    def before(self, step: PlainStep) -> list[PlainStep]:
+    def before(self, step: ModelStep) -> list[ModelStep]:
         return [self.steps[name] for name in step.depends_on]
 
-    def after(self, some: Iterable[PlainStep]) -> set[PlainStep]:
+    def after(self, some: Iterable[ModelStep]) -> set[ModelStep]:
         """All that comes after *some*, however far."""
-        found, ahead = set[PlainStep](), list(some)
+        found, ahead = set[ModelStep](), list(some)
         while ahead:
             name = ahead.pop().name
             more = [step for step in self.proper if name in step.depends_on and step not in found]
@@ -104,41 +104,41 @@ class PlainRun:
             ahead += more
         return found
 
-    def is_to_stop(self, step: PlainStep) -> bool:
+    def is_to_stop(self, step: ModelStep) -> bool:
         """F7, F9: whether a step under way is told to stop."""
         is_ended = self.status is R.CANCELLED or (self.status is R.FAILED and self.is_fail_fast)
         return is_ended or map_is_over(step)
 
-    def is_over(self, step: PlainStep) -> bool:
+    def is_over(self, step: ModelStep) -> bool:
         """Whether a step under way is not begun again."""
         return self.status is not R.RUNNING or map_is_over(step)
 
 
-End = tuple[PlainStep, StepStatus, Mapping[str, Any]]  # with its outputs
+End = tuple[ModelStep, StepStatus, Mapping[str, Any]]  # with its outputs
 
 
-def given_up(step: PlainStep) -> StepStatus:
+def given_up(step: ModelStep) -> StepStatus:
     return S.FAILED if step.required else S.SKIPPED
 
 
-def map_is_over(step: PlainStep) -> bool:
+def map_is_over(step: ModelStep) -> bool:
     return step.of_map is not None and step.of_map.status is not S.RUNNING
 
 
-def is_satisfied(steps: Iterable[PlainStep]) -> bool:
+def is_satisfied(steps: Iterable[ModelStep]) -> bool:
     return all(step.status in SATISFIED for step in steps)
 
 
-def is_done(run: PlainRun) -> bool:
+def is_done(run: ModelRun) -> bool:
     return all(step.status in ENDED for step in (run.steps.values() if run.is_touched else run.proper))
 
 
-def has_failed(run: PlainRun, ended: Sequence[PlainStep]) -> bool:
+def has_failed(run: ModelRun, ended: Sequence[ModelStep]) -> bool:
     """F7: one failure is enough."""
     return run.status is R.RUNNING and any(step.status is S.FAILED and step.of_map is None for step in ended)
 
 
-def failed_maps(run: PlainRun, ended: Sequence[PlainStep]) -> list[End]:
+def failed_maps(run: ModelRun, ended: Sequence[ModelStep]) -> list[End]:
     """F14: with an item its map has failed."""
     maps = {step.of_map for step in ended if step.status is S.FAILED and step.of_map is not None}
     failed = [step for step in maps if step is not None and step.status is S.RUNNING]
@@ -147,12 +147,12 @@ def failed_maps(run: PlainRun, ended: Sequence[PlainStep]) -> list[End]:
     return [(step, given_up(step), {}) for step in failed]
 
 
-def cancel_waiting(run: PlainRun, of_map: PlainStep | None = None) -> None:
+def cancel_waiting(run: ModelRun, of_map: ModelStep | None = None) -> None:
     for step in run.steps.values() if of_map is None else run.items(of_map):
         if step.status in WAITING or (step.status is S.RUNNING and step.kind == MAP):
             step.status = S.CANCELLED
 
 
-def refuse_behind_failure(run: PlainRun, step: PlainStep) -> None:
+def refuse_behind_failure(run: ModelRun, step: ModelStep) -> None:
     if step in run.after(one for one in run.proper if one.status is S.FAILED):
-        raise Refused
+        raise ModelRefusal

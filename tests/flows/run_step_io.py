@@ -15,7 +15,7 @@ from penstock.kernel.errors import NotFound
 from tests.support.types import Json
 
 
-class PlainDesk:
+class RunStepIO:
     """What the steps of one run told and wrote."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from penstock.kernel.storage.folder import FolderStorage
 from tests.flows.stepper import ProcessDied
 
 
-class Mortal:
+class StatementCrasher:
     """Counts what it does; at the end of its days it does nothing any more, and its sessions are gone."""
 
     def __init__(self) -> None:
@@ -42,9 +42,9 @@ class Mortal:
 
 
 @contextmanager
-def mortal(patch: pytest.MonkeyPatch) -> Iterator[Mortal]:
+def mortal(patch: pytest.MonkeyPatch) -> Iterator[StatementCrasher]:
     """One whose statements and storage calls are all counted."""
-    one = Mortal()
+    one = StatementCrasher()
     with patch.context() as patched:
         for name in ("execute", "fetch", "fetchrow", "fetchval"):
             patched.setattr(asyncpg.Connection, name, _before(getattr(asyncpg.Connection, name), one, is_session=True))
@@ -55,7 +55,7 @@ def mortal(patch: pytest.MonkeyPatch) -> Iterator[Mortal]:
         yield one
 
 
-def _before(act: Any, one: Mortal, *, is_session: bool = False) -> Any:
+def _before(act: Any, one: StatementCrasher, *, is_session: bool = False) -> Any:
     @functools.wraps(act)
     async def acting(owner: Any, *args: Any, **told: Any) -> Any:
         one.pass_call(owner if is_session else None)
@@ -64,7 +64,7 @@ def _before(act: Any, one: Mortal, *, is_session: bool = False) -> Any:
     return acting
 
 
-def _before_each(act: Any, one: Mortal) -> Any:
+def _before_each(act: Any, one: StatementCrasher) -> Any:
     @functools.wraps(act)
     async def acting(*args: Any, **told: Any) -> AsyncIterator[Any]:
         one.pass_call()

@@ -31,7 +31,7 @@ VERSIONS = """
     UNION ALL SELECT 'step', id, ctid::text, xmin::text FROM flow_step ORDER BY 1, 2"""
 
 
-class LoudBell(Bell):
+class CountingBell(Bell):
     """A bell that remembers how often it was rung."""
 
     rings = 0
@@ -42,7 +42,7 @@ class LoudBell(Bell):
 
 
 @dataclass
-class Named:
+class NamedFlows:
     """Flows by their names, as a catalogue has them."""
 
     known: dict[str, FlowSpec] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Named:
         self.known[name] = FlowSpec.model_validate({"name": name, "steps": steps, **more})
 
 
-class FrailStorage(FolderStorage):
+class CrashingStorage(FolderStorage):
     """A folder whose process dies when it is told to."""
 
     is_dying = False
@@ -76,14 +76,14 @@ class ProcessDied(Exception):
 
 
 @dataclass
-class Crank:
+class FlowsStepper:
     """Everything of flows, and nothing that moves by itself."""
 
     db: Database
     clock: ManualClock
-    bell: LoudBell
-    storage: FrailStorage
-    named: Named
+    bell: CountingBell
+    storage: CrashingStorage
+    named: NamedFlows
     engine: FlowEngine
     management: Management
     keeper: Keeper
@@ -190,13 +190,13 @@ def inner(steps: Mapping[str, Any], *depends_on: str, **more: Any) -> dict[str, 
 
 
 @asynccontextmanager
-async def crank(url: str, folder: Path, *, size: int = 10, **section: Any) -> AsyncIterator[Crank]:
+async def crank(url: str, folder: Path, *, size: int = 10, **section: Any) -> AsyncIterator[FlowsStepper]:
     """Flows on the database at *url*; *section* is of the configuration."""
     clock = ManualClock()
     async with Database.open(url, clock=clock, looks_up=True, size=size) as db:
-        bell, storage, named = LoudBell(db, "crank"), FrailStorage(folder), Named()
+        bell, storage, named = CountingBell(db, "crank"), CrashingStorage(folder), NamedFlows()
         settings = FlowsSection.model_validate({"lease": LEASE, **section})
         engine = FlowEngine(db, bell, storage, named, {}, settings)
         management = Management(engine, storage)
         keeper = Keeper(engine, named, storage)  # type: ignore[arg-type]  # all it asks for is flows by name
-        yield Crank(db, clock, bell, storage, named, engine, management, keeper, DirectCounter(engine, storage))
+        yield FlowsStepper(db, clock, bell, storage, named, engine, management, keeper, DirectCounter(engine, storage))

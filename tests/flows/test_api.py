@@ -12,7 +12,7 @@ from penstock.kernel.auth import Authenticator, Principal
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.settings import Settings
-from tests.flows.harness import LEASE, SECOND, Rig, chain, named, rigged, said, step_path
+from tests.flows.harness import LEASE, SECOND, FlowsHarness, chain, named, rigged, said, step_path
 from tests.support.http import answered, problem
 
 FLOW = """
@@ -28,7 +28,7 @@ steps:
 
 
 @pytest.fixture
-async def rig(database_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Rig]:
+async def rig(database_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[FlowsHarness]:
     folder = tmp_path / "flows"
     folder.mkdir()
     (folder / "nightly.yaml").write_text(FLOW)
@@ -39,7 +39,7 @@ async def rig(database_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIte
 # F1, F2: runs
 
 
-async def test_a_run_is_the_document(rig: Rig) -> None:
+async def test_a_run_is_the_document(rig: FlowsHarness) -> None:
     """F1: runId, status, scope and steps by their ids, each with dependsOn, inputs, outputs and error."""
     steps = chain("load", "report")
     steps["load"]["inputs"] = {"day": "${scope.day}"}
@@ -68,7 +68,7 @@ async def test_a_run_is_the_document(rig: Rig) -> None:
     assert (await rig.get("/flow_runs/r1", steps="false"))["steps"] is None
 
 
-async def test_asking_again_makes_no_second_run(rig: Rig) -> None:
+async def test_asking_again_makes_no_second_run(rig: FlowsHarness) -> None:
     """F2: the same runId with the same body is 200, with another body 409; without one each is new."""
     body = {"runId": "mine", "steps": chain("a"), "scope": {"n": 1}}
     assert (await rig.post("/flow_runs", 201, **body))["created"]
@@ -79,7 +79,7 @@ async def test_asking_again_makes_no_second_run(rig: Rig) -> None:
     assert first["runId"] != second["runId"]
 
 
-async def test_an_empty_flow_has_succeeded(rig: Rig) -> None:
+async def test_an_empty_flow_has_succeeded(rig: FlowsHarness) -> None:
     """F2: nothing to do is done at once."""
     assert (await rig.post("/flow_runs", 201, steps={}))["status"] == "SUCCEEDED"
 
@@ -98,7 +98,7 @@ async def test_an_empty_flow_has_succeeded(rig: Rig) -> None:
         ('{"runId": "events", "steps": {}}', "RESERVED_RUN_ID", "events"),
     ],
 )
-async def test_what_makes_no_flow_is_refused_by_name(rig: Rig, body: str, code: str, named: str) -> None:
+async def test_what_makes_no_flow_is_refused_by_name(rig: FlowsHarness, body: str, code: str, named: str) -> None:
     """F2: cycles, unknown dependencies and duplicate ids are refused, and the refusal names them."""
     answer = await rig.http.post("/flow_runs", content=body, headers={"content-type": "application/json"})
     refused = answer.json()
@@ -128,14 +128,14 @@ async def test_what_makes_no_flow_is_refused_by_name(rig: Rig, body: str, code: 
         '{"steps": {}, "scope": ' + '{"x":' * 60 + "1" + "}" * 60 + "}",
     ],
 )
-async def test_rubbish_is_refused(rig: Rig, body: str) -> None:
+async def test_rubbish_is_refused(rig: FlowsHarness, body: str) -> None:
     """F2: whatever is sent as a run, it is 422 with a problem, never a failure of the server."""
     answer = await rig.http.post("/flow_runs", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_runs_are_listed_in_pages(rig: Rig, clock: ManualClock) -> None:
+async def test_runs_are_listed_in_pages(rig: FlowsHarness, clock: ManualClock) -> None:
     """F1: the latest first, by flow, status and time; a page goes on where the last one ended."""
     for number in range(5):
         await rig.create({}, f"r{number}")
@@ -153,7 +153,7 @@ async def test_runs_are_listed_in_pages(rig: Rig, clock: ManualClock) -> None:
     problem(await rig.http.get("/flow_runs/none"), 404, "RUN_NOT_FOUND")
 
 
-async def test_an_inner_run_names_its_step(rig: Rig) -> None:
+async def test_an_inner_run_names_its_step(rig: FlowsHarness) -> None:
     """F14: a run inside of a step can be looked at, and tells where it belongs."""
     await rig.create({"in": {"kind": "flow", "inputs": {"steps": chain("a")}}})
     [inner, outer] = (await rig.get("/flow_runs"))["runs"]
@@ -166,7 +166,7 @@ async def test_an_inner_run_names_its_step(rig: Rig) -> None:
 # F4, F5, F9: workers
 
 
-async def test_a_claim_is_one_workers_alone(rig: Rig) -> None:
+async def test_a_claim_is_one_workers_alone(rig: FlowsHarness) -> None:
     """F4: of two workers one gets the step; its lease and its fence are told."""
     await rig.create({"a": {"kind": "work", "timeout": 90}})
     first, second = await asyncio.gather(rig.claim(leaseSeconds=30), rig.claim())
@@ -175,14 +175,14 @@ async def test_a_claim_is_one_workers_alone(rig: Rig) -> None:
     assert (item["fence"], item["attempt"], item["timeoutSeconds"]) == (1, 1, 90)
 
 
-async def test_a_claim_waits_for_a_step(rig: Rig) -> None:
+async def test_a_claim_waits_for_a_step(rig: FlowsHarness) -> None:
     """F4: who asks to wait has the step as soon as its turn comes."""
     waiting = asyncio.create_task(rig.claim(waitSeconds=20))
     await rig.create(chain("a"))
     assert [item["stepId"] for item in await waiting] == ["a"]
 
 
-async def test_who_has_gone_is_handed_nothing(rig: Rig) -> None:
+async def test_who_has_gone_is_handed_nothing(rig: FlowsHarness) -> None:
     """F4: a client that disconnects while it waits does not take a step with it."""
 
     async def is_gone() -> bool:
@@ -193,7 +193,7 @@ async def test_who_has_gone_is_handed_nothing(rig: Rig) -> None:
     assert await rig.statuses() == {"a": "READY"}
 
 
-async def test_the_engines_own_kinds_are_not_handed_out(rig: Rig) -> None:
+async def test_the_engines_own_kinds_are_not_handed_out(rig: FlowsHarness) -> None:
     """F14: nobody claims a map or a flow; no worker can say READY."""
     for kind in ("map", "flow"):
         await rig.refused(422, "ENGINE_KIND", "/flow_steps/claim", worker="w", kinds=["work", kind])
@@ -203,7 +203,7 @@ async def test_the_engines_own_kinds_are_not_handed_out(rig: Rig) -> None:
     await rig.refused(422, "MALFORMED", "/flow_steps/report", items=[{**named(item), "status": "READY"}])
 
 
-async def test_an_old_fence_changes_nothing(rig: Rig, clock: ManualClock) -> None:
+async def test_an_old_fence_changes_nothing(rig: FlowsHarness, clock: ManualClock) -> None:
     """F4, F11: a worker whose lease ran out is told so at every turn, and the winner's report counts."""
     await rig.create(chain("a"))
     [old] = await rig.claim()
@@ -221,7 +221,7 @@ async def test_an_old_fence_changes_nothing(rig: Rig, clock: ManualClock) -> Non
     assert (await rig.report(new))["result"] == "settled"
 
 
-async def test_a_report_said_again_is_a_success(rig: Rig) -> None:
+async def test_a_report_said_again_is_a_success(rig: FlowsHarness) -> None:
     """F5: the same again is 200, another 409, save for outputs that may change later; nobody's step is 404."""
     await rig.create(chain("a"))
     [item] = await rig.claim()
@@ -234,7 +234,7 @@ async def test_a_report_said_again_is_a_success(rig: Rig) -> None:
     await rig.refused(404, "STEP_NOT_FOUND", "/flow_runs/none/steps/a/report", **said(item))
 
 
-async def test_many_are_reported_at_once(rig: Rig) -> None:
+async def test_many_are_reported_at_once(rig: FlowsHarness) -> None:
     """F5: each report of a batch has a result of its own."""
     await rig.create({name: {"kind": "work"} for name in "abc"})
     a, b, c = await rig.claim()
@@ -271,7 +271,7 @@ async def test_many_are_reported_at_once(rig: Rig) -> None:
         {"status": "SUCCEEDED", "nonsense": 1},
     ],
 )
-async def test_a_report_that_makes_no_sense_is_refused(rig: Rig, more: dict[str, Any]) -> None:
+async def test_a_report_that_makes_no_sense_is_refused(rig: FlowsHarness, more: dict[str, Any]) -> None:
     """F5: limits and shapes of all that workers say; the step stays theirs."""
     await rig.create(chain("a"))
     [item] = await rig.claim()
@@ -279,7 +279,7 @@ async def test_a_report_that_makes_no_sense_is_refused(rig: Rig, more: dict[str,
     assert await rig.statuses() == {"a": "RUNNING"}
 
 
-async def test_a_cancelled_run_tells_its_workers(rig: Rig) -> None:
+async def test_a_cancelled_run_tells_its_workers(rig: FlowsHarness) -> None:
     """F9: waiting steps are cancelled at once, a running one hears it at its heartbeat; the first end wins."""
     await rig.create({"a": {"kind": "work"}, "b": {"kind": "work", "dependsOn": ["a"]}})
     [item] = await rig.claim()
@@ -296,7 +296,7 @@ async def test_a_cancelled_run_tells_its_workers(rig: Rig) -> None:
     await rig.refused(409, "RUN_ENDED", "/flow_runs/done/cancel")
 
 
-async def test_a_step_that_is_given_back_is_handed_out_again(rig: Rig) -> None:
+async def test_a_step_that_is_given_back_is_handed_out_again(rig: FlowsHarness) -> None:
     """F17: RELEASED counts as no attempt."""
     await rig.create(chain("a"))
     [item] = await rig.claim()
@@ -308,7 +308,7 @@ async def test_a_step_that_is_given_back_is_handed_out_again(rig: Rig) -> None:
 # F6: artifacts
 
 
-async def test_artifacts_are_published_with_the_report_that_counts(rig: Rig) -> None:
+async def test_artifacts_are_published_with_the_report_that_counts(rig: FlowsHarness) -> None:
     """F6: written under the attempt, there with the step's end, with sha256 and size."""
     await rig.create(chain("a"))
     [item] = await rig.claim()
@@ -334,7 +334,7 @@ async def test_artifacts_are_published_with_the_report_that_counts(rig: Rig) -> 
         ("no suffix «ü»", "application/octet-stream"),
     ],
 )
-async def test_an_artifact_cannot_act_as_our_own_page(rig: Rig, name: str, content: str) -> None:
+async def test_an_artifact_cannot_act_as_our_own_page(rig: FlowsHarness, name: str, content: str) -> None:
     """F6: what a step left is shown as what it is, in a sandbox, and nobody guesses at its type."""
     await rig.create(chain("a"))
     [item] = await rig.claim()
@@ -362,7 +362,7 @@ async def test_an_artifact_is_within_the_body_limit(database_url: str, tmp_path:
         assert [one async for one in rig.storage.list()] == []
 
 
-async def test_an_artifact_that_was_removed_is_gone(rig: Rig) -> None:
+async def test_an_artifact_that_was_removed_is_gone(rig: FlowsHarness) -> None:
     """F6: the step knows of it, the store does not: 404, not half an answer."""
     await rig.create(chain("a"))
     [item] = await rig.claim()
@@ -376,7 +376,7 @@ async def test_an_artifact_that_was_removed_is_gone(rig: Rig) -> None:
 # F10, F19: decisions
 
 
-async def test_a_failed_run_is_taken_up_again(rig: Rig) -> None:
+async def test_a_failed_run_is_taken_up_again(rig: FlowsHarness) -> None:
     """F10: retry reopens the run and what was cancelled because of the failure; skip does without a step."""
     await rig.create(chain("a", "b", "c"))
     await rig.done()
@@ -399,7 +399,7 @@ async def test_a_failed_run_is_taken_up_again(rig: Rig) -> None:
     await rig.refused(409, "NOTHING_FAILED", "/flow_runs/r2/retry")
 
 
-async def test_a_run_is_resumed_from_a_step(rig: Rig) -> None:
+async def test_a_run_is_resumed_from_a_step(rig: FlowsHarness) -> None:
     """F19: a new run that begins there, with what was done before."""
     await rig.create(chain("a", "b"))
     await rig.done(n=1)
@@ -416,7 +416,7 @@ async def test_a_run_is_resumed_from_a_step(rig: Rig) -> None:
 # F18: seeing
 
 
-async def test_logs_are_kept_by_attempt(rig: Rig) -> None:
+async def test_logs_are_kept_by_attempt(rig: FlowsHarness) -> None:
     """F18: lines of a step, oldest first, of all attempts or of one, in pages."""
     await rig.create({"a": {"kind": "work", "retry": {"maxAttempts": 2, "backoff": 0}}})
     for attempt in (1, 2):
@@ -434,7 +434,7 @@ async def test_logs_are_kept_by_attempt(rig: Rig) -> None:
     problem(await rig.http.get("/flow_runs/r1/steps/none/logs"), 404, "STEP_NOT_FOUND")
 
 
-async def test_the_history_has_every_move(rig: Rig) -> None:
+async def test_the_history_has_every_move(rig: FlowsHarness) -> None:
     """F18: who moved the run and each step, when and why, oldest first, in pages."""
     await rig.create(chain("a", "b"))
     await rig.done()
@@ -463,7 +463,7 @@ async def test_the_history_has_every_move(rig: Rig) -> None:
     assert paged == moves
 
 
-async def test_why_is_told_in_words(rig: Rig, clock: ManualClock) -> None:
+async def test_why_is_told_in_words(rig: FlowsHarness, clock: ManualClock) -> None:
     """F18: what a step waits for: steps, a worker, a limit, a back-off, its run's turn."""
     await rig.create(chain("a", "b"))
     clock.advance(timedelta(minutes=5))
@@ -493,7 +493,7 @@ async def test_why_is_told_in_words(rig: Rig, clock: ManualClock) -> None:
 # F15, F16: flows
 
 
-async def test_flows_are_shown_with_their_schedules(rig: Rig, tmp_path: Path) -> None:
+async def test_flows_are_shown_with_their_schedules(rig: FlowsHarness, tmp_path: Path) -> None:
     """F15, F16: spec, chart, the next times; a file that is none is told as a trouble."""
     [head] = (await rig.get("/flows"))["flows"]
     assert (head["name"], head["steps"], head["maxActiveRuns"]) == ("nightly", 2, 1)
@@ -504,7 +504,7 @@ async def test_flows_are_shown_with_their_schedules(rig: Rig, tmp_path: Path) ->
     problem(await rig.http.get("/flows/none"), 404, "FLOW_NOT_FOUND")
 
 
-async def test_a_schedule_is_paused(rig: Rig, clock: ManualClock) -> None:
+async def test_a_schedule_is_paused(rig: FlowsHarness, clock: ManualClock) -> None:
     """F16: while it is paused no run is started, and what passed is not caught up."""
     await rig.keeper.keep_schedules()
     assert (await rig.post("/flows/nightly/schedule/pause"))["schedule"]["paused"]
@@ -558,7 +558,7 @@ def _body(path: str) -> Any:
     return {"items": []} if path.endswith("/heartbeat") else {}
 
 
-async def test_names_in_paths_are_checked(rig: Rig) -> None:
+async def test_names_in_paths_are_checked(rig: FlowsHarness) -> None:
     """F2: what cannot be the name of a run or a step is 422, and never reaches the database."""
     for path in (
         "/flow_runs/a%00b",
@@ -571,7 +571,7 @@ async def test_names_in_paths_are_checked(rig: Rig) -> None:
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_a_run_with_many_steps_is_told(rig: Rig, db: Database) -> None:
+async def test_a_run_with_many_steps_is_told(rig: FlowsHarness, db: Database) -> None:
     """F1: a run of a few thousand steps is one document, and its history is paged."""
     await rig.create({f"s{n}": {"kind": "work"} for n in range(3_000)})
     run = await rig.run()

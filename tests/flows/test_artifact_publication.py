@@ -13,7 +13,7 @@ import pytest
 from penstock.flows.contract import ARTIFACT_LIMIT, Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import PenstockError, Transient
-from tests.flows.stepper import Crank, ProcessDied, crank, report, work, written_by
+from tests.flows.stepper import FlowsStepper, ProcessDied, crank, report, work, written_by
 
 LATER = timedelta(minutes=1)
 STOP_PUBLISHER = """
@@ -23,7 +23,7 @@ STOP_PUBLISHER = """
 
 
 @pytest.fixture
-async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
     async with crank(database_url, tmp_path, retention=timedelta(days=1)) as one:
         yield one
 
@@ -56,7 +56,7 @@ class PausedStream(Paused):
             yield piece
 
 
-async def sealed(flows: Crank, *names: str) -> Claimed:
+async def sealed(flows: FlowsStepper, *names: str) -> Claimed:
     """A report that is believed, whose process died before it published anything."""
     await flows.start({"a": work(), "b": work("a")})
     held = (await flows.claim())["a"]
@@ -70,11 +70,11 @@ async def sealed(flows: Crank, *names: str) -> Claimed:
     return held
 
 
-async def stored(flows: Crank, folder: str = "runs") -> list[str]:
+async def stored(flows: FlowsStepper, folder: str = "runs") -> list[str]:
     return sorted([info.path async for info in flows.storage.list(folder)])
 
 
-async def test_two_keepers_publish_once(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_keepers_publish_once(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
     """F6: one is slow; the other leaves it alone, and what was published stays."""
     await sealed(flows, "out.txt")
     slow = Paused(flows.engine.publisher.publish)
@@ -91,7 +91,7 @@ async def test_two_keepers_publish_once(flows: Crank, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("where", "left"), [("stream", "out.txt"), ("list", "other.txt")])
 async def test_who_lost_its_lock_touches_nothing_any_more(
-    flows: Crank, monkeypatch: pytest.MonkeyPatch, where: str, left: str
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch, where: str, left: str
 ) -> None:
     """F6: it stood still while others ended its step and tried it again: it neither writes nor removes."""
     await flows.start({"a": work()})
@@ -121,7 +121,7 @@ async def test_who_lost_its_lock_touches_nothing_any_more(
     assert (data, hashlib.sha256(data).hexdigest()) == (written_by(winner), kept["sha256"])
 
 
-async def test_a_slow_publisher_is_waited_for(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_publisher_is_waited_for(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
     """F5, F6: however long it takes, it ends its step itself, and the others of its batch with it."""
     await flows.start({"a": work(), "b": work()})
     held = await flows.claim()
@@ -141,7 +141,7 @@ async def test_a_slow_publisher_is_waited_for(flows: Crank, monkeypatch: pytest.
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_name_may_be_another_attempts_folder(flows: Crank) -> None:
+async def test_a_name_may_be_another_attempts_folder(flows: FlowsStepper) -> None:
     """F6: what a failed attempt published makes room for what the next one does."""
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
@@ -156,7 +156,7 @@ async def test_a_name_may_be_another_attempts_folder(flows: Crank) -> None:
 
 
 async def test_one_that_cannot_be_published_does_not_hold_up_the_others(
-    flows: Crank, monkeypatch: pytest.MonkeyPatch
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F6: the next of those whose process died is published all the same."""
     await flows.start({"a": work()}, "r0")
@@ -178,7 +178,7 @@ async def test_one_that_cannot_be_published_does_not_hold_up_the_others(
     assert ((await flows.steps("r0"))["a"], (await flows.steps("r"))["a"]) == ("RUNNING", "SUCCEEDED")
 
 
-async def test_names_nobody_wrote_do_not_seal_a_step_for_ever(flows: Crank) -> None:
+async def test_names_nobody_wrote_do_not_seal_a_step_for_ever(flows: FlowsStepper) -> None:
     """F6: a failure that names what it did not write, however much of it, is a failure with what there is."""
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
@@ -189,7 +189,7 @@ async def test_names_nobody_wrote_do_not_seal_a_step_for_ever(flows: Crank) -> N
     assert [one["name"] for one in (await flows.step("a"))["artifacts"]] == ["out.txt"]
 
 
-async def test_a_report_that_makes_no_sense_is_its_steps_failure(flows: Crank) -> None:
+async def test_a_report_that_makes_no_sense_is_its_steps_failure(flows: FlowsStepper) -> None:
     """F5: too many artifacts fail one step; the others of the batch are settled, and what they free is handed over."""
     await flows.start({"bad": work(required=False), "leaves": work(), "p": work(), "q": work("p")})
     held = await flows.claim()
@@ -206,7 +206,9 @@ async def test_a_report_that_makes_no_sense_is_its_steps_failure(flows: Crank) -
     assert (await flows.step("bad"))["error"]["code"] == "TOO_MANY_ARTIFACTS"
 
 
-async def test_a_store_that_is_away_for_a_moment_costs_nothing(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_is_away_for_a_moment_costs_nothing(
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F3, F11: the batch is handed in again, and what it frees comes with that answer, not with the lost one."""
     await flows.start({"leaves": work(), "p": work(), "q": work("p", retry={"maxAttempts": 1})})
     held = await flows.claim()
@@ -222,7 +224,9 @@ async def test_a_store_that_is_away_for_a_moment_costs_nothing(flows: Crank, mon
     assert (await flows.steps())["leaves"] == "SUCCEEDED"
 
 
-async def test_what_a_run_left_is_forgotten_before_the_run(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_run_left_is_forgotten_before_the_run(
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F6: a store that is away keeps nothing for ever: the run is still known, and forgotten the next time."""
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
@@ -242,7 +246,7 @@ async def test_what_a_run_left_is_forgotten_before_the_run(flows: Crank, monkeyp
     assert tuple(await flows.db.fetchrow(left) or ()) == (1, 0)
 
 
-async def test_what_a_resumed_run_points_at_is_kept_as_long_as_it(flows: Crank) -> None:
+async def test_what_a_resumed_run_points_at_is_kept_as_long_as_it(flows: FlowsStepper) -> None:
     """F6, F19: the run it took artifacts over from is not forgotten before it is itself."""
     await flows.start({"a": work(), "b": work("a")})
     held = (await flows.claim())["a"]

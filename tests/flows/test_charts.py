@@ -23,8 +23,8 @@ from penstock.flows.step import Workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from penstock.kernel.retry_after import retry_after
-from tests.flows.market_servers import PNG, Answer, Scripted, never, picture, says, scripted
-from tests.flows.run_step_io import PlainDesk
+from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, never, picture, says, scripted
+from tests.flows.run_step_io import RunStepIO
 from tests.support.types import Json
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
@@ -38,20 +38,20 @@ def asked(*names: str, **more: Any) -> Json:
 
 
 @pytest.fixture
-def desk() -> PlainDesk:
-    desk = PlainDesk()
+def desk() -> RunStepIO:
+    desk = RunStepIO()
     desk.artifacts["ohlcv", "1h.json"] = Series("TIDE", "1h", CANDLES).as_bytes()
     return desk
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[Scripted]:
+async def api() -> AsyncIterator[ScriptedMarketServer]:
     async with scripted() as server:
         server.will(picture)
         yield server
 
 
-def drawn_by(api: Scripted, **more: Any) -> Workers:
+def drawn_by(api: ScriptedMarketServer, **more: Any) -> Workers:
     section = FlowsSection.model_validate({"images": {"url": f"{api.url}/render?key=hidden", **more}})
     return market_workers(section, image_token=TOKEN, clock=ManualClock(BEGIN), pause=api.pause)
 
@@ -59,13 +59,13 @@ def drawn_by(api: Scripted, **more: Any) -> Workers:
 HERE = market_workers(FlowsSection())
 
 
-def told(desk: PlainDesk) -> tuple[list[str], list[tuple[str, str]]]:
+def told(desk: RunStepIO) -> tuple[list[str], list[tuple[str, str]]]:
     """Which pictures came, and which did not, by the manifest."""
     manifest = desk.document("chart", "manifest.json")
     return [each["id"] for each in manifest["items"]], [(each["id"], each["code"]) for each in manifest["failures"]]
 
 
-async def test_charts_are_drawn_here_by_default(desk: PlainDesk) -> None:
+async def test_charts_are_drawn_here_by_default(desk: RunStepIO) -> None:
     """F12, F13: an SVG for each request, and a manifest with where each is, its size and its sha256."""
     outputs = await desk.do(HERE, CHART_EXPORT, asked("a", "b"))
     assert (outputs["requested"], outputs["received"], outputs["partial"]) == (2, 2, False)
@@ -84,7 +84,7 @@ async def test_charts_are_drawn_here_by_default(desk: PlainDesk) -> None:
     assert [each["id"] for each in manifest["requested"]] == ["a", "b"]
 
 
-async def test_a_request_that_cannot_be_drawn_costs_only_itself(desk: PlainDesk) -> None:
+async def test_a_request_that_cannot_be_drawn_costs_only_itself(desk: RunStepIO) -> None:
     """F12: each failure has its code; with `minImages` the others are a partial success."""
     requests = [
         {"id": "fine"},
@@ -110,7 +110,7 @@ async def test_a_request_that_cannot_be_drawn_costs_only_itself(desk: PlainDesk)
     assert len([line for line in desk.logs["chart"] if line.startswith("warning")]) == 4
 
 
-async def test_too_few_pictures_fail_the_step_with_its_manifest(desk: PlainDesk) -> None:
+async def test_too_few_pictures_fail_the_step_with_its_manifest(desk: RunStepIO) -> None:
     """F12: the manifest is written even then, and the error says what it says."""
     error = await desk.fail(
         HERE, CHART_EXPORT, {"requests": [{"id": "a"}, {"id": "b", "template": "pie"}], "files": FILES}
@@ -120,18 +120,18 @@ async def test_too_few_pictures_fail_the_step_with_its_manifest(desk: PlainDesk)
     assert told(desk) == (["a"], [("b", "UNKNOWN_TEMPLATE")])
 
 
-async def test_without_candles_there_is_nothing_to_draw(desk: PlainDesk) -> None:
+async def test_without_candles_there_is_nothing_to_draw(desk: RunStepIO) -> None:
     """F13: the local painter says so; it does not draw an empty chart."""
     await desk.fail(HERE, CHART_EXPORT, {"requests": [{"id": "a"}]})
     assert told(desk) == ([], [("a", "NO_CANDLES")])
 
 
-async def test_inputs_that_make_no_sense(desk: PlainDesk) -> None:
+async def test_inputs_that_make_no_sense(desk: RunStepIO) -> None:
     """F12: a worker does not begin what the engine would not believe."""
     assert (await desk.fail(HERE, CHART_EXPORT, asked("a", "a"))).code == "BAD_INPUTS"
 
 
-async def test_the_image_api_is_asked_once_per_chart(api: Scripted, desk: PlainDesk) -> None:
+async def test_the_image_api_is_asked_once_per_chart(api: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F13: a POST of JSON with the request, its candles and the token; what comes back is kept as it is."""
     request = {"id": "a", "template": "mine", "theme": "dark", "last": 3, "params": {"dpi": 96}}
     await desk.do(drawn_by(api), CHART_EXPORT, {"requests": [request], "files": FILES})
@@ -155,7 +155,9 @@ async def test_the_image_api_is_asked_once_per_chart(api: Scripted, desk: PlainD
     ],
     ids=["500", "503", "429", "html", "html as png", "nothing"],
 )
-async def test_a_failure_of_the_moment_is_tried_again(api: Scripted, desk: PlainDesk, trouble: Answer) -> None:
+async def test_a_failure_of_the_moment_is_tried_again(
+    api: ScriptedMarketServer, desk: RunStepIO, trouble: Answer
+) -> None:
     """F13: errors, throttling and rubbish cost a try, with a longer pause each time."""
     api.will(trouble, trouble, picture)
     outputs = await desk.do(drawn_by(api), CHART_EXPORT, asked("a"))
@@ -180,7 +182,7 @@ async def test_a_failure_of_the_moment_is_tried_again(api: Scripted, desk: Plain
     ids=["500", "429", "rubbish", "svg", "422", "302", "401", "later"],
 )
 async def test_tries_come_to_an_end(
-    api: Scripted, desk: PlainDesk, trouble: Answer, code: str, tries: int, retryable: bool
+    api: ScriptedMarketServer, desk: RunStepIO, trouble: Answer, code: str, tries: int, retryable: bool
 ) -> None:
     """F13: what is still so after the last try is told exactly, without token or query; what is final is not tried."""
     api.will(trouble)
@@ -194,7 +196,7 @@ async def test_tries_come_to_an_end(
     assert b"hidden" not in everything
 
 
-async def test_silence_times_out(api: Scripted, desk: PlainDesk) -> None:
+async def test_silence_times_out(api: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F13: an API that never answers is waited for no longer than `timeout`, and costs only its own picture."""
     api.will(never, chart="a")
     outputs = await desk.do(drawn_by(api, timeout=0.2, attempts=2), CHART_EXPORT, asked("a", "b", minImages=1))
@@ -202,14 +204,16 @@ async def test_silence_times_out(api: Scripted, desk: PlainDesk) -> None:
     assert told(desk) == (["b"], [("a", "IMAGE_TIMEOUT")])
 
 
-async def test_nobody_there(api: Scripted, desk: PlainDesk) -> None:
+async def test_nobody_there(api: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F13: a closed port is a failure like any other."""
     workers = drawn_by(api, url="http://127.0.0.1:1", attempts=2)
     await desk.fail(workers, CHART_EXPORT, asked("a"))
     assert told(desk) == ([], [("a", "IMAGE_UNREACHABLE")])
 
 
-async def test_a_picture_beyond_all_measure(api: Scripted, desk: PlainDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_beyond_all_measure(
+    api: ScriptedMarketServer, desk: RunStepIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F13: an answer over the limit is not read to its end."""
     monkeypatch.setattr(images, "PICTURE_LIMIT", 1_000)
     api.will(says(PNG + bytes(2_000)))
@@ -217,7 +221,7 @@ async def test_a_picture_beyond_all_measure(api: Scripted, desk: PlainDesk, monk
     assert told(desk) == ([], [("a", "IMAGE_TOO_LARGE")])
 
 
-async def test_fewer_pictures_than_asked_for(api: Scripted, desk: PlainDesk) -> None:
+async def test_fewer_pictures_than_asked_for(api: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F12: of forty pictures some come at once, some later, some never: the manifest accounts for every one."""
     names = [f"r{n}" for n in range(40)]
     for n, name in enumerate(names):
@@ -235,7 +239,7 @@ async def test_fewer_pictures_than_asked_for(api: Scripted, desk: PlainDesk) -> 
     assert found == {"requested": 40, "received": 20, "partial": True}
 
 
-async def test_the_api_says_when(api: Scripted, desk: PlainDesk) -> None:
+async def test_the_api_says_when(api: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F13: a Retry-After is kept to, in seconds or as a date by our clock."""
     at = format_datetime(BEGIN + timedelta(seconds=9), usegmt=True)
     api.will(says(status=429, Retry_After="7"), says(status=503, Retry_After=at), picture)
@@ -277,14 +281,14 @@ def _done_by(painter: Painter) -> Workers:
     return workers
 
 
-async def test_a_crash_costs_one_picture(desk: PlainDesk) -> None:
+async def test_a_crash_costs_one_picture(desk: RunStepIO) -> None:
     """F12: a mistake of ours is a failure among others, and its insides are not told."""
     await desk.do(_done_by(_Stubborn()), CHART_EXPORT, asked("crash", "fine", minImages=1))
     assert told(desk) == (["fine"], [("crash", "INTERNAL")])
     assert b"private" not in desk.artifacts["chart", "manifest.json"]
 
 
-async def test_a_step_that_is_stopped_leaves_its_manifest(desk: PlainDesk) -> None:
+async def test_a_step_that_is_stopped_leaves_its_manifest(desk: RunStepIO) -> None:
     """F12: even when the time is up half-way, what is known is written."""
     painter = _Stubborn()
     doing = asyncio.create_task(desk.do(_done_by(painter), CHART_EXPORT, asked("fine", "hang")))
@@ -296,7 +300,7 @@ async def test_a_step_that_is_stopped_leaves_its_manifest(desk: PlainDesk) -> No
     assert told(desk) == (["fine"], [("hang", "STOPPED")])
 
 
-async def test_a_cancelled_step_begins_no_more_pictures(api: Scripted, desk: PlainDesk) -> None:
+async def test_a_cancelled_step_begins_no_more_pictures(api: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F9, F12: after it is told to stop nothing is asked for, and the manifest says so."""
     step = desk.step(CHART_EXPORT, asked("a", "b", minImages=0))
     step.cancelled.set()
@@ -306,7 +310,7 @@ async def test_a_cancelled_step_begins_no_more_pictures(api: Scripted, desk: Pla
     assert not api.bodies
 
 
-class _Full(PlainDesk):
+class _Full(RunStepIO):
     """A store that takes manifests only."""
 
     async def write(self, held: Any, name: str, data: bytes) -> None:
@@ -315,7 +319,7 @@ class _Full(PlainDesk):
         await super().write(held, name, data)
 
 
-async def test_a_picture_that_cannot_be_kept_did_not_come(desk: PlainDesk) -> None:
+async def test_a_picture_that_cannot_be_kept_did_not_come(desk: RunStepIO) -> None:
     """F12: what is not an artifact is no item."""
     full = _Full()
     full.artifacts |= desk.artifacts

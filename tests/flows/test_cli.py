@@ -35,7 +35,7 @@ FLOWS: dict[str, dict[str, Any]] = {
 }
 
 
-class Cli:
+class FlowCli:
     """Commands asked of one server."""
 
     def __init__(self, up: Up) -> None:
@@ -101,8 +101,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 @pytest.fixture
-def cli(server: Up) -> Iterator[Cli]:
-    asked = Cli(server)
+def cli(server: Up) -> Iterator[FlowCli]:
+    asked = FlowCli(server)
     with asked.http:
         yield asked
 
@@ -110,7 +110,7 @@ def cli(server: Up) -> Iterator[Cli]:
 FAILED = {"error": {"code": "BROKEN", "message": "no disk"}}
 
 
-def test_a_run_from_its_beginning_to_its_end(cli: Cli) -> None:
+def test_a_run_from_its_beginning_to_its_end(cli: FlowCli) -> None:
     """F2, F10: run, show, why, logs, retry: what one does at the terminal."""
     started = cli.text("run", "greetings", "--run-id", "g1", "--scope", "name=you", "--scope", 'list=["a", 1]')
     assert started.startswith("run g1 is RUNNING; ")
@@ -133,7 +133,7 @@ def test_a_run_from_its_beginning_to_its_end(cli: Cli) -> None:
     assert "SUCCEEDED  g1" in cli.text("show", "g1")
 
 
-def test_waiting_tells_by_its_exit_code(cli: Cli, tmp_path: Path) -> None:
+def test_waiting_tells_by_its_exit_code(cli: FlowCli, tmp_path: Path) -> None:
     """F2: --wait ends with 0, 1 or 124; a run that is given up on goes on."""
     assert "SUCCEEDED" in cli.text("run", "empty", "--wait")
     late = cli.run("run", "greetings", "--run-id", "late", "--wait", "--timeout", "1")
@@ -149,7 +149,7 @@ def test_waiting_tells_by_its_exit_code(cli: Cli, tmp_path: Path) -> None:
     assert (run["status"], run["scope"], run["failFast"], run["flow"]) == ("SUCCEEDED", {"a": 1, "b": 3}, True, None)
 
 
-def test_a_run_is_taken_up_at_a_step(cli: Cli) -> None:
+def test_a_run_is_taken_up_at_a_step(cli: FlowCli) -> None:
     """F19: --resume RUN --from STEP makes a new one, with what was done before."""
     cli.text("run", "greetings", "--run-id", "old")
     cli.by_hand()
@@ -160,7 +160,7 @@ def test_a_run_is_taken_up_at_a_step(cli: Cli) -> None:
     assert "--from STEP" in cli.refused(2, "run", "greetings", "--resume", "old")
 
 
-def test_a_step_is_done_without_and_a_run_is_stopped(cli: Cli) -> None:
+def test_a_step_is_done_without_and_a_run_is_stopped(cli: FlowCli) -> None:
     """F9, F10: skip and cancel, with the reason that is kept."""
     cli.text("run", "nightly", "--run-id", "s1")
     assert cli.text("skip", "s1", "a", "--reason", "not today") == "a of run s1 is SKIPPED\n"
@@ -171,7 +171,7 @@ def test_a_step_is_done_without_and_a_run_is_stopped(cli: Cli) -> None:
     assert cli.refused(6, "cancel", "s1").startswith("error: run s1 has SUCCEEDED")
 
 
-def test_runs_are_listed(cli: Cli) -> None:
+def test_runs_are_listed(cli: FlowCli) -> None:
     """F1: the latest first, by flow and status; more than are shown is said on standard error."""
     for name in ("l1", "l2"):
         cli.text("run", "empty", "--run-id", name)
@@ -181,7 +181,7 @@ def test_runs_are_listed(cli: Cli) -> None:
     assert cli.text("ls", "never-run").startswith("no runs; ")
 
 
-def test_schedules_are_seen_and_paused(cli: Cli) -> None:
+def test_schedules_are_seen_and_paused(cli: FlowCli) -> None:
     """F16: when flows run next; pausing one, and files that are none."""
     listed = cli.run("schedule", "ls")
     assert "nightly  30 2 * * *  UTC" in listed.out
@@ -192,7 +192,7 @@ def test_schedules_are_seen_and_paused(cli: Cli) -> None:
     assert "does not run by itself" in cli.refused(6, "schedule", "pause", "greetings")
 
 
-def test_what_cannot_be_is_said(cli: Cli) -> None:
+def test_what_cannot_be_is_said(cli: FlowCli) -> None:
     """Every refusal is a sentence with its exit code, and nothing on standard output."""
     for code, args in (
         (5, ["run", "gretings"]),
@@ -210,13 +210,13 @@ def test_what_cannot_be_is_said(cli: Cli) -> None:
         cli.refused(code, *args)
 
 
-def test_a_server_that_is_away_is_said(cli: Cli) -> None:
+def test_a_server_that_is_away_is_said(cli: FlowCli) -> None:
     """Nobody there: exit code 7, and where to look."""
     cli.url = NOWHERE
     assert "`penstock up` starts it" in cli.refused(7, "ls")
 
 
-def test_workers_run_in_processes_of_their_own(cli: Cli, server: Up, tmp_path: Path) -> None:
+def test_workers_run_in_processes_of_their_own(cli: FlowCli, server: Up, tmp_path: Path) -> None:
     """F17: `penstock work flows --url --module` does what the module says; its health and metrics are its own."""
     (tmp_path / "mine.py").write_text(
         "from penstock.flows.sdk import worker\n@worker('MINE')\nasync def mine(step):\n    return {'by': 'me'}\n"

@@ -12,12 +12,12 @@ import pytest
 from penstock.flows.contract import Said
 from penstock.flows.model import Claimed, StepError
 from tests.flows.crash_scenarios import is_consistent
-from tests.flows.statement_crash import Mortal, mortal
-from tests.flows.stepper import LEASE, WORK, Crank, ProcessDied, crank, inner, mapped, report, work
+from tests.flows.statement_crash import StatementCrasher, mortal
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, crank, inner, mapped, report, work
 from tests.support.soak import examples
 
-Act = Callable[[Crank], Awaitable[Any]]
-Prepare = Callable[["Life", Crank, str], Awaitable[Act]]
+Act = Callable[[FlowsStepper], Awaitable[Any]]
+Prepare = Callable[["ProcessSequence", FlowsStepper, str], Awaitable[Act]]
 DAY = timedelta(days=1)
 MOST = 20
 ENDS = """
@@ -28,30 +28,30 @@ UNENDED = """
         OR EXISTS (SELECT FROM flow_step WHERE status IN ('PENDING', 'READY', 'RUNNING'))"""
 
 
-class Life:
+class ProcessSequence:
     """One database on which processes come and go, and the time that passes meanwhile."""
 
-    def __init__(self, url: str, folder: Path, mortal: Mortal) -> None:
+    def __init__(self, url: str, folder: Path, mortal: StatementCrasher) -> None:
         self._url, self._folder, self.mortal = url, folder, mortal
         self._now: datetime | None = None
         self.asked: list[Act] = []  # what a client who is not answered asks again
         self.claimed: set[tuple[str, str, int]] = set()
         self.flows: dict[str, Mapping[str, Any]] = {}
 
-    def process(self) -> AbstractAsyncContextManager[Crank]:
+    def process(self) -> AbstractAsyncContextManager[FlowsStepper]:
         return crank(self._url, self._folder)
 
-    def grown_older(self, one: Crank) -> None:
+    def grown_older(self, one: FlowsStepper) -> None:
         """Time goes on where the last process left it."""
         if self._now is not None:
             one.clock.advance(self._now - one.clock.now())
         for name, flow in self.flows.items():
             one.named.add(name, **flow)
 
-    def left(self, one: Crank) -> None:
+    def left(self, one: FlowsStepper) -> None:
         self._now = one.clock.now()
 
-    async def claim(self, one: Crank, limit: int = 1) -> dict[str, Claimed]:
+    async def claim(self, one: FlowsStepper, limit: int = 1) -> dict[str, Claimed]:
         """Take what there is; nobody ever had it under that fence."""
         held = await one.claim(limit)
         for claimed in held.values():
@@ -60,7 +60,7 @@ class Life:
             self.claimed.add(what)
         return held
 
-    async def go_on(self, one: Crank) -> None:
+    async def go_on(self, one: FlowsStepper) -> None:
         """Do whatever is there to be done until nothing is."""
         for _ in range(MOST):
             one.clock.advance(LEASE + timedelta(seconds=1))
@@ -74,7 +74,7 @@ class Life:
         raise AssertionError(f"not at an end after {MOST} rounds of chores")
 
 
-async def said(one: Crank, held: Claimed) -> Any:
+async def said(one: FlowsStepper, held: Claimed) -> Any:
     """What a worker says of a step: its name decides."""
     if held.step_id.startswith("bad"):
         return report(held, Said.FAILED, error=StepError("BROKEN", "it broke"))
@@ -87,7 +87,7 @@ async def said(one: Crank, held: Claimed) -> Any:
 def settling(steps: Mapping[str, Any], *first: str, then: str) -> Prepare:
     """The report on step *then* once those before it are done."""
 
-    async def prepare(life: Life, one: Crank, name: str) -> Act:
+    async def prepare(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
         await one.start(steps, name)
         for done in first:
             held = (await life.claim(one))[done]
@@ -95,7 +95,7 @@ def settling(steps: Mapping[str, Any], *first: str, then: str) -> Prepare:
         held = (await life.claim(one))[then]
         told = await said(one, held)
 
-        async def act(one: Crank) -> None:
+        async def act(one: FlowsStepper) -> None:
             await one.counter.settle("w", [(held, told)], [WORK], 1)
 
         return act
@@ -106,8 +106,8 @@ def settling(steps: Mapping[str, Any], *first: str, then: str) -> Prepare:
 def creating(steps: Mapping[str, Any]) -> Prepare:
     """A run is asked for."""
 
-    async def prepare(life: Life, _one: Crank, name: str) -> Act:
-        async def act(one: Crank) -> None:
+    async def prepare(life: ProcessSequence, _one: FlowsStepper, name: str) -> Act:
+        async def act(one: FlowsStepper) -> None:
             await one.start(steps, name)
 
         life.asked.append(act)
@@ -116,7 +116,7 @@ def creating(steps: Mapping[str, Any]) -> Prepare:
     return prepare
 
 
-async def reaping(life: Life, one: Crank, name: str) -> Act:
+async def reaping(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """Two workers are gone; one of their steps is in a run that has failed."""
     await one.start({"a": work(), "b": work("a")}, f"{name}.1")
     await one.start({"c": work(), "bad": work(), "d": work("c")}, f"{name}.2")
@@ -126,7 +126,7 @@ async def reaping(life: Life, one: Crank, name: str) -> Act:
     return lambda one: one.keeper.reap()
 
 
-async def telling(life: Life, one: Crank, name: str) -> Act:
+async def telling(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """A run within has ended, and a step of another that is cancelled has one under way."""
     await one.start({"in": inner({"a": work()}), "z": work("in")}, f"{name}.1")
     await one.start({"in": inner({"b": work()}), "z": work("in")}, f"{name}.2")
@@ -136,7 +136,7 @@ async def telling(life: Life, one: Crank, name: str) -> Act:
     return lambda one: one.tell_outer()
 
 
-async def admitting(life: Life, one: Crank, name: str) -> Act:
+async def admitting(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """Of three runs of a flow, one at a time, the first has ended."""
     life.flows[name] = {"steps": {"each": mapped([1, 2]), "z": work("each")}, "max_active_runs": 1}
     life.grown_older(one)
@@ -146,7 +146,7 @@ async def admitting(life: Life, one: Crank, name: str) -> Act:
     return lambda one: one.keeper.admit()
 
 
-async def keeping_schedule(life: Life, one: Crank, name: str) -> Act:
+async def keeping_schedule(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """The time of a flow has come."""
     schedule = {"cron": "0 0 * * *"}
     life.flows[name] = {"steps": {"a": work(), "in": inner({"b": work()}, "a")}, "schedule": schedule}
@@ -156,7 +156,7 @@ async def keeping_schedule(life: Life, one: Crank, name: str) -> Act:
     return lambda one: one.keeper.keep_schedules()
 
 
-async def publishing(life: Life, one: Crank, name: str) -> Act:
+async def publishing(life: ProcessSequence, one: FlowsStepper, name: str) -> Act:
     """Who was told a report died before it published what was left."""
     await one.start({"leave": work(), "each": mapped("${steps.leave.outputs.list}", "leave")}, name)
     held = (await life.claim(one))["leave"]
@@ -208,7 +208,7 @@ async def test_the_next_process_comes_to_the_same_end(
 ) -> None:
     """F2–F7, F11, F14, F16: whatever was not said or written when a process died, the end is the same."""
     with mortal(monkeypatch) as one:
-        life = Life(database_url, tmp_path, one)
+        life = ProcessSequence(database_url, tmp_path, one)
         assert not await has_died(life, ACTS[name], 10_000, "whole")
         wanted, calls = await ends(life, "whole"), one.calls
         deaths: list[bool] = []
@@ -222,7 +222,7 @@ async def test_the_next_process_comes_to_the_same_end(
         assert deaths.count(False) <= 1 <= deaths.count(True)  # a seal is renewed beside: a call more, or less
 
 
-async def has_died(life: Life, prepare: Prepare, nth: int, name: str) -> bool:
+async def has_died(life: ProcessSequence, prepare: Prepare, nth: int, name: str) -> bool:
     """Prepare, do it and die at the *nth* call; then others go on."""
     life.flows, life.asked = {}, []
     async with life.process() as first:
@@ -241,7 +241,7 @@ async def has_died(life: Life, prepare: Prepare, nth: int, name: str) -> bool:
     return is_dead
 
 
-async def ends(life: Life, name: str) -> list[tuple[Any, ...]]:
+async def ends(life: ProcessSequence, name: str) -> list[tuple[Any, ...]]:
     """How all ended, but for who did it, when, and which item was first; what was left is the winner's."""
     who = re.compile(rf"{name}|-\d{{8}}T\d{{6}}Z|(?<=bad)\[\d\]")
     async with life.process() as one:

@@ -14,14 +14,14 @@ from penstock.flows.loading import load_module
 from penstock.flows.sdk import Workers, serve
 from penstock.flows.sdk import workers as registered
 from tests.flows.docs_page import blocks
-from tests.flows.harness import Rig, on_a_port
+from tests.flows.harness import FlowsHarness, on_a_port
 from tests.support.waiting import becomes
 
 ADDRESS = "http://127.0.0.1:8080"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-async def test_the_requests_of_a_worker_are_answered_so(rig: Rig) -> None:
+async def test_the_requests_of_a_worker_are_answered_so(rig: FlowsHarness) -> None:
     """F17: each curl of docs/flows.md gives what is written below it."""
     (block,) = [one for one in blocks("console") if "flow_steps/claim" in one]
     async with on_a_port(rig) as address:
@@ -34,7 +34,9 @@ async def test_the_requests_of_a_worker_are_answered_so(rig: Rig) -> None:
     assert await rig.statuses("card-1") == {"greet": "SUCCEEDED"}
 
 
-async def test_the_worker_of_the_document_works(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_worker_of_the_document_works(
+    rig: FlowsHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F17: what docs/flows.md has for a worker in Python does its steps."""
     monkeypatch.setattr(registered, "handlers", {})
     (tmp_path / "greeter.py").write_text(blocks("python")[1])
@@ -49,7 +51,7 @@ async def test_the_worker_of_the_document_works(rig: Rig, tmp_path: Path, monkey
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
-async def test_the_worker_in_node_works(rig: Rig, tmp_path: Path) -> None:
+async def test_the_worker_in_node_works(rig: FlowsHarness, tmp_path: Path) -> None:
     """F17: what docs/flows.md has for a worker in another language does its steps."""
     (program,) = blocks("js")
     (tmp_path / "worker.mjs").write_text(program)
@@ -63,7 +65,7 @@ async def test_the_worker_in_node_works(rig: Rig, tmp_path: Path) -> None:
             await process.wait()
 
 
-async def _greeted(rig: Rig) -> None:
+async def _greeted(rig: FlowsHarness) -> None:
     """Two runs: one whose step is done, and one whose step cannot be."""
     for run_id, name in (("ada", "world"), ("nobody", "")):
         await rig.create({"greet": {"kind": "GREET", "inputs": {"name": name}}}, run_id)

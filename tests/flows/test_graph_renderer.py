@@ -42,7 +42,7 @@ DRAWN = """
 """
 
 
-class Finger:
+class DrawingReader:
     """Reads a drawing: its boxes, and where the lines from each of them lead."""
 
     def __init__(self, text: str) -> None:
@@ -98,7 +98,7 @@ class Finger:
 @given(dags(most=14))
 def test_the_lines_say_what_the_flow_says(steps: Steps) -> None:
     """F15: from every box to all that depend on it, and to nothing else."""
-    finger = Finger(graph.drawing(steps, width=10_000))
+    finger = DrawingReader(graph.drawing(steps, width=10_000))
     assert finger.edges() == {(other, name) for name, one in steps.items() for other in one.depends_on}
     assert set(finger.names.values()) == set(steps)
 
@@ -113,7 +113,7 @@ def test_a_wide_layer_is_folded() -> None:
     middle = [f"load-{number}" for number in range(1_000)]
     steps = {"a": step(), **{name: step("a") for name in middle}, "z": step(*middle)}
     text = graph.drawing(steps)
-    finger = Finger(text)
+    finger = DrawingReader(text)
     shown = {name for name in finger.names.values() if name.startswith("load-")}
     rest = f"… and {1_000 - len(shown):,} more"
     assert 3 <= len(shown) < 12
@@ -142,7 +142,7 @@ def test_texts_cannot_break_a_drawing() -> None:
     steps = {"a": step(when='scope.x == "\x1b[31m" and ' + " and ".join(["scope.y"] * 50)), "b": step("a")}
     text = graph.drawing(steps)
     assert "\x1b" not in text
-    assert Finger(text).edges() == {("a", "b")}
+    assert DrawingReader(text).edges() == {("a", "b")}
 
 
 def test_a_flow_for_mermaid() -> None:

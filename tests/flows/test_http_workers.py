@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.flows.harness import BASE, Rig
+from tests.flows.harness import BASE, FlowsHarness
 from tests.support.require import require
 from tests.support.waiting import becomes
 
@@ -33,7 +33,7 @@ async def working(url: str, *command: str, lease: float = 30) -> AsyncIterator[a
         await process.wait()
 
 
-async def ended(rig: Rig, run_id: str = "r1") -> dict[str, object]:
+async def ended(rig: FlowsHarness, run_id: str = "r1") -> dict[str, object]:
     async def has_ended() -> bool:
         return (await rig.run(run_id))["status"] not in ("PENDING", "RUNNING")
 
@@ -41,7 +41,7 @@ async def ended(rig: Rig, run_id: str = "r1") -> dict[str, object]:
     return await rig.run(run_id)
 
 
-async def test_any_program_is_a_worker(rig: Rig, url: str) -> None:
+async def test_any_program_is_a_worker(rig: FlowsHarness, url: str) -> None:
     """F17: with curl and bash: the step on standard input, an artifact, the log, and the exit code as the outcome."""
     await rig.create({"a": {"kind": "SAY", "inputs": {"who": "world"}}})
     command = 'grep -o \'"who":"[a-z]*"\'; echo "half \\"way\\"" >&2'
@@ -56,7 +56,7 @@ async def test_any_program_is_a_worker(rig: Rig, url: str) -> None:
     assert [line["message"] for line in logs["lines"]] == ['half "way"']
 
 
-async def test_a_program_that_fails_fails_its_step(rig: Rig, url: str) -> None:
+async def test_a_program_that_fails_fails_its_step(rig: FlowsHarness, url: str) -> None:
     """F17: the exit code is the error's code, the last complaint its message; what was printed is kept."""
     await rig.create({"a": {"kind": "SAY"}})
     async with working(url, SHELL, "--once", "SAY", "bash", "-c", "echo partly; echo no disk >&2; exit 3") as worker:
@@ -67,7 +67,7 @@ async def test_a_program_that_fails_fails_its_step(rig: Rig, url: str) -> None:
     assert (await rig.http.get("/flow_runs/r1/steps/a/artifacts/output.txt")).text == "partly\n"
 
 
-async def test_a_program_is_stopped_when_its_run_is_cancelled(rig: Rig, url: str, tmp_path: Path) -> None:
+async def test_a_program_is_stopped_when_its_run_is_cancelled(rig: FlowsHarness, url: str, tmp_path: Path) -> None:
     """F9: its worker hears it at a heartbeat, ends the program, and says so."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -83,7 +83,7 @@ async def test_a_program_is_stopped_when_its_run_is_cancelled(rig: Rig, url: str
     assert await rig.statuses() == {"a": "CANCELLED"}
 
 
-async def test_a_worker_in_javascript(rig: Rig, url: str) -> None:
+async def test_a_worker_in_javascript(rig: FlowsHarness, url: str) -> None:
     """F17: Node without dependencies: claims, writes an artifact, logs, reports; an error has code and details."""
     steps = {
         "good": {"kind": "WORD_COUNT", "inputs": {"text": "a b a"}},

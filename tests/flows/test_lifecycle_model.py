@@ -27,10 +27,10 @@ from penstock.flows import store
 from penstock.flows.contract import RunStatus, Said, StepStatus
 from penstock.flows.model import RUN, STEP, Claimed, Report
 from penstock.kernel.errors import Conflict
-from tests.flows.engine_model import MAX_LOST, World
+from tests.flows.engine_model import MAX_LOST, EngineModel
 from tests.flows.flow_strategies import OTHER, SELDOM, steps, written
-from tests.flows.run_model import PlainRun, PlainStep, Refused
-from tests.flows.stepper import LEASE, WORK, Crank, ProcessDied, crank, report, written_by
+from tests.flows.run_model import ModelRefusal, ModelRun, ModelStep
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, crank, report, written_by
 from tests.services.postgres import fresh_database
 from tests.support.soak import examples
 
@@ -59,14 +59,14 @@ STANDING = """
 
 
 @dataclass(frozen=True)
-class Told:
+class MadeReport:
     """A report that was made, with what was written before."""
 
     held: Claimed
     said: Report
 
 
-class Lives(RuleBasedStateMachine):
+class FlowsLifecycle(RuleBasedStateMachine):
     """Several runs at once; the engine and the plain model are told the same."""
 
     url: str
@@ -76,15 +76,15 @@ class Lives(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.stack = AsyncExitStack()
         self.folder = TemporaryDirectory()
-        self.world = World()
+        self.world = EngineModel()
         self.flows = self.run(self._opened())
         self.world.limits[NARROW] = 1
         self.held: list[Claimed] = []  # what some worker thinks is its own
-        self.told: list[Told] = []
+        self.told: list[MadeReport] = []
         self.fences: dict[tuple[str, str], int] = {}
         self.ran: set[tuple[str, str, int]] = set()
 
-    async def _opened(self) -> Crank:
+    async def _opened(self) -> FlowsStepper:
         url = await self.stack.enter_async_context(fresh_database(self.url))
         return await self.stack.enter_async_context(crank(url, Path(self.folder.name), max_lost=MAX_LOST))
 
@@ -103,24 +103,24 @@ class Lives(RuleBasedStateMachine):
     # Runs.
 
     @initialize(drawn=steps(), fails_fast=SELDOM)
-    def begin(self, drawn: dict[str, PlainStep], fails_fast: bool) -> None:
+    def begin(self, drawn: dict[str, ModelStep], fails_fast: bool) -> None:
         self.create(drawn, fails_fast)
 
     @precondition(lambda self: len(self.world.runs) < 8)
     @rule(drawn=steps(), fails_fast=SELDOM)
-    def create(self, drawn: dict[str, PlainStep], fails_fast: bool) -> None:
+    def create(self, drawn: dict[str, ModelStep], fails_fast: bool) -> None:
         name = f"run{len(self.world.runs)}"
         self.run(self.flows.start(written(drawn), name, policy={"failFast": fails_fast}))
-        self.world.create(PlainRun(name, drawn, is_fail_fast=fails_fast))
+        self.world.create(ModelRun(name, drawn, is_fail_fast=fails_fast))
 
     @precondition(lambda self: len(self.world.runs) < 8)
     @rule(drawn=steps(3), twice=st.booleans())
-    def create_narrow(self, drawn: dict[str, PlainStep], twice: bool) -> None:
+    def create_narrow(self, drawn: dict[str, ModelStep], twice: bool) -> None:
         for _ in range(2 if twice else 1):
             name = f"run{len(self.world.runs)}"
             self.flows.named.add(NARROW, written(drawn), maxActiveRuns=1)
             self.run(self.flows.start(None, name, flow=NARROW))
-            self.world.create(PlainRun(name, {one: step.copied() for one, step in drawn.items()}, NARROW))
+            self.world.create(ModelRun(name, {one: step.copied() for one, step in drawn.items()}, NARROW))
 
     def _admit(self) -> None:
         self.run(self.flows.keeper.admit())
@@ -151,7 +151,7 @@ class Lives(RuleBasedStateMachine):
         self.ran.add((one.run_id, one.step_id, one.fence))
         self.held.append(one)
 
-    def _known(self, one: Claimed) -> tuple[PlainRun, PlainStep]:
+    def _known(self, one: Claimed) -> tuple[ModelRun, ModelStep]:
         run = self.world.runs[one.run_id]
         return run, run.steps[one.step_id]
 
@@ -163,7 +163,7 @@ class Lives(RuleBasedStateMachine):
         outputs = {"v": v, "list": [v] * v} if said is Said.SUCCEEDED else {}
         if leaves:
             self.run(self.flows.write(one))
-        told = Told(one, report(one, said, outputs=outputs, artifacts=("out.txt",) if leaves else ()))
+        told = MadeReport(one, report(one, said, outputs=outputs, artifacts=("out.txt",) if leaves else ()))
         self.told.append(told)
         if hands and said is Said.SUCCEEDED:
             self._hand_in(told)
@@ -176,10 +176,10 @@ class Lives(RuleBasedStateMachine):
         self.claim(3, 1, [WORK, OTHER])
         for one in [one for one in self.held if self._known(one)[1].fence == one.fence]:
             self.held.remove(one)
-            self.told.append(Told(one, report(one, outputs={"v": v, "list": [1, 2]})))
+            self.told.append(MadeReport(one, report(one, outputs={"v": v, "list": [1, 2]})))
             self._report(self.told[-1])
 
-    def _hand_in(self, told: Told) -> None:
+    def _hand_in(self, told: MadeReport) -> None:
         """F5: as the work loop does it: what the report frees is taken at once."""
         run, step = self._known(told.held)
         settled = self.flows.counter.settle("w", [(told.held, told.said)], [WORK, OTHER], 2)
@@ -190,7 +190,7 @@ class Lives(RuleBasedStateMachine):
         for one in handed:
             self._is_handed(one)
 
-    def _report(self, told: Told, *, dies: bool = False) -> None:
+    def _report(self, told: MadeReport, *, dies: bool = False) -> None:
         run, step = self._known(told.held)
         written_here = written_by(told.held) if told.said.artifacts else None
         self.flows.storage.is_dying = dies
@@ -213,7 +213,7 @@ class Lives(RuleBasedStateMachine):
         if not as_before:
             # Nobody who has been believed says the opposite with success.
             said = Said.FAILED if told.said.said is Said.SUCCEEDED else Said.SUCCEEDED
-            told = Told(told.held, report(told.held, said, outputs={"v": 1}))
+            told = MadeReport(told.held, report(told.held, said, outputs={"v": 1}))
         _, step = self._known(told.held)
         is_held = step.is_held and step.fence == told.held.fence
         if writes and not is_held and step.sealed is None:
@@ -293,7 +293,7 @@ class Lives(RuleBasedStateMachine):
         """The engine refuses what the model refuses, and then nothing has changed."""
         try:
             plain()
-        except Refused:
+        except ModelRefusal:
             before = self.run(self.flows.fingerprint())
             with pytest.raises(Conflict):
                 self.run(act)
@@ -400,11 +400,11 @@ class Lives(RuleBasedStateMachine):
 def test_every_life_is_as_the_plain_model_has_it(postgres_url: str) -> None:
     """F1–F11, F14, F16, F19: statuses, fences, counters, history and artifacts, whatever comes in whatever order."""
 
-    class Here(Lives):
+    class FlowsCase(FlowsLifecycle):
         url = postgres_url
 
     run_state_machine_as_test(
-        Here,
+        FlowsCase,
         settings=settings(
             max_examples=examples(8, soak=1_000),
             stateful_step_count=40,

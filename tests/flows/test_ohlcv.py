@@ -23,7 +23,7 @@ from penstock.flows.model import StepError
 from penstock.flows.step import Workers
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid
-from tests.flows.run_step_io import PlainDesk
+from tests.flows.run_step_io import RunStepIO
 from tests.support.soak import examples
 from tests.support.types import Json
 
@@ -43,8 +43,8 @@ def workers(tmp_path: Path) -> Workers:
 
 
 @pytest.fixture
-def desk() -> PlainDesk:
-    return PlainDesk()
+def desk() -> RunStepIO:
+    return RunStepIO()
 
 
 def asked(*timeframes: str, file: str = "candles.csv", **more: Any) -> Json:
@@ -55,7 +55,7 @@ def write(folder: Path, *rows: str, head: str = HEAD, name: str = "candles.csv")
     (folder / name).write_text("\n".join([head, *rows, ""]))
 
 
-async def test_candles_are_resampled_to_each_timeframe(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_candles_are_resampled_to_each_timeframe(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F13, F6: one artifact per timeframe, under its path; opens first, closes last, and gaps stay gaps."""
     write(tmp_path, *FIVE)
     outputs = await desk.do(workers, OHLCV_EXPORT, asked("1h", "1d", "1w"))
@@ -90,14 +90,14 @@ async def test_the_same_input_gives_the_same_bytes(tmp_path: Path, workers: Work
     made = []
     for _ in range(3):
         write(tmp_path, *rows)
-        desk = PlainDesk()
+        desk = RunStepIO()
         await desk.do(workers, OHLCV_EXPORT, asked("15m", "1d"))
         made.append(desk.artifacts)
         chance.shuffle(rows)
     assert made[0] == made[1] == made[2]
 
 
-async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F13: bad rows are set aside, each under its reason; of two rows of one time the later is believed."""
     bad = [
         "yesterday,1,1,1,1,1",
@@ -130,7 +130,7 @@ async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Wor
     assert any("12 of 17 rows are no candles" in line for line in desk.logs["ohlcv"])
 
 
-async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F6, F13: what adding up leaves in the last digit would depend on the machine."""
     write(tmp_path, *(f"2026-01-05T09:0{n}Z,1,1,1,1,0.{n}" for n in (1, 2)))
     await desk.do(workers, OHLCV_EXPORT, asked("1h"))
@@ -151,14 +151,14 @@ async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, desk: Pla
         "1772323200000000",
     ],
 )
-async def test_times_are_in_utc(tmp_path: Path, workers: Workers, desk: PlainDesk, written: str) -> None:
+async def test_times_are_in_utc(tmp_path: Path, workers: Workers, desk: RunStepIO, written: str) -> None:
     """F13: with a zone, without one, or as an epoch: the candle is the same."""
     write(tmp_path, f"{written},1,2,1,2,3")
     await desk.do(workers, OHLCV_EXPORT, asked("1h"))
     assert desk.document("ohlcv", "1h.json")["candles"] == [["2026-03-01T00:00:00Z", 1, 2, 1, 2, 3]]
 
 
-async def test_one_symbol_of_many(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_one_symbol_of_many(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F13: `symbol` chooses; rows of others are neither candles nor mistakes, and without it nothing is guessed."""
     rows = ["AAA,2026-01-05T09:00Z,1,2,1,2,3", "BBB,2026-01-05T09:00Z,5,6,5,6,7", "BBB,rubbish,5,6,5,6,7"]
     write(tmp_path, *rows, head=f"Symbol,{HEAD.upper()}")
@@ -169,7 +169,7 @@ async def test_one_symbol_of_many(tmp_path: Path, workers: Workers, desk: PlainD
     assert (await desk.fail(workers, OHLCV_EXPORT, asked("1h", symbol="CCC"))).code == "NO_CANDLES"
 
 
-async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F13: typed columns give the same artifact as text does."""
     write(tmp_path, *FIVE)
     await desk.do(workers, OHLCV_EXPORT, asked("1h"))
@@ -202,7 +202,7 @@ async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, desk: 
         ("latin.csv", "FILE_UNREADABLE"),
     ],
 )
-async def test_nothing_outside_the_folder_is_read(tmp_path: Path, desk: PlainDesk, file: str, code: str) -> None:
+async def test_nothing_outside_the_folder_is_read(tmp_path: Path, desk: RunStepIO, file: str, code: str) -> None:
     """F13: paths that lead out of `flows.files`, by dots or by links, are errors; so is what is no file of candles."""
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -219,7 +219,7 @@ async def test_nothing_outside_the_folder_is_read(tmp_path: Path, desk: PlainDes
     assert not desk.artifacts
 
 
-async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F13: only where a path ends counts."""
     write(tmp_path, *FIVE)
     (tmp_path / "newest.csv").symlink_to("candles.csv")
@@ -240,7 +240,7 @@ async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Wor
     ],
 )
 async def test_inputs_that_make_no_sense_are_named(
-    workers: Workers, desk: PlainDesk, inputs: dict[str, Any], named: str
+    workers: Workers, desk: RunStepIO, inputs: dict[str, Any], named: str
 ) -> None:
     """F13: BAD_INPUTS says which, when the run is made and when the step runs."""
     error = await desk.fail(workers, OHLCV_EXPORT, inputs)
@@ -250,7 +250,7 @@ async def test_inputs_that_make_no_sense_are_named(
         check_inputs[OHLCV_EXPORT](inputs)
 
 
-async def test_columns_that_are_missing_are_named(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_columns_that_are_missing_are_named(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F13: no column is guessed."""
     write(tmp_path, "2026-01-05T09:00Z,1,2", head="time,open,last")
     error = await desk.fail(workers, OHLCV_EXPORT, asked("1h"))
@@ -259,20 +259,20 @@ async def test_columns_that_are_missing_are_named(tmp_path: Path, workers: Worke
     assert (await desk.fail(workers, OHLCV_EXPORT, asked("1h"))).code == "BAD_COLUMNS"
 
 
-async def test_no_candle_at_all_is_an_error(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_no_candle_at_all_is_an_error(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F13: an empty export would look like a quiet market."""
     write(tmp_path, "x,1,1,1,1,1")
     error = await desk.fail(workers, OHLCV_EXPORT, asked("1h"))
     assert (error.code, error.details["rejected"]["reasons"]) == ("NO_CANDLES", {"BAD_TIME": 1})
 
 
-async def test_candles_are_not_cut_smaller(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_candles_are_not_cut_smaller(tmp_path: Path, workers: Workers, desk: RunStepIO) -> None:
     """F13: hours cannot be told minute by minute."""
     write(tmp_path, *(f"2026-01-05T{hour:02}:00Z,1,1,1,1,1" for hour in range(5)))
     assert (await desk.fail(workers, OHLCV_EXPORT, asked("30m"))).code == "TIMEFRAME_TOO_FINE"
 
 
-async def test_without_a_folder_or_a_database(desk: PlainDesk) -> None:
+async def test_without_a_folder_or_a_database(desk: RunStepIO) -> None:
     """F13: what the configuration does not give cannot be asked for."""
     nothing = market_workers(FlowsSection())
     assert (await desk.fail(nothing, OHLCV_EXPORT, asked("1h"))).code == "FILES_NOT_SET"
@@ -280,19 +280,19 @@ async def test_without_a_folder_or_a_database(desk: PlainDesk) -> None:
     assert (await desk.fail(nothing, OHLCV_EXPORT, sql)).code == "SQL_NOT_ALLOWED"
 
 
-async def _asked(db: Database, desk: PlainDesk, sql: str, *params: Any) -> Json:
+async def _asked(db: Database, desk: RunStepIO, sql: str, *params: Any) -> Json:
     workers = market_workers(FlowsSection(), read_only(db))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
     return await desk.do(workers, OHLCV_EXPORT, inputs)
 
 
-async def _refused(db: Database, desk: PlainDesk, sql: str, *params: Any) -> StepError:
+async def _refused(db: Database, desk: RunStepIO, sql: str, *params: Any) -> StepError:
     workers = market_workers(FlowsSection(), read_only(db))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
     return await desk.fail(workers, OHLCV_EXPORT, inputs)
 
 
-async def test_candles_from_sql(db: Database, desk: PlainDesk) -> None:
+async def test_candles_from_sql(db: Database, desk: RunStepIO) -> None:
     """F13: a statement with parameters, against a real database: numeric and timestamptz like any others."""
     await db.execute("CREATE TABLE trade (name text, at timestamptz, price numeric, size bigint)")
     at = datetime(2026, 1, 5, 9, tzinfo=UTC)
@@ -321,7 +321,7 @@ async def test_candles_from_sql(db: Database, desk: PlainDesk) -> None:
         "SELECT $1::int",
     ],
 )
-async def test_a_statement_can_only_read(db: Database, desk: PlainDesk, sql: str) -> None:
+async def test_a_statement_can_only_read(db: Database, desk: RunStepIO, sql: str) -> None:
     """F13: whatever a statement tries, the database is as it was, and the error has no traceback in it."""
     params = ["no number"] if "$1" in sql else []
     error = await _refused(db, desk, sql, *params)

@@ -8,19 +8,19 @@ import pytest
 
 from penstock.flows.contract import Answer, Said
 from penstock.kernel.errors import Conflict
-from tests.flows.stepper import Crank, crank, inner, mapped, report, work
+from tests.flows.stepper import FlowsStepper, crank, inner, mapped, report, work
 from tests.flows.test_races import WAITING, held_back
 from tests.support.waiting import becomes
 
 
 @pytest.fixture
-async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
     async with crank(database_url, tmp_path) as one:
         yield one
 
 
 @pytest.mark.parametrize("room", [0, 1])
-async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: Crank, room: int) -> None:
+async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsStepper, room: int) -> None:
     """F3: the run ends with its last step, though who reports one saw it as it was before the skip."""
     await flows.start({"a": work(), "b": work("a"), "x": work()})
     held = await flows.claim(1)
@@ -43,7 +43,7 @@ async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: Crank, r
     assert await flows.keeper.repair() == 0
 
 
-async def test_to_skip_a_map_that_failed_begins_none_of_its_items(flows: Crank) -> None:
+async def test_to_skip_a_map_that_failed_begins_none_of_its_items(flows: FlowsStepper) -> None:
     """F10, F14: it is done without, with all that is in it."""
     await flows.start({"m": mapped([1, 2, 3]), "z": work("m")})
     await flows.say((await flows.claim(1))["m[0]"], Said.FAILED)
@@ -54,7 +54,7 @@ async def test_to_skip_a_map_that_failed_begins_none_of_its_items(flows: Crank) 
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_the_same_request_is_the_same_after_its_flow_was_written_anew(flows: Crank) -> None:
+async def test_the_same_request_is_the_same_after_its_flow_was_written_anew(flows: FlowsStepper) -> None:
     """F2: a client that repeats itself after a deployment is answered with its run."""
     flows.named.add("f", {"a": work()})
     await flows.start(None, flow="f", scope={"v": 1})
@@ -65,7 +65,7 @@ async def test_the_same_request_is_the_same_after_its_flow_was_written_anew(flow
         await flows.start(None, flow="f", scope={"v": 2})
 
 
-async def test_who_stopped_for_a_run_that_goes_on_gives_its_step_back(flows: Crank) -> None:
+async def test_who_stopped_for_a_run_that_goes_on_gives_its_step_back(flows: FlowsStepper) -> None:
     """F9, F10: cancelled, stopped, and tried again before the worker said so: nothing waits for a lease."""
     await flows.start({"a": work(retry={"maxAttempts": 1}), "b": work("a")})
     held = (await flows.claim())["a"]
@@ -77,7 +77,7 @@ async def test_who_stopped_for_a_run_that_goes_on_gives_its_step_back(flows: Cra
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_resume_does_without_what_was_done_without(flows: Crank) -> None:
+async def test_resume_does_without_what_was_done_without(flows: FlowsStepper) -> None:
     """F19: a skipped step stays so, with its reason and its error, and what came after it is taken over."""
     await flows.start(
         {
@@ -97,7 +97,7 @@ async def test_resume_does_without_what_was_done_without(flows: Crank) -> None:
     assert await flows.status("again") == "SUCCEEDED"
 
 
-async def test_what_is_taken_over_is_in_the_history(flows: Crank) -> None:
+async def test_what_is_taken_over_is_in_the_history(flows: FlowsStepper) -> None:
     """F18, F19: who took over what is told; a step that was taken over as skipped can be tried after all."""
     await flows.start({"done": work(), "without": work(required=False), "last": work("done")})
     await flows.work("without", "last")
@@ -112,7 +112,7 @@ async def test_what_is_taken_over_is_in_the_history(flows: Crank) -> None:
     assert sorted(await flows.work()) == ["last", "without"]
 
 
-async def test_resume_at_a_skipped_step_judges_it_anew(flows: Crank) -> None:
+async def test_resume_at_a_skipped_step_judges_it_anew(flows: FlowsStepper) -> None:
     """F19: the step that is named is not taken over, nor what comes after it."""
     await flows.start({"a": work(required=False), "b": work("a")})
     await flows.work("a")
@@ -120,7 +120,7 @@ async def test_resume_at_a_skipped_step_judges_it_anew(flows: Crank) -> None:
     assert await flows.work() == ["a", "b"]
 
 
-async def test_what_is_inside_a_step_goes_on_with_the_step(flows: Crank) -> None:
+async def test_what_is_inside_a_step_goes_on_with_the_step(flows: FlowsStepper) -> None:
     """F10, F14: an inner run that has ended is neither tried again nor skipped in by itself."""
     await flows.start({"f": inner({"x": work(), "y": work("x")})})
     await flows.work("y")
@@ -137,7 +137,7 @@ async def test_what_is_inside_a_step_goes_on_with_the_step(flows: Crank) -> None
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_step_is_skipped_inside_a_run_that_goes_on(flows: Crank) -> None:
+async def test_a_step_is_skipped_inside_a_run_that_goes_on(flows: FlowsStepper) -> None:
     """F10, F14: what is under way can be done without, inside as anywhere."""
     await flows.start({"f": inner({"x": work(), "y": work("x")})})
     await flows.management.skip("r~f", "x", "tester")
@@ -146,7 +146,7 @@ async def test_a_step_is_skipped_inside_a_run_that_goes_on(flows: Crank) -> None
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_cancelled_run_is_not_taken_up_by_a_skip(flows: Crank) -> None:
+async def test_a_cancelled_run_is_not_taken_up_by_a_skip(flows: FlowsStepper) -> None:
     """F9, F10: what somebody cancelled goes on when it is tried again, not by the way."""
     await flows.start({"a": work(), "b": work(), "c": work("b")})
     await flows.management.cancel("r", "tester")
@@ -158,7 +158,7 @@ async def test_a_cancelled_run_is_not_taken_up_by_a_skip(flows: Crank) -> None:
     assert await flows.work() == ["b", "c"]
 
 
-async def test_a_run_that_succeeded_is_not_tried_again(flows: Crank) -> None:
+async def test_a_run_that_succeeded_is_not_tried_again(flows: FlowsStepper) -> None:
     """F10, F19: not even what was skipped in it; who wants that is told of resume."""
     await flows.start({"a": work(required=False), "b": work()})
     await flows.work("a")

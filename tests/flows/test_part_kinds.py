@@ -34,11 +34,11 @@ from penstock.tracking.contract import NAME_LIMIT, Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from penstock.tying import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
-from tests.flows.memory_step_io import MemoryDesk, done, failed, held
-from tests.harvest.scripted_source import Scripted, scripted, stones
-from tests.harvest.stepper import FEED, Crank
-from tests.ingest.harness import KEYED, SUPPLIER, House, snapshot
-from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings, upsert
+from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
+from tests.harvest.scripted_source import ScriptedSource, scripted, stones
+from tests.harvest.stepper import FEED, HarvestStepper
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
+from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.support.crash import Killed, raise_killed
 from tests.support.types import Json
 from tests.support.waiting import becomes, until
@@ -68,20 +68,20 @@ async def is_stopped(handler: Handler, step: Step) -> None:
 
 
 @pytest.fixture
-async def one(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
-    async with scripted(database_url, tmp_path, Scripted(stones(120))) as crank:
+async def one(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
+    async with scripted(database_url, tmp_path, ScriptedSource(stones(120))) as crank:
         yield crank
 
 
-def harvesting(attempt: int = 1, desk: MemoryDesk | None = None, **more: Any) -> Step:
+def harvesting(attempt: int = 1, desk: MemoryStepIO | None = None, **more: Any) -> Step:
     return held("harvest.run", {"feed": FEED, **more}, attempt=attempt, desk=desk)
 
 
-async def plans(one: Crank) -> list[UUID]:
+async def plans(one: HarvestStepper) -> list[UUID]:
     return [row["run_id"] for row in await one.db.fetch("SELECT run_id FROM harvest_plan ORDER BY requested_at")]
 
 
-async def planned(one: Crank, count: int = 1) -> UUID:
+async def planned(one: HarvestStepper, count: int = 1) -> UUID:
     """The last of so many runs that are asked for."""
 
     async def is_so() -> bool:
@@ -91,7 +91,7 @@ async def planned(one: Crank, count: int = 1) -> UUID:
     return (await plans(one))[-1]
 
 
-async def test_a_feed_is_harvested_once_whoever_dies(one: Crank) -> None:
+async def test_a_feed_is_harvested_once_whoever_dies(one: HarvestStepper) -> None:
     """F14: a second attempt takes the run of the first over, under way or ended; the outputs tell what came of it."""
     worker = harvest_worker(TiedFeeds(one.harvest))
     async with under_way(worker, harvesting(full=True)):
@@ -113,9 +113,9 @@ async def test_a_feed_is_harvested_once_whoever_dies(one: Crank) -> None:
     assert (run["requested_by"], run["run_type"]) == ("flows:run-1/step-1", "full")
 
 
-async def test_another_run_of_the_feed_comes_first(one: Crank) -> None:
+async def test_another_run_of_the_feed_comes_first(one: HarvestStepper) -> None:
     """F14: while somebody else's run is under way the step waits; then it has its own."""
-    other, desk = await one.harvest.start(FEED, "somebody"), MemoryDesk()
+    other, desk = await one.harvest.start(FEED, "somebody"), MemoryStepIO()
     async with under_way(harvest_worker(TiedFeeds(one.harvest)), harvesting(desk=desk)) as task:
 
         async def waits() -> bool:
@@ -129,7 +129,7 @@ async def test_another_run_of_the_feed_comes_first(one: Crank) -> None:
         assert (await task)["runId"] == str(mine) != str(other)
 
 
-async def test_a_run_that_failed_fails_its_step_and_the_next_attempt_has_another(one: Crank) -> None:
+async def test_a_run_that_failed_fails_its_step_and_the_next_attempt_has_another(one: HarvestStepper) -> None:
     """F10, F14: HARVEST_FAILED tells why; whoever tries the step again gets a run of its own."""
     worker = harvest_worker(TiedFeeds(one.harvest))
     first = asyncio.create_task(failed(worker, harvesting()))
@@ -145,7 +145,7 @@ async def test_a_run_that_failed_fails_its_step_and_the_next_attempt_has_another
         assert (await task)["runId"] == str(again) != str(run_id)
 
 
-async def test_a_step_that_cannot_harvest_says_so(one: Crank) -> None:
+async def test_a_step_that_cannot_harvest_says_so(one: HarvestStepper) -> None:
     """F14: a feed nobody knows is final; a step that is told to stop stops, and its run goes on."""
     worker = harvest_worker(TiedFeeds(one.harvest))
     error = await failed(worker, held("harvest.run", {"feed": "pebbles"}))
@@ -155,7 +155,7 @@ async def test_a_step_that_cannot_harvest_says_so(one: Crank) -> None:
     assert [row["state"] for row in await one.db.fetch("SELECT state FROM run_metadata")] == ["created"]
 
 
-async def test_a_run_can_be_started_under_an_id(one: Crank) -> None:
+async def test_a_run_can_be_started_under_an_id(one: HarvestStepper) -> None:
     """H2, F14: one id is one run, whoever asks for it and however often."""
     wanted = UUID(int=7)
     asked = [one.harvest.start(FEED, "test", run_id=wanted) for _ in range(5)]
@@ -167,18 +167,18 @@ async def test_a_run_can_be_started_under_an_id(one: Crank) -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def house(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
 @pytest.fixture
-def place(house: House, database_url: str) -> Iterator[Workplace]:
+def place(house: IngestHarness, database_url: str) -> Iterator[Workplace]:
     document = {"database": {"url": database_url}, "ingest": {"root": str(house.root)}}
     with workplace(Settings.model_validate(document), uses_database=True) as place:
         yield place
 
 
-class Mortal:
+class CrashingWorkplace:
     """A workplace whose runs can be made to die at a step, or to do something there."""
 
     def __init__(self, place: Workplace, at: Place | None = None, act: Callable[[], None] | None = None) -> None:
@@ -201,18 +201,18 @@ def ingesting(attempt: int = 1) -> Step:
     return held("ingest.run", {"supplier": SUPPLIER}, attempt=attempt)
 
 
-def worker_in(place: Workplace | Mortal) -> Handler:
+def worker_in(place: Workplace | CrashingWorkplace) -> Handler:
     return ingest_worker(TiedSuppliers(place), at_once=1)  # type: ignore[arg-type]
 
 
-def passed(house: House) -> list[str]:
+def passed(house: IngestHarness) -> list[str]:
     """The runs that published something."""
     found = [house.tree.read(f"etl_data/raw_v1/runs/{run}/manifest.json") for run in house.tree.runs(SUPPLIER)]
     told = [json.loads(one) for one in found if one]
     return [one["run_id"] for one in told if one["status"] == "PASS"]
 
 
-async def test_a_file_is_published(house: House, place: Workplace) -> None:
+async def test_a_file_is_published(house: IngestHarness, place: Workplace) -> None:
     """F14: the newest file of the inbox is published; the next attempt tells of the same run, and takes no other."""
     house.drop(snapshot({"A": 1, "B": 2}))
     outputs = await done(worker_in(place), ingesting())
@@ -227,24 +227,24 @@ async def test_a_file_is_published(house: House, place: Workplace) -> None:
 
 
 @pytest.mark.parametrize("at", list(Place))
-async def test_a_file_is_published_once_whoever_dies(house: House, place: Workplace, at: Place) -> None:
+async def test_a_file_is_published_once_whoever_dies(house: IngestHarness, place: Workplace, at: Place) -> None:
     """F14: wherever the worker dies, the next attempt ends with the file published, by one run."""
     house.drop(snapshot({"A": 1}))
     with suppress(Killed):
-        await done(worker_in(Mortal(place, at)), ingesting())
+        await done(worker_in(CrashingWorkplace(place, at)), ingesting())
     outputs = await done(worker_in(place), ingesting(2))
     assert (outputs["status"], [outputs["runId"]]) == ("PASS", passed(house))
     assert await done(worker_in(place), ingesting(3)) == outputs
 
 
-async def test_without_a_file_there_is_nothing_to_publish(house: House, place: Workplace) -> None:
+async def test_without_a_file_there_is_nothing_to_publish(house: IngestHarness, place: Workplace) -> None:
     """F14: FILE_MISSING, worth another try; what was published for others before does not count."""
     house.publish(snapshot({"A": 1}))
     error = await failed(worker_in(place), ingesting())
     assert (error.error.code, error.retryable) == ("FILE_MISSING", True)
 
 
-async def test_a_file_that_is_no_good_fails_the_step(house: House, place: Workplace) -> None:
+async def test_a_file_that_is_no_good_fails_the_step(house: IngestHarness, place: Workplace) -> None:
     """F14: the run's failure is the step's, also at an attempt that finds the file gone; a better file is taken."""
     house.drop(snapshot({"A": "none"}))
     for attempt in (1, 2):
@@ -255,7 +255,7 @@ async def test_a_file_that_is_no_good_fails_the_step(house: House, place: Workpl
     assert (await done(worker_in(place), ingesting(3)))["status"] == "PASS"
 
 
-async def test_another_run_of_the_supplier_may_be_quicker(house: House, place: Workplace) -> None:
+async def test_another_run_of_the_supplier_may_be_quicker(house: IngestHarness, place: Workplace) -> None:
     """F14: while somebody else has the supplier the step waits; when he took the file, his run counts."""
     house.drop(snapshot({"A": 1}))
     holds, goes_on = threading.Event(), threading.Event()
@@ -297,11 +297,11 @@ class Refusals(TiedSuppliers):
             raise
 
 
-async def test_no_more_files_are_read_at_once_than_there_is_room_for(house: House, place: Workplace) -> None:
+async def test_no_more_files_are_read_at_once_than_there_is_room_for(house: IngestHarness, place: Workplace) -> None:
     """F14, F16: many steps may be handed out; the process reads so many files at a time."""
     busy, most = 0, 0
 
-    class Counted(TiedSuppliers):
+    class CountingSuppliers(TiedSuppliers):
         def run(self, *asked: Any) -> Any:
             nonlocal busy, most
             busy, most = busy + 1, max(most, busy + 1)
@@ -314,16 +314,16 @@ async def test_no_more_files_are_read_at_once_than_there_is_room_for(house: Hous
     for name in names:
         house.configure(KEYED, name)
         house.drop(snapshot({"A": 1}), supplier=name)
-    worker = ingest_worker(Counted(place), at_once=1)
+    worker = ingest_worker(CountingSuppliers(place), at_once=1)
     ended = await asyncio.gather(*(done(worker, held("ingest.run", {"supplier": name})) for name in names))
     assert ([one["status"] for one in ended], most) == (["PASS"] * 4, 1)
 
 
-async def test_a_run_of_ingest_stops_with_its_step(house: House, place: Workplace) -> None:
+async def test_a_run_of_ingest_stops_with_its_step(house: IngestHarness, place: Workplace) -> None:
     """F9, F14: a step that is told to stop publishes nothing, and its file stays for the next."""
     house.drop(snapshot({"A": 1}))
     step = ingesting()
-    error = await failed(worker_in(Mortal(place, Place.STARTED, step.cancelled.set)), step)
+    error = await failed(worker_in(CrashingWorkplace(place, Place.STARTED, step.cancelled.set)), step)
     assert error.error.code == "CANCELLED"
     assert (passed(house), house.names(f"etl_data/raw_v1/inbox/{SUPPLIER}")) == ([], ["price.csv"])
     assert (await done(worker_in(place), ingesting(2)))["status"] == "PASS"
@@ -333,13 +333,13 @@ async def test_a_run_of_ingest_stops_with_its_step(house: House, place: Workplac
 
 
 @pytest.fixture
-async def rig(database_url: str) -> AsyncIterator[Rig]:
+async def rig(database_url: str) -> AsyncIterator[RefdataHarness]:
     await create_schemas(database_url)
     async with opened(refdata_settings(database_url)) as rig:
         yield rig
 
 
-def publish(attempt: int = 1, desk: MemoryDesk | None = None, mode: str = "SNAPSHOT", **more: Any) -> Step:
+def publish(attempt: int = 1, desk: MemoryStepIO | None = None, mode: str = "SNAPSHOT", **more: Any) -> Step:
     inputs = {"tenant": "acme", "dictionary": "LOOSE", "mode": mode, **more}
     return held("refdata.publish", inputs, attempt=attempt, desk=desk)
 
@@ -348,7 +348,7 @@ def items(count: int) -> list[Json]:
     return [{"key": f"k{number}", "payload": {"n": number}} for number in range(count)]
 
 
-async def on_the_bus(rig: Rig, count: int = 1) -> None:
+async def on_the_bus(rig: RefdataHarness, count: int = 1) -> None:
     """Back when so many commands wait."""
 
     async def is_so() -> bool:
@@ -357,7 +357,7 @@ async def on_the_bus(rig: Rig, count: int = 1) -> None:
     await becomes(is_so, f"{count} commands are on the bus")
 
 
-async def test_a_dictionary_is_published(rig: Rig) -> None:
+async def test_a_dictionary_is_published(rig: RefdataHarness) -> None:
     """F14: a SNAPSHOT replaces all, a DELTA some; the step ends with the version that is committed."""
     worker = refdata_worker(TiedDictionaries(rig.refdata))
     for mode, given, version, left in (
@@ -375,7 +375,7 @@ async def test_a_dictionary_is_published(rig: Rig) -> None:
 
 @pytest.mark.parametrize("mode", ["SNAPSHOT", "DELTA"])
 async def test_a_dictionary_is_published_once_whoever_dies(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, mode: str
+    rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """F14: in chunks, with a worker that died between them and one after, it is the same versions and no more."""
     monkeypatch.setattr(publishing, "_CHUNK", 70)  # bytes: two items
@@ -399,10 +399,10 @@ async def test_a_dictionary_is_published_once_whoever_dies(
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n\n"])
 @pytest.mark.parametrize("is_list", [True, False])
-async def test_a_dictionary_is_published_from_an_artifact(rig: Rig, is_list: bool, end: str) -> None:
+async def test_a_dictionary_is_published_from_an_artifact(rig: RefdataHarness, is_list: bool, end: str) -> None:
     """F14: JSON lines or a list, as a step before wrote them, to the last digit."""
     one, two = '{"key": "a", "payload": 0.10000000000000000001}', '{"payload": [1], "key": "b"}'
-    desk = MemoryDesk(
+    desk = MemoryStepIO(
         artifacts={("before", "rates"): (f"[{one},\n{two}]{end}" if is_list else f"{one}\n{two}{end}").encode()}
     )
     worker = refdata_worker(TiedDictionaries(rig.refdata))
@@ -416,7 +416,7 @@ async def test_a_dictionary_is_published_from_an_artifact(rig: Rig, is_list: boo
     assert loaded.items == {"a": "0.10000000000000000001", "b": "[1]"}
 
 
-async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it_anew(rig: Rig) -> None:
+async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it_anew(rig: RefdataHarness) -> None:
     """F10, F14: the reason is the step's error; once it is mended, a second attempt is a command of its own."""
     worker = refdata_worker(TiedDictionaries(rig.refdata))
     first = asyncio.create_task(failed(worker, publish(items=items(3))))
@@ -443,14 +443,14 @@ async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it
         ({"from": {"step": "before", "artifact": "none"}}, "ARTIFACT_MISSING"),
     ],
 )
-async def test_what_cannot_be_published_is_not_sent(rig: Rig, more: Json, code: str) -> None:
+async def test_what_cannot_be_published_is_not_sent(rig: RefdataHarness, more: Json, code: str) -> None:
     """F14: a mistake in the items or the names is final, and told before anything is sent."""
     error = await failed(refdata_worker(TiedDictionaries(rig.refdata)), publish(**more))
     assert (error.error.code, error.retryable) == (code, False)
     assert await rig.bus.backlog(rig.topic) == 0
 
 
-async def test_a_step_that_waits_for_a_commit_can_be_stopped(rig: Rig) -> None:
+async def test_a_step_that_waits_for_a_commit_can_be_stopped(rig: RefdataHarness) -> None:
     """F9, F14: nobody applies, and the step does not wait for ever."""
     await is_stopped(refdata_worker(TiedDictionaries(rig.refdata)), publish(items=items(1)))
 
@@ -464,7 +464,7 @@ async def tracking(db: Database) -> AsyncIterator[Tracking]:
         yield tracking
 
 
-class Looks(TiedFiles):
+class CountingFiles(TiedFiles):
     """Counts the looks; the first one is told that nobody answers."""
 
     looks = 0
@@ -488,7 +488,7 @@ def waiting(**more: Any) -> Step:
 
 async def test_a_step_waits_until_all_shards_are_through(tracking: Tracking) -> None:
     """F14: for a file nobody registered yet, for all its shards, and through a database that is away for a moment."""
-    files = Looks(tracking)
+    files = CountingFiles(tracking)
 
     async def looked(task: "asyncio.Task[Json]") -> None:
         """Back when it has looked at what there is now, and still waits."""

@@ -14,7 +14,7 @@ from penstock.flows.kinds.builtin import check_inputs
 from penstock.flows.kinds.python import python_worker
 from penstock.flows.step import Step
 from penstock.kernel.errors import Invalid
-from tests.flows.memory_step_io import MemoryDesk, done, failed, held
+from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
 
 MODULE = "penstock_test_jobs"
 SOURCE = """
@@ -65,7 +65,7 @@ def jobs() -> Iterator[None]:
         del sys.modules[name]
 
 
-def calling(name: str, module: str = MODULE, desk: MemoryDesk | None = None, **args: Any) -> Step:
+def calling(name: str, module: str = MODULE, desk: MemoryStepIO | None = None, **args: Any) -> Step:
     return held("python", {"call": f"{module}:{name}", "args": args}, desk=desk)
 
 
@@ -79,7 +79,7 @@ async def test_a_function_is_called_with_its_args() -> None:
 
 async def test_who_asks_for_the_step_gets_it() -> None:
     """F14: a parameter called `step`, or annotated so, is the step."""
-    desk = MemoryDesk()
+    desk = MemoryStepIO()
     assert await done(worker, calling("note", desk=desk, what="hello")) == {"run": "run-1"}
     assert desk.written == {"note": b"hello"}
     assert await done(worker, calling("told")) == {}

@@ -20,8 +20,8 @@ from penstock.flows.kinds.telling import plain
 from penstock.flows.manifest import verdict
 from penstock.flows.step import Workers
 from penstock.settings import load_settings
-from tests.flows.market_servers import Answer, Scripted, never, says, scripted, writes
-from tests.flows.run_step_io import PlainDesk
+from tests.flows.market_servers import Answer, ScriptedMarketServer, never, says, scripted, writes
+from tests.flows.run_step_io import RunStepIO
 from tests.support.types import Json
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "market-report"
@@ -39,25 +39,25 @@ TEMPLATE = market_workers(FlowsSection())
 
 
 @pytest.fixture
-def desk() -> PlainDesk:
-    desk = PlainDesk()
+def desk() -> RunStepIO:
+    desk = RunStepIO()
     desk.artifacts["ohlcv", "1d.json"] = Series("TIDE", "1d", CANDLES).as_bytes()
     return desk
 
 
 @pytest.fixture
-async def llm() -> AsyncIterator[Scripted]:
+async def llm() -> AsyncIterator[ScriptedMarketServer]:
     async with scripted() as server:
         server.will(writes("It went up and down."))
         yield server
 
 
-def written_by(llm: Scripted, **more: Any) -> Workers:
+def written_by(llm: ScriptedMarketServer, **more: Any) -> Workers:
     section = FlowsSection.model_validate({"llm": {"url": llm.url, "model": "small-1", **more}})
     return market_workers(section, llm_token=TOKEN, pause=llm.pause)
 
 
-def report(desk: PlainDesk) -> str:
+def report(desk: RunStepIO) -> str:
     return desk.artifacts["report", "report.md"].decode()
 
 
@@ -76,7 +76,7 @@ def test_facts_are_what_the_candles_say() -> None:
 
 
 @pytest.mark.parametrize("price", [0.0, -5.0, 1e300, 5e-324])
-async def test_odd_prices_have_facts_too(desk: PlainDesk, price: float) -> None:
+async def test_odd_prices_have_facts_too(desk: RunStepIO, price: float) -> None:
     """F13: what has no percentage has none; the report is written all the same."""
     candles = [Candle(BEGIN + n * DAY, price, price, price, price, 0.0) for n in range(60)]
     desk.artifacts["ohlcv", "1d.json"] = Series("", "1d", candles).as_bytes()
@@ -84,7 +84,7 @@ async def test_odd_prices_have_facts_too(desk: PlainDesk, price: float) -> None:
     assert "stood still" in report(desk)
 
 
-async def test_the_template_writes_without_a_model(desk: PlainDesk) -> None:
+async def test_the_template_writes_without_a_model(desk: RunStepIO) -> None:
     """F13: sentences, a table and the charts, linked from where the report lies; the same words each time."""
     outputs = await desk.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
     assert outputs == {"report": "runs/run-1/report/report.md", "name": "report.md", "writer": "template"}
@@ -104,13 +104,13 @@ async def test_the_template_writes_without_a_model(desk: PlainDesk) -> None:
     assert desk.artifacts["again", "report.md"] == desk.artifacts["report", "report.md"]
 
 
-async def test_a_report_without_charts(desk: PlainDesk) -> None:
+async def test_a_report_without_charts(desk: RunStepIO) -> None:
     """F13: where the charts were skipped the report goes without them."""
     await desk.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": None}, "report")
     assert "## Charts" not in report(desk)
 
 
-async def test_a_model_writes_and_the_figures_stay_ours(llm: Scripted, desk: PlainDesk) -> None:
+async def test_a_model_writes_and_the_figures_stay_ours(llm: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F13: the model is given the facts; under what it wrote are figures and charts it cannot have changed."""
     outputs = await desk.do(written_by(llm), LLM_REPORT, {**INPUTS, "instructions": "Be brief."}, "report")
     assert outputs["writer"] == "small-1"
@@ -144,7 +144,9 @@ async def test_a_model_writes_and_the_figures_stay_ours(llm: Scripted, desk: Pla
         (writes("x" * 200_001), "LLM_BAD_ANSWER", 3),
     ],
 )
-async def test_a_model_that_fails(llm: Scripted, desk: PlainDesk, trouble: Answer, code: str, tries: int) -> None:
+async def test_a_model_that_fails(
+    llm: ScriptedMarketServer, desk: RunStepIO, trouble: Answer, code: str, tries: int
+) -> None:
     """F13: each failure has its code; there is no report rather than half of one, and the token is not told."""
     llm.will(trouble)
     error = await desk.fail(written_by(llm), LLM_REPORT, INPUTS, "report")
@@ -154,7 +156,7 @@ async def test_a_model_that_fails(llm: Scripted, desk: PlainDesk, trouble: Answe
     assert TOKEN not in error.message
 
 
-async def test_a_model_that_recovers(llm: Scripted, desk: PlainDesk) -> None:
+async def test_a_model_that_recovers(llm: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F13: a failure of the moment costs a try, as long after as the endpoint asks."""
     llm.will(says(status=503, Retry_After="9"), says("{"), writes("All is well."))
     await desk.do(written_by(llm), LLM_REPORT, INPUTS, "report")
@@ -162,7 +164,7 @@ async def test_a_model_that_recovers(llm: Scripted, desk: PlainDesk) -> None:
     assert llm.pauses[0] == 9.0
 
 
-async def test_a_model_that_never_answers(llm: Scripted, desk: PlainDesk) -> None:
+async def test_a_model_that_never_answers(llm: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F13: LLM_TIMEOUT, after `timeout` and no later."""
     llm.will(never)
     error = await desk.fail(written_by(llm, timeout=0.1), LLM_REPORT, INPUTS, "report")
@@ -170,7 +172,7 @@ async def test_a_model_that_never_answers(llm: Scripted, desk: PlainDesk) -> Non
     assert "0.1 s" in error.message
 
 
-async def test_nobody_there(llm: Scripted, desk: PlainDesk) -> None:
+async def test_nobody_there(llm: ScriptedMarketServer, desk: RunStepIO) -> None:
     """F13: a closed port is LLM_UNAVAILABLE."""
     error = await desk.fail(written_by(llm, url="http://127.0.0.1:1/v1"), LLM_REPORT, INPUTS, "report")
     assert error.code == "LLM_UNAVAILABLE"
@@ -184,7 +186,7 @@ async def test_nobody_there(llm: Scripted, desk: PlainDesk) -> None:
         (b'{"symbol": "A", "timeframe": "1d", "candles": []}', "NO_CANDLES"),
     ],
 )
-async def test_candles_that_cannot_be_read(desk: PlainDesk, data: bytes | None, code: str) -> None:
+async def test_candles_that_cannot_be_read(desk: RunStepIO, data: bytes | None, code: str) -> None:
     """F13: without facts there is no report."""
     del desk.artifacts["ohlcv", "1d.json"]
     if data is not None:
@@ -192,7 +194,7 @@ async def test_candles_that_cannot_be_read(desk: PlainDesk, data: bytes | None, 
     assert (await desk.fail(TEMPLATE, LLM_REPORT, INPUTS, "report")).code == code
 
 
-async def test_no_symbol_can_break_the_report(desk: PlainDesk) -> None:
+async def test_no_symbol_can_break_the_report(desk: RunStepIO) -> None:
     """F13: symbols, titles and paths are text."""
     desk.artifacts["ohlcv", "1d.json"] = Series("<b>|x|\n# y", "1d", CANDLES).as_bytes()
     charts = [{"id": "a", "path": "charts/run-1/c/a) ![x](http.svg"}]
@@ -219,7 +221,7 @@ def filled(value: Any, known: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("symbol", ["TIDE", "EMBER"])
-async def test_the_example_works_without_internet(desk: PlainDesk, symbol: str) -> None:
+async def test_the_example_works_without_internet(desk: RunStepIO, symbol: str) -> None:
     """F13: `market-report` goes from the file of candles to a report with three charts."""
     workers, steps = market_workers(FlowsSection(files=EXAMPLE)), flow().steps
     known: dict[str, Any] = {"${scope.symbol}": symbol, "${scope.theme}": "dark"}

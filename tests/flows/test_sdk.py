@@ -22,7 +22,7 @@ from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
-from tests.flows.harness import Rig, chain
+from tests.flows.harness import FlowsHarness, chain
 from tests.flows.test_traces import CALLER, TRACE
 from tests.services.collector import Collector
 from tests.support.types import Json
@@ -45,7 +45,7 @@ async def working(url: str, workers: sdk.Workers = sdk.workers, **more: Any) -> 
         await serving
 
 
-async def ended(rig: Rig, run_id: str = "r1") -> Json:
+async def ended(rig: FlowsHarness, run_id: str = "r1") -> Json:
     async def has_ended() -> bool:
         return (await rig.run(run_id))["status"] not in ("PENDING", "RUNNING")
 
@@ -53,14 +53,14 @@ async def ended(rig: Rig, run_id: str = "r1") -> Json:
     return await rig.run(run_id)
 
 
-async def until_running(rig: Rig, step: str = "a") -> None:
+async def until_running(rig: FlowsHarness, step: str = "a") -> None:
     async def is_running() -> bool:
         return (await rig.statuses())[step] == "RUNNING"
 
     await becomes(is_running, f"{step} begins")
 
 
-async def test_a_worker_over_http_does_its_steps(rig: Rig, url: str) -> None:
+async def test_a_worker_over_http_does_its_steps(rig: FlowsHarness, url: str) -> None:
     """F17: `@worker`: inputs, logs, artifacts, those of other steps, outputs, and errors with a code."""
     steps = {
         "greet": {"kind": "GREET", "inputs": {"name": "world"}},
@@ -78,7 +78,7 @@ async def test_a_worker_over_http_does_its_steps(rig: Rig, url: str) -> None:
     assert [line["message"] for line in logs["lines"]] == ["greeting world"]
 
 
-async def test_what_makes_no_sense_takes_no_other_with_it(rig: Rig, url: str) -> None:
+async def test_what_makes_no_sense_takes_no_other_with_it(rig: FlowsHarness, url: str) -> None:
     """F5: of reports handed in together the one the server refuses fails its step; the others count."""
     await rig.create({name: {"kind": "work", "required": False} for name in "abc"})
     async with sdk.FlowClient(url) as client:
@@ -93,7 +93,7 @@ async def test_what_makes_no_sense_takes_no_other_with_it(rig: Rig, url: str) ->
     assert steps["b"]["error"]["code"] == "BAD_REPORT"
 
 
-async def test_a_cancelled_step_is_stopped(rig: Rig, url: str) -> None:
+async def test_a_cancelled_step_is_stopped(rig: FlowsHarness, url: str) -> None:
     """F9: a worker hears at its heartbeat that the run was cancelled, and ends the step."""
     await rig.create(chain("a", kind="WAIT"))
     async with working(url, lease_for=timedelta(seconds=0.6)):
@@ -106,7 +106,7 @@ async def test_a_cancelled_step_is_stopped(rig: Rig, url: str) -> None:
         await becomes(is_cancelled, "the step ends")
 
 
-async def test_a_worker_that_stops_gives_back_what_it_has(rig: Rig, url: str) -> None:
+async def test_a_worker_that_stops_gives_back_what_it_has(rig: FlowsHarness, url: str) -> None:
     """F17: at its end a worker gives back what does not end in time, as if it had never begun."""
     await rig.create(chain("a", kind="WAIT"))
     async with working(url, drain=timedelta(0)):
@@ -116,7 +116,7 @@ async def test_a_worker_that_stops_gives_back_what_it_has(rig: Rig, url: str) ->
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-async def test_a_program_ends_when_it_is_told_to(rig: Rig, url: str, how: signal.Signals) -> None:
+async def test_a_program_ends_when_it_is_told_to(rig: FlowsHarness, url: str, how: signal.Signals) -> None:
     """F17: `run()` works until SIGTERM or SIGINT, ends what is under way, and leaves with 0."""
     env = {**os.environ, "PENSTOCK_URL": url}
     worker = await asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, cwd=ROOT, env=env)
@@ -132,7 +132,7 @@ async def test_a_program_ends_when_it_is_told_to(rig: Rig, url: str, how: signal
             await worker.wait()
 
 
-async def test_a_module_has_its_decorators_workers(rig: Rig, url: str) -> None:
+async def test_a_module_has_its_decorators_workers(rig: FlowsHarness, url: str) -> None:
     """F17: `penstock work flows --url --module` does what the `@worker`s of the module do, of some kinds."""
     settings = Settings.model_validate({"flows": {"modules": [MODULE]}, "server": FREE_PORT})
     [found] = Catalogue(FlowsSection(modules=[MODULE])).workers
@@ -155,7 +155,7 @@ async def test_a_module_has_its_decorators_workers(rig: Rig, url: str) -> None:
         await work_from_afar(url, [], Settings(), stop, addresses.append)
 
 
-async def test_steps_done_from_afar_are_traced_where_the_settings_say(rig: Rig, url: str) -> None:
+async def test_steps_done_from_afar_are_traced_where_the_settings_say(rig: FlowsHarness, url: str) -> None:
     """F18: a worker that has only a server's address sends its spans to `telemetry.otlp_endpoint` too."""
     stop = asyncio.Event()
     with Collector() as collector:

@@ -16,7 +16,7 @@ PLACES = 4
 Name = tuple[str, str, int]
 
 
-class Table:
+class EndlessCounter:
     """A counter with steps enough: whoever hands one in is handed the next of its chain, if there is room."""
 
     def __init__(self, steps: int, *, is_lost: bool = False) -> None:
@@ -66,7 +66,9 @@ def _claimed(n: int) -> Claimed:
     return Claimed(n, 0, f"run-{n}", "step", KIND, 1, 1, {}, {}, datetime.now(UTC), None, None, is_plain=True)
 
 
-def _worker(table: Table, handler: Any, places: int, lease_for: timedelta = timedelta(minutes=1)) -> StepWorker:
+def _worker(
+    table: EndlessCounter, handler: Any, places: int, lease_for: timedelta = timedelta(minutes=1)
+) -> StepWorker:
     workers = Workers()
     workers.worker(KIND)(handler)
     return StepWorker(table, workers, Telemetry(), name="w", concurrency=places, lease_for=lease_for)
@@ -84,7 +86,7 @@ async def test_a_worker_has_no_more_steps_under_way_than_it_may() -> None:
             await asyncio.sleep(0)
         under_way -= 1
 
-    table = Table(steps=200)
+    table = EndlessCounter(steps=200)
     async with _worker(table, handler, PLACES).working(), asyncio.timeout(10):
         await table.is_empty.wait()
     assert most == PLACES
@@ -95,7 +97,7 @@ async def test_many_reports_are_handed_in_by_halves() -> None:
 
     async def handler(_step: Step) -> None: ...
 
-    many, few = Table(steps=1_000), Table(steps=60)
+    many, few = EndlessCounter(steps=1_000), EndlessCounter(steps=60)
     for table, places in ((many, 100), (few, 6)):
         async with _worker(table, handler, places).working(), asyncio.timeout(10):
             await table.is_empty.wait()
@@ -110,7 +112,7 @@ async def test_a_step_that_is_lost_leaves_its_place() -> None:
     async def handler(_step: Step) -> None:
         await never.wait()
 
-    table = Table(steps=3, is_lost=True)
+    table = EndlessCounter(steps=3, is_lost=True)
     worker = _worker(table, handler, 1, timedelta(milliseconds=30))
     async with worker.working(timedelta(0)), asyncio.timeout(10):
         await table.is_empty.wait()

@@ -16,20 +16,22 @@ from penstock.flows.reports import STEPS
 from penstock.flows.step import Handler, Step, StepFailed, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.stepper import LEASE, WORK, Crank, crank, report, work
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, crank, report, work
 from tests.support.waiting import becomes
 
 AGAIN = {"maxAttempts": 2, "backoff": 0}
 
 
 @pytest.fixture
-async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
     async with crank(database_url, tmp_path) as one:
         yield one
 
 
 @asynccontextmanager
-async def working(flows: Crank, handler: Handler, concurrency: int = 4, counter: Any = None) -> AsyncIterator[None]:
+async def working(
+    flows: FlowsStepper, handler: Handler, concurrency: int = 4, counter: Any = None
+) -> AsyncIterator[None]:
     known = Workers()
     known.worker(WORK)(handler)
     counter = counter or flows.counter
@@ -38,7 +40,7 @@ async def working(flows: Crank, handler: Handler, concurrency: int = 4, counter:
         yield
 
 
-async def ended(flows: Crank) -> str:
+async def ended(flows: FlowsStepper) -> str:
     async def has_ended() -> bool:
         return await flows.status() != "RUNNING"
 
@@ -46,7 +48,7 @@ async def ended(flows: Crank) -> str:
     return await flows.status()
 
 
-async def test_what_others_cancel_is_no_word_to_the_worker(flows: Crank) -> None:
+async def test_what_others_cancel_is_no_word_to_the_worker(flows: FlowsStepper) -> None:
     """F10, F11: a handler whose own task was cancelled under it has failed, and not more often than it may."""
     calls = 0
 
@@ -65,7 +67,7 @@ async def test_what_others_cancel_is_no_word_to_the_worker(flows: Crank) -> None
     assert (calls, (await flows.step("a"))["error"]["code"]) == (2, "WORKER_ERROR")
 
 
-async def test_a_handlers_own_timeout_is_told_in_its_words(flows: Crank) -> None:
+async def test_a_handlers_own_timeout_is_told_in_its_words(flows: FlowsStepper) -> None:
     """F5: only a step that took longer than it may has timed out."""
 
     async def late(step: Step) -> Mapping[str, Any]:
@@ -92,7 +94,7 @@ def test_only_the_character_nul_cannot_be_kept(text: str, is_kept: bool) -> None
             checked_outputs({"v": text})
 
 
-class Crowded(DirectCounter):
+class PeakCounter(DirectCounter):
     """Notes how many steps its worker holds at most."""
 
     held, most = 0, 0
@@ -113,9 +115,9 @@ class Crowded(DirectCounter):
         return held
 
 
-async def test_a_worker_holds_no_more_than_it_does_at_once(flows: Crank) -> None:
+async def test_a_worker_holds_no_more_than_it_does_at_once(flows: FlowsStepper) -> None:
     """F16, F17: what it claims and what its reports bring are counted together."""
-    counter = Crowded(flows.engine, flows.storage)
+    counter = PeakCounter(flows.engine, flows.storage)
 
     async def nothing(_step: Step) -> Mapping[str, Any]:
         return {}
@@ -127,7 +129,7 @@ async def test_a_worker_holds_no_more_than_it_does_at_once(flows: Crank) -> None
     assert counter.most <= 4
 
 
-async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: Crank) -> None:
+async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: FlowsStepper) -> None:
     """F10, F17: who waits for a step need not wait for the next look."""
     await flows.start({"a": work(retry=AGAIN), "b": work(), "c": work()})
     held = await flows.claim()
@@ -151,7 +153,7 @@ async def test_the_end_of_a_limited_kind_is_anothers_turn(database_url: str, tmp
         assert rung.is_set()
 
 
-async def test_who_waits_is_let_go_when_the_engine_stops(flows: Crank) -> None:
+async def test_who_waits_is_let_go_when_the_engine_stops(flows: FlowsStepper) -> None:
     """F17: a claim that waits for a step is answered with none, at once, so that nobody is waited for."""
     waiting = asyncio.create_task(flows.engine.claim("w", {WORK: 1}, limit=1, wait=3_600))
     await asyncio.sleep(0)

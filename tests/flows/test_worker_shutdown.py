@@ -12,13 +12,13 @@ from penstock.flows.model import Claimed, Report
 from penstock.flows.step import Step, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.stepper import LEASE, WORK, Crank, crank, work
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, crank, work
 
 
 class SlowCounter(DirectCounter):
     """One whose answers are on their way until the test lets them come."""
 
-    def __init__(self, flows: Crank, slow: str) -> None:
+    def __init__(self, flows: FlowsStepper, slow: str) -> None:
         super().__init__(flows.engine, flows.storage)
         self._slow = slow
         self.has_answered, self.may_come = asyncio.Event(), asyncio.Event()
@@ -43,7 +43,7 @@ class SlowCounter(DirectCounter):
 
 
 @asynccontextmanager
-async def told_to_go(flows: Crank, counter: SlowCounter) -> AsyncIterator[None]:
+async def told_to_go(flows: FlowsStepper, counter: SlowCounter) -> AsyncIterator[None]:
     """A worker that is told to go as soon as an answer is on its way; gone at the end."""
     go = asyncio.Event()
 

@@ -38,7 +38,7 @@ workers = Workers()
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerSetup:
     """Where a worker works, and how."""
 
     url: str
@@ -56,10 +56,10 @@ class Place:
         return self.folder / "objects"
 
 
-class Child(CrashingProcess):
+class FlowWorkerProcess(CrashingProcess):
     """A worker that is a process of its own."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: WorkerSetup) -> None:
         super().__init__(_run, place)
 
 
@@ -124,7 +124,7 @@ def _noted(step: Step, outputs: dict[str, Any]) -> dict[str, Any]:
     return outputs
 
 
-def _run(place: Place) -> None:
+def _run(place: WorkerSetup) -> None:
     os.environ[DONE] = str(place.done)
     redirect_output(place.folder / "workers.log")
     for module in (reports, chores):  # as with the lease: nobody here takes longer and lives
@@ -132,7 +132,7 @@ def _run(place: Place) -> None:
     asyncio.run(_work(place))
 
 
-async def _work(place: Place) -> None:
+async def _work(place: WorkerSetup) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     section, storage = FlowsSection.model_validate(place.section), FolderStorage(place.objects)

@@ -113,7 +113,7 @@ def harvest_settings(
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CanonicalRecord:
     """A canonical record as it must be, or is."""
 
     fields: Mapping[str, Any]
@@ -122,7 +122,7 @@ class Made:
     rule: str | None
 
 
-def made_of(record: Json) -> Made:
+def made_of(record: Json) -> CanonicalRecord:
     """What the feed's rules make of a record of the source, by other means than the product's."""
     certificate = record["diamond"]["certificate"]
     carat = Decimal(str(certificate["carats"]))
@@ -134,7 +134,7 @@ def made_of(record: Json) -> Made:
         "availability": record["diamond"]["availability"],
     }
     if record["price"] is None:
-        return Made(fields, None, None, None)
+        return CanonicalRecord(fields, None, None, None)
     cost = Decimal(record["price"]) / 100
     if certificate["labgrown"]:
         rule, exact = "lab grown", cost * Decimal("1.35")
@@ -142,14 +142,14 @@ def made_of(record: Json) -> Made:
         rule, exact = "large", cost * Decimal("1.125")
     else:
         rule, exact = "all others", cost * Decimal("1.2") + 25
-    return Made(fields, cost, exact.quantize(Decimal("0.01"), ROUND_HALF_UP), rule)
+    return CanonicalRecord(fields, cost, exact.quantize(Decimal("0.01"), ROUND_HALF_UP), rule)
 
 
 PAGE, COUNT = "/records", "/records/count"
 
 
 @dataclass
-class Asked:
+class RequestLog:
     """What the source was asked: path and parameters of each request. *act* is called before each is answered."""
 
     act: Callable[[str, int], None] | None = None  # with the path, and the number of such requests
@@ -160,9 +160,9 @@ class Asked:
         return [params for asked, params in self.requests if asked == path]
 
 
-def tapped(source: LocalSource) -> Asked:
+def tapped(source: LocalSource) -> RequestLog:
     """Note every request from now on; the test may change the source between two of them."""
-    asked, answer = Asked(), source._routes.answer
+    asked, answer = RequestLog(), source._routes.answer
 
     def noted(request: Request) -> Reply:
         path = request.path.decode()
@@ -176,7 +176,7 @@ def tapped(source: LocalSource) -> Asked:
     return asked
 
 
-class Rig:
+class HarvestHarness:
     """A feed over a local source. Nothing works on it outside of `working`."""
 
     def __init__(self, settings: Settings, source: LocalSource, platform: HarvestPlatform) -> None:
@@ -197,7 +197,7 @@ class Rig:
             yield
 
     @asynccontextmanager
-    async def parts(self) -> AsyncIterator["Parts"]:
+    async def parts(self) -> AsyncIterator["HarvestWorkers"]:
         """What the role is made of, for a test that delivers messages itself."""
         section, db, bus = self.settings.harvest, self.db, self.platform.bus
         metrics = HarvestMetrics(Telemetry().registry)
@@ -206,7 +206,7 @@ class Rig:
             planner, fetcher = Planner(db, bus, feeds, "rig"), Fetcher(db, bus, feeds, metrics, "rig")
             consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "rig", renewing)
             rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
-            yield Parts(planner, fetcher, consolidator, rescuer)
+            yield HarvestWorkers(planner, fetcher, consolidator, rescuer)
 
     async def start(self, *, full: bool = False) -> UUID:
         """A new run, whose upper bound is behind all that the source has changed until now."""
@@ -279,7 +279,7 @@ class Rig:
         query = "SELECT target FROM journal_move WHERE machine = $1 AND subject = $2 ORDER BY id, n"
         return [row["target"] for row in await self.db.fetch(query, machine, subject)]
 
-    async def canonical(self, *, deleted: bool = False) -> dict[str, Made]:
+    async def canonical(self, *, deleted: bool = False) -> dict[str, CanonicalRecord]:
         """The canonical records that are live, or those that are deleted."""
         query = """
             SELECT key, fields::text, cost, price, rule FROM canonical_record
@@ -287,7 +287,9 @@ class Rig:
         """
         rows = await self.db.fetch(query, FEED, deleted)
         return {
-            row["key"]: Made(json.loads(row["fields"], parse_float=Decimal), row["cost"], row["price"], row["rule"])
+            row["key"]: CanonicalRecord(
+                json.loads(row["fields"], parse_float=Decimal), row["cost"], row["price"], row["rule"]
+            )
             for row in rows
         }
 
@@ -388,7 +390,7 @@ class Rig:
 
 
 @dataclass(frozen=True)
-class Parts:
+class HarvestWorkers:
     """The four that do the work."""
 
     planner: Planner
@@ -397,7 +399,7 @@ class Parts:
     rescuer: Rescuer
 
 
-def _told(made: Made) -> tuple[Any, ...]:
+def _told(made: CanonicalRecord) -> tuple[Any, ...]:
     fields = {
         name: Decimal(value) if isinstance(value, int) and not isinstance(value, bool) else value
         for name, value in made.fields.items()
@@ -415,18 +417,18 @@ async def count_messages(database_url: str) -> None:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, source: LocalSource) -> AsyncIterator[Rig]:
+async def opened(settings: Settings, source: LocalSource) -> AsyncIterator[HarvestHarness]:
     """A rig on *settings*, whose database counts messages."""
     async with AsyncExitStack() as stack:
         await count_messages(settings.database.url)
         platform = await stack.enter_async_context(open_platform(settings, Telemetry()))
-        yield Rig(settings, source, await stack.enter_async_context(open_harvest(settings, platform)))
+        yield HarvestHarness(settings, source, await stack.enter_async_context(open_harvest(settings, platform)))
 
 
 @asynccontextmanager
 async def rigged(
     database_url: str, folder: Path, options: LocalOptions | None = None, *, kafka: Kafka | None = None, **told: Any
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[HarvestHarness]:
     """A rig over a source of its own, of 300 records unless *options* say otherwise."""
     async with local_source(options or LocalOptions(records=300)) as source:
         settings = harvest_settings(database_url, source.url, folder, kafka=kafka, **told)

@@ -22,7 +22,7 @@ from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.outcome import Outcome
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
-from tests.harvest.stepper import FEED, Crank, crank, feed
+from tests.harvest.stepper import FEED, HarvestStepper, crank, feed
 from tests.support.types import Json
 
 OLD = "2020-01-01T00:00:00+00:00"
@@ -43,7 +43,7 @@ async def _nothing(*_asked: object) -> None:
 
 
 @dataclass
-class Scripted:
+class ScriptedSource:
     """Gives its *rows*; what it is told to do, it does before it counts, and before and after it takes a page."""
 
     rows: dict[str, Json]
@@ -80,7 +80,7 @@ class Scripted:
 
 
 @dataclass
-class ByCursor(Scripted):
+class CursorSource(ScriptedSource):
     """Its pages come one after another."""
 
     is_seekable: bool = False
@@ -92,9 +92,9 @@ class ByCursor(Scripted):
         return Page(found, None if is_last else Position(position.offset + len(found), str(start + limit)))
 
 
-def half_without_shape() -> Scripted:
+def half_without_shape() -> ScriptedSource:
     """A source half of whose records cannot be mapped."""
-    source = Scripted(stones(200))
+    source = ScriptedSource(stones(200))
     for row in list(source.rows.values())[::2]:
         del row["diamond"]["certificate"]["shape"]
     return source
@@ -116,7 +116,7 @@ def _changed(row: Json, window: Window) -> bool:
     return (window.after is None or moment > window.after) and (window.upto is None or moment <= window.upto)
 
 
-def use(one: Crank, sources: Mapping[str, Scripted], **changes: Any) -> Feeds:
+def use(one: HarvestStepper, sources: Mapping[str, ScriptedSource], **changes: Any) -> Feeds:
     """Configure feeds over *sources* anew, *changes* and all, as a rollout does."""
     url = one.source.url
     section = HarvestSection.model_validate({"feeds": {name: feed(url, **changes) for name in sources}})
@@ -131,13 +131,13 @@ def use(one: Crank, sources: Mapping[str, Scripted], **changes: Any) -> Feeds:
     return feeds
 
 
-def know(one: Crank, feeds: Feeds) -> None:
+def know(one: HarvestStepper, feeds: Feeds) -> None:
     """Have the workers know these feeds and no others."""
     one.planner._feeds = one.fetcher._feeds = one.consolidator._feeds = feeds
 
 
 @asynccontextmanager
-async def scripted(url: str, folder: Path, *sources: Scripted, **changes: Any) -> AsyncIterator[Crank]:
+async def scripted(url: str, folder: Path, *sources: ScriptedSource, **changes: Any) -> AsyncIterator[HarvestStepper]:
     """A harvest turned by hand over one source, or some; the feed of the first is `FEED`."""
     async with crank(url, folder, records=1) as one:
         names = [FEED, *(f"{FEED}-{number}" for number in range(2, len(sources) + 1))]
@@ -145,7 +145,7 @@ async def scripted(url: str, folder: Path, *sources: Scripted, **changes: Any) -
         yield one
 
 
-async def drained(one: Crank, topic: str, *, within: int = 40) -> list[Outcome | None]:
+async def drained(one: HarvestStepper, topic: str, *, within: int = 40) -> list[Outcome | None]:
     """What became of all messages of a topic, delivered one by one; there has to be an end *within* so many."""
     outcomes: list[Outcome | None] = []
     for _ in range(within):
@@ -156,20 +156,20 @@ async def drained(one: Crank, topic: str, *, within: int = 40) -> list[Outcome |
     raise AssertionError(f"after {within} messages of {topic} there are more: {outcomes[-3:]}")
 
 
-async def work_on_what_is_due(one: Crank, topic: str) -> int:
+async def work_on_what_is_due(one: HarvestStepper, topic: str) -> int:
     """Handle the messages of a topic that are due, as a worker does; how many there were."""
     async with one.bus.subscribe(topic, worker="due", delivering=Delivering(max_attempts=ATTEMPTS)) as queue:
         return await Worker(queue, each(one._handlers()[topic], queue, concurrency=4), Telemetry()).drain()
 
 
-async def make_turn(one: Crank, run_id: UUID, name: str) -> Outcome:
+async def make_turn(one: HarvestStepper, run_id: UUID, name: str) -> Outcome:
     """One turn at a partition, wherever it stands."""
     part = (await partitions(one, run_id))[name]
     item = work_item(run_id, name, part["next_offset"], part["scan"], "test")
     return await one.fetcher.handle(Delivery(item, 1, 0, 0, 0))
 
 
-async def partitions(one: Crank, run_id: UUID) -> dict[str, asyncpg.Record]:
+async def partitions(one: HarvestStepper, run_id: UUID) -> dict[str, asyncpg.Record]:
     """The partitions of a run by name, and who works on them."""
     query = """
         SELECT p.*, w.status, w.error_message FROM partition_progress p
@@ -178,7 +178,7 @@ async def partitions(one: Crank, run_id: UUID) -> dict[str, asyncpg.Record]:
     return {row["partition_id"]: row for row in await one.db.fetch(query, run_id)}
 
 
-async def end_pauses(one: Crank) -> int:
+async def end_pauses(one: HarvestStepper) -> int:
     """Let the time of all pauses pass; how many partitions go on."""
     # By more than the clocks of server and process may differ.
     query = "UPDATE partition_progress SET waits_until = now() - interval '1 minute' WHERE waits_until IS NOT NULL"
@@ -186,11 +186,11 @@ async def end_pauses(one: Crank) -> int:
     return await one.fetcher.unpark()
 
 
-async def alerts(one: Crank) -> list[str]:
+async def alerts(one: HarvestStepper) -> list[str]:
     return [row["code"] for row in await one.db.fetch("SELECT code FROM harvest_alert ORDER BY id")]
 
 
-async def completed(one: Crank, *, full: bool = False) -> asyncpg.Record:
+async def completed(one: HarvestStepper, *, full: bool = False) -> asyncpg.Record:
     """A run from its beginning to its good end."""
     run_id = await one.planned(full=full)
     await one.finish()

@@ -53,7 +53,7 @@ def feed(url: str, **changes: Any) -> dict[str, Any]:
 
 
 @dataclass
-class Crank:
+class HarvestStepper:
     """Everything of a harvest, and nothing that moves by itself."""
 
     db: Database
@@ -120,7 +120,7 @@ class Crank:
 @asynccontextmanager
 async def crank(
     url: str, folder: Path, *, records: int = 200, options: LocalOptions | None = None, **changes: Any
-) -> AsyncIterator[Crank]:
+) -> AsyncIterator[HarvestStepper]:
     """A harvest over a local source of *records*, on the database at *url*; *changes* are of the feed."""
     async with (
         local_source(options or LocalOptions(records=records)) as source,
@@ -135,4 +135,4 @@ async def crank(
             consolidator = Consolidator(db, bus, storage, feeds, metrics, "crank", renewing)
             rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             harvest = Harvest(db, bus, section)
-            yield Crank(db, bus, storage, source, section, harvest, planner, fetcher, consolidator, rescuer)
+            yield HarvestStepper(db, bus, storage, source, section, harvest, planner, fetcher, consolidator, rescuer)

@@ -24,7 +24,7 @@ from penstock.kernel.paging import encode
 from penstock.kernel.telemetry import Telemetry
 from penstock.ports import make_authenticator
 from penstock.settings import Settings
-from tests.harvest.stepper import FEED, Crank, crank
+from tests.harvest.stepper import FEED, HarvestStepper, crank
 from tests.support.http import answered
 from tests.support.types import Json
 from tests.test_openapi import SECRET, token
@@ -34,10 +34,10 @@ UNKNOWN = UUID(int=7)
 JWT = {"secret": "env:SIGNING_SECRET", "algorithms": ["HS256"], "audience": "penstock"}
 
 
-class Client:
+class HarvestApiClient:
     """Asks the API over a harvest turned by hand."""
 
-    def __init__(self, crank: Crank, http: httpx.AsyncClient) -> None:
+    def __init__(self, crank: HarvestStepper, http: httpx.AsyncClient) -> None:
         self.crank = crank
         self.http = http
 
@@ -75,7 +75,7 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(crank: Crank, auth: Mapping[str, Any] | None = None) -> AsyncIterator[Client]:
+async def serving(crank: HarvestStepper, auth: Mapping[str, Any] | None = None) -> AsyncIterator[HarvestApiClient]:
     settings = Settings.model_validate({"auth": {"jwt": auth} if auth else {}})
     telemetry = Telemetry()
     app = make_app(
@@ -87,17 +87,17 @@ async def serving(crank: Crank, auth: Mapping[str, Any] | None = None) -> AsyncI
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     base = f"http://127.0.0.1{contract.PREFIX}"
     async with httpx.AsyncClient(transport=transport, base_url=base) as http:
-        yield Client(crank, http)
+        yield HarvestApiClient(crank, http)
 
 
 @pytest.fixture
-async def api(database_url: str, tmp_path: Path) -> AsyncIterator[Client]:
+async def api(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestApiClient]:
     cut = {"least": 30, "count": 3}
     async with crank(database_url, tmp_path, records=120, partitions=cut) as turned, serving(turned) as client:
         yield client
 
 
-async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
+async def test_a_run_from_its_start_to_its_end(api: HarvestApiClient) -> None:
     """H13, H2: each state as the founding document computes it, with who asked, the proof and the whole history."""
     started = await api.post(f"/feeds/{FEED}/runs")
     run_id = started["runId"]
@@ -145,7 +145,7 @@ async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
     assert [one["at"] for one in run["history"]] == sorted(one["at"] for one in run["history"])
 
 
-async def test_what_feeds_tell(api: Client) -> None:
+async def test_what_feeds_tell(api: HarvestApiClient) -> None:
     """H13: a feed before its first run and after it."""
     (before,) = (await api.get("/feeds"))["feeds"]
     assert (before["feed"], before["source"], before["url"]) == (FEED, "rest", api.crank.source.url)
@@ -160,7 +160,7 @@ async def test_what_feeds_tell(api: Client) -> None:
     assert (await api.get("/feeds"))["feeds"][0]["watermark"] == feed["watermark"]
 
 
-async def test_partitions(api: Client) -> None:
+async def test_partitions(api: HarvestApiClient) -> None:
     """H13: bounds, how far each is, and who works on it."""
     run_id = await api.crank.planned()
     while not await api.crank.db.fetchval("SELECT sum(seen) FROM partition_progress"):
@@ -188,7 +188,7 @@ async def test_partitions_are_in_the_order_of_their_numbers(database_url: str, t
     assert names == [f"partition-{number}" for number in range(len(names))]
 
 
-async def test_the_watermark_and_its_past(api: Client) -> None:
+async def test_the_watermark_and_its_past(api: HarvestApiClient) -> None:
     """H13, H8: as it is, as its copy tells it, and what it was, the latest first."""
     none = await api.get(f"/feeds/{FEED}/watermarks")
     assert (none["current"], none["blob"], none["history"]) == (None, None, [])
@@ -205,7 +205,7 @@ async def test_the_watermark_and_its_past(api: Client) -> None:
     assert (await api.get(f"/runs/{full['runId']}"))["runType"] == "full"
 
 
-async def test_a_copy_of_the_watermark_that_is_none(api: Client) -> None:
+async def test_a_copy_of_the_watermark_that_is_none(api: HarvestApiClient) -> None:
     """H13: whatever lies in the copy's place, the watermark itself is told."""
     await api.completed()
     known = await api.crank.storage.get(watermark.path(FEED))
@@ -217,7 +217,7 @@ async def test_a_copy_of_the_watermark_that_is_none(api: Client) -> None:
         assert told["blob"] is None
 
 
-async def test_a_record(api: Client) -> None:
+async def test_a_record(api: HarvestApiClient) -> None:
     """H13: as the source told it and as it is served; cost and price are exact, as text."""
     await api.crank.planned()
     await api.crank.drain(contract.WORK_ITEMS)
@@ -237,7 +237,7 @@ async def test_a_record(api: Client) -> None:
     assert (told["key"], told["isPending"], told["isGone"], told["rawVersion"]) == (key, False, False, 1)
 
 
-async def test_what_was_set_aside_is_paged(api: Client) -> None:
+async def test_what_was_set_aside_is_paged(api: HarvestApiClient) -> None:
     """H13: rejects page by page: nothing missed, nothing twice."""
     run_id = await api.completed()
     query = """
@@ -256,7 +256,7 @@ async def test_what_was_set_aside_is_paged(api: Client) -> None:
     assert paged == whole["rejects"]
 
 
-async def test_runs_are_paged(api: Client) -> None:
+async def test_runs_are_paged(api: HarvestApiClient) -> None:
     """H13: the latest first, those that failed before they began among them; page by page nothing is missed."""
     first = await api.completed()
     cancelled = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
@@ -274,7 +274,7 @@ async def test_runs_are_paged(api: Client) -> None:
     assert (await api.get("/runs", feed="another"))["runs"] == []
 
 
-async def test_what_failed_is_taken_up_again(api: Client) -> None:
+async def test_what_failed_is_taken_up_again(api: HarvestApiClient) -> None:
     """H13, H11: one partition, then all that failed; what was not asked for stays failed."""
     run_id = await api.failed()
     run = await api.get(f"/runs/{run_id}")
@@ -297,7 +297,7 @@ async def test_what_failed_is_taken_up_again(api: Client) -> None:
     assert {one["actor"] for one in revived} == {"operator"}
 
 
-async def test_a_failed_consolidation_is_taken_up_again(api: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_consolidation_is_taken_up_again(api: HarvestApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """H13, H11: where all partitions are there, retry means consolidation."""
 
     async def down(*_: object) -> None:
@@ -317,7 +317,7 @@ async def test_a_failed_consolidation_is_taken_up_again(api: Client, monkeypatch
     assert (await api.get(f"/runs/{run_id}"))["state"] == "completed"
 
 
-async def test_force_and_cancel_are_kept_with_the_run(api: Client) -> None:
+async def test_force_and_cancel_are_kept_with_the_run(api: HarvestApiClient) -> None:
     """H13, H5: who and why, in the run, its history and an alert."""
     run_id = str(await api.crank.planned())
     cancelled = await api.post(f"/runs/{run_id}/cancel", {"reason": "wrong day"})
@@ -334,7 +334,7 @@ async def test_force_and_cancel_are_kept_with_the_run(api: Client) -> None:
     assert len((await api.get(f"/feeds/{FEED}/alerts", limit=1))["alerts"]) == 1
 
 
-async def test_a_plan_is_cancelled(api: Client) -> None:
+async def test_a_plan_is_cancelled(api: HarvestApiClient) -> None:
     """H13: a run that is not one yet ends at once, and the feed is free again."""
     run_id = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
     told = await api.post(f"/runs/{run_id}/cancel", {"reason": "typo"})
@@ -344,7 +344,7 @@ async def test_a_plan_is_cancelled(api: Client) -> None:
     await api.post(f"/feeds/{FEED}/runs")
 
 
-async def test_what_a_state_does_not_allow(api: Client) -> None:
+async def test_what_a_state_does_not_allow(api: HarvestApiClient) -> None:
     """H13: 409 with a code that stays, and nothing changed."""
     first = await api.failed()
     active = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
@@ -368,7 +368,7 @@ async def test_what_a_state_does_not_allow(api: Client) -> None:
     assert (await api.get(f"/runs/{active}"))["state"] == "completed"
 
 
-async def test_what_is_not_there(api: Client) -> None:
+async def test_what_is_not_there(api: HarvestApiClient) -> None:
     """H13: 404, each with its code."""
     run_id = await api.completed()
     because = {"reason": "please"}
@@ -383,7 +383,7 @@ async def test_what_is_not_there(api: Client) -> None:
     assert await api.problem("GET", f"/feeds/{FEED}/record?key=nobody") == (404, "RECORD_NOT_FOUND")
 
 
-async def test_a_plan_that_failed_is_no_run_to_take_up(api: Client) -> None:
+async def test_a_plan_that_failed_is_no_run_to_take_up(api: HarvestApiClient) -> None:
     """H13: what never began has nothing to retry or force; the listing has it, so it is not said to be unknown."""
     run_id = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
     for act in ("retry", "force"):
@@ -427,7 +427,7 @@ RUBBISH: list[tuple[str, str, Any]] = [
 ]
 
 
-async def test_rubbish_is_refused(api: Client) -> None:
+async def test_rubbish_is_refused(api: HarvestApiClient) -> None:
     """H13: 422 and a problem, whatever is sent, a field nobody knows too; and nothing is begun."""
     for method, path, body in RUBBISH:
         status, _ = await api.problem(method, path, body)
@@ -436,7 +436,7 @@ async def test_rubbish_is_refused(api: Client) -> None:
 
 
 @pytest.mark.parametrize("reason", ["a\0b", "half \ud83d"])
-async def test_a_reason_no_store_can_keep(api: Client, reason: str) -> None:
+async def test_a_reason_no_store_can_keep(api: HarvestApiClient, reason: str) -> None:
     """H13: the sender's mistake, not ours; nothing was done."""
     run_id = await api.failed()
     for act in ("force", "cancel"):

@@ -26,7 +26,7 @@ RECORDS = 400
 NOWHERE = "http://127.0.0.1:9"
 
 
-class Source:
+class LocalSourceProcess:
     """`penstock harvest source` in a process of its own."""
 
     def __init__(self, records: int = RECORDS, *options: str) -> None:
@@ -58,7 +58,7 @@ class Source:
             self._process.stdout.close()
 
 
-class Cli:
+class HarvestCli:
     """Commands asked of one server."""
 
     def __init__(self, url: str) -> None:
@@ -84,14 +84,14 @@ class Cli:
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[Source]:
-    one = Source()
+def source() -> Iterator[LocalSourceProcess]:
+    one = LocalSourceProcess()
     yield one
     one.stop()
 
 
 @pytest.fixture(scope="module")
-def server(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def server(source: LocalSourceProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("server")
     with asyncio.Runner() as runner:
         opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
@@ -105,13 +105,13 @@ def server(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def cli(server: Up, source: Source) -> Iterator[Cli]:
+def cli(server: Up, source: LocalSourceProcess) -> Iterator[HarvestCli]:
     source.fail()
-    yield Cli(server.api)
+    yield HarvestCli(server.api)
     source.fail()
 
 
-def test_a_run_is_waited_for(cli: Cli) -> None:
+def test_a_run_is_waited_for(cli: HarvestCli) -> None:
     """H13: 0 when it completed, with what came of it and nothing about progress where there is no terminal."""
     done = cli.run("run", FEED, "--full", "--wait")
     assert (done.code, done.err) == (0, "")
@@ -133,7 +133,7 @@ def test_a_run_is_waited_for(cli: Cli) -> None:
     assert cli.json("rejects", run_id)["rejects"] == []
 
 
-def test_where_feeds_stand(cli: Cli) -> None:
+def test_where_feeds_stand(cli: HarvestCli) -> None:
     """H13: all feeds, or the last runs of one; a feed that was never run says how to."""
     run_id = cli.json("run", FEED, "--wait")["runId"]
     every = cli.run("status")
@@ -151,7 +151,7 @@ def test_where_feeds_stand(cli: Cli) -> None:
     assert cli.run("alerts", "untouched").out == "none\n"
 
 
-def test_the_watermark_and_a_record(cli: Cli, source: Source) -> None:
+def test_the_watermark_and_a_record(cli: HarvestCli, source: LocalSourceProcess) -> None:
     """H13: up to when a feed is known, and where a record is."""
     run_id = cli.json("run", FEED, "--full", "--wait")["runId"]
     shown = cli.run("watermark", FEED, "--limit", "1")
@@ -165,7 +165,7 @@ def test_the_watermark_and_a_record(cli: Cli, source: Source) -> None:
     assert cli.json("record", FEED, key)["canonical"]["rule"] in ("all", None)
 
 
-def test_a_run_that_fails_is_taken_up_again(cli: Cli, source: Source) -> None:
+def test_a_run_that_fails_is_taken_up_again(cli: HarvestCli, source: LocalSourceProcess) -> None:
     """H13, H11: 1 with why and the next step; `retry` takes it up, and then there is nothing to retry."""
     source.fail(rate_500=1.0)
     failed = cli.run("run", FEED, "--full", "--wait")
@@ -192,7 +192,7 @@ def test_a_run_that_fails_is_taken_up_again(cli: Cli, source: Source) -> None:
     assert cli.json("alerts", FEED)["alerts"][0]["code"] == "CONSOLIDATION_SKIPPED"
 
 
-def test_force_says_why(cli: Cli, source: Source) -> None:
+def test_force_says_why(cli: HarvestCli, source: LocalSourceProcess) -> None:
     """H5, H13: without a reason it is a mistake of usage; with one the run is consolidated, and that is an alert."""
     source.fail(latency_ms=700)
     run_id = cli.json("run", FEED, "--full")["runId"]
@@ -207,7 +207,7 @@ def test_force_says_why(cli: Cli, source: Source) -> None:
     assert "half will do" in cli.run("alerts", FEED).out
 
 
-def test_a_second_run_is_refused(cli: Cli, source: Source) -> None:
+def test_a_second_run_is_refused(cli: HarvestCli, source: LocalSourceProcess) -> None:
     """H2: 6 while one is under way, naming it, as text and as JSON; a run that takes too long is 124, and goes on."""
     source.fail(latency_ms=700)
     late = cli.run("run", FEED, "--full", "--wait", "--timeout", "1")
@@ -242,7 +242,7 @@ def test_a_second_run_is_refused(cli: Cli, source: Source) -> None:
         (["run", "../x"], 5, "nothing is at"),
     ],
 )
-def test_mistakes_are_told_with_the_next_step(cli: Cli, args: list[str], code: int, said: str) -> None:
+def test_mistakes_are_told_with_the_next_step(cli: HarvestCli, args: list[str], code: int, said: str) -> None:
     """Exit codes as documented; a sentence, never a traceback."""
     assert said in cli.refused(code, *args)
 
@@ -250,12 +250,12 @@ def test_mistakes_are_told_with_the_next_step(cli: Cli, args: list[str], code: i
 @pytest.mark.parametrize("args", [["run", FEED, "--wait"], ["status"], ["retry", UNKNOWN]])
 def test_a_server_that_is_away(args: list[str]) -> None:
     """7, and how to start one."""
-    said = Cli(NOWHERE).refused(7, *args)
+    said = HarvestCli(NOWHERE).refused(7, *args)
     assert "does not answer" in said
     assert "hint: is it running? `penstock up` starts it" in said
 
 
-def test_progress_on_a_terminal(cli: Cli, source: Source) -> None:
+def test_progress_on_a_terminal(cli: HarvestCli, source: LocalSourceProcess) -> None:
     """H13: counting, fetching and consolidating are shown on one line, which is gone at the end; the result is not."""
     source.change(updates=RECORDS)
     source.fail(latency_ms=120)

@@ -15,8 +15,8 @@ from penstock.harvest.local.churn import Rates
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions
 from penstock.settings import Settings
-from tests.harvest.harness import TOPICS, Asked, Rig, rigged, tapped
-from tests.harvest.worker_process import Worker
+from tests.harvest.harness import TOPICS, HarvestHarness, RequestLog, rigged, tapped
+from tests.harvest.worker_process import HarvestWorkerProcess
 from tests.services.kafka import Kafka, kafka
 from tests.support.soak import examples
 from tests.support.waiting import becomes
@@ -48,13 +48,13 @@ def bus(request: pytest.FixtureRequest) -> Kafka | None:
 
 
 @pytest.fixture
-async def rig(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
     async with rigged(database_url, tmp_path, kafka=bus, harvest={"workers": 2}) as rig:
         yield rig
 
 
 @pytest.fixture
-async def crowd(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def crowd(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
     """A larger feed, whose source never holds still."""
     async with rigged(
         database_url,
@@ -71,12 +71,12 @@ async def crowd(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIt
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("topic", [PLANS, WORK_ITEMS, CONSOLIDATIONS])
-async def test_a_worker_may_die_at_any_step(rig: Rig, bus: Kafka | None, topic: str, tmp_path: Path) -> None:
+async def test_a_worker_may_die_at_any_step(rig: HarvestHarness, bus: Kafka | None, topic: str, tmp_path: Path) -> None:
     """H4, H5, H8: killed before the n-th statement, request or blob; the next worker goes on, each message is one."""
     for nth in range(1, 10_000) if examples(0, soak=1) else SPREAD[topic][:: 1 if bus is None else 3]:
         rig.source.change(updates=10, inserts=3, deletes=2)
         run_id = await rig.start(full=True)
-        if not await died_at(rig, run_id, Worker(rig.settings, tmp_path / "log", topic, nth)):
+        if not await died_at(rig, run_id, HarvestWorkerProcess(rig.settings, tmp_path / "log", topic, nth)):
             break
         try:
             await went_on(rig, run_id)
@@ -86,7 +86,7 @@ async def test_a_worker_may_die_at_any_step(rig: Rig, bus: Kafka | None, topic: 
     assert nth > 3
 
 
-async def died_at(rig: Rig, run_id: UUID, worker: Worker) -> bool:
+async def died_at(rig: HarvestHarness, run_id: UUID, worker: HarvestWorkerProcess) -> bool:
     """Whether it died, before the run was completed and all was settled."""
 
     async def is_over() -> bool:
@@ -100,7 +100,7 @@ async def died_at(rig: Rig, run_id: UUID, worker: Worker) -> bool:
     return True
 
 
-async def went_on(rig: Rig, run_id: UUID) -> None:
+async def went_on(rig: HarvestHarness, run_id: UUID) -> None:
     async with rig.working():
         await rig.ended(run_id)
         await rig.is_quiet()
@@ -127,7 +127,7 @@ def turns_of(count: int) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_workers_may_die_at_any_moment(crowd: Rig, bus: Kafka | None, tmp_path: Path) -> None:
+async def test_workers_may_die_at_any_moment(crowd: HarvestHarness, bus: Kafka | None, tmp_path: Path) -> None:
     """H4, H5, H9, H16: two processes, one killed at some request or while it consolidates, the source moving."""
     try:
         await some_die(crowd, tmp_path / "log", rounds=examples(4 if bus is None else 1, soak=100))
@@ -136,9 +136,9 @@ async def test_workers_may_die_at_any_moment(crowd: Rig, bus: Kafka | None, tmp_
         raise
 
 
-async def some_die(crowd: Rig, log: Path, rounds: int) -> None:
+async def some_die(crowd: HarvestHarness, log: Path, rounds: int) -> None:
     asked = tapped(crowd.source)
-    workers = [Worker(crowd.settings, log) for _ in range(2)]
+    workers = [HarvestWorkerProcess(crowd.settings, log) for _ in range(2)]
     for number in range(rounds):
         crowd.source.set_faults(FAULTS)
         crowd.source.set_churn(CHURN)
@@ -146,7 +146,7 @@ async def some_die(crowd: Rig, log: Path, rounds: int) -> None:
         for _ in range(random.randint(1, 2)):
             await some_moment(crowd, asked, run_id)
             workers.pop(0).kill()
-            workers.append(Worker(crowd.settings, log))
+            workers.append(HarvestWorkerProcess(crowd.settings, log))
         await crowd.ended(run_id)
         crowd.source.set_churn()
         run = await crowd.is_whole(run_id)
@@ -159,7 +159,7 @@ async def some_die(crowd: Rig, log: Path, rounds: int) -> None:
         worker.kill()
 
 
-async def some_moment(rig: Rig, asked: Asked, run_id: UUID) -> None:
+async def some_moment(rig: HarvestHarness, asked: RequestLog, run_id: UUID) -> None:
     """Wait for some request of a run, for its consolidation, or for its end."""
     count, passed = len(asked.requests) + random.randint(1, 150), asyncio.Event()
     asked.act = lambda _path, _number: passed.set() if len(asked.requests) >= count else None
@@ -171,12 +171,12 @@ async def some_moment(rig: Rig, asked: Asked, run_id: UUID) -> None:
     await becomes(is_late, "a moment to kill", explain=rig.explained)
 
 
-async def outdated(rig: Rig) -> set[str]:
+async def outdated(rig: HarvestHarness) -> set[str]:
     """What the source has no more; no run can know when it went."""
     return set(await rig.canonical()) - set(rig.source.truth())
 
 
-async def on_the_way(rig: Rig) -> str:
+async def on_the_way(rig: HarvestHarness) -> str:
     """What is not done, what is not sent, and how far a broker's group is, for whoever reads a failure."""
     queries = {
         "partitions": "SELECT * FROM partition_progress LEFT JOIN worker_runs USING (run_id, partition_id)"

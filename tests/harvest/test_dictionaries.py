@@ -16,9 +16,9 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
-from tests.harvest.harness import FEED, Rig, harvest_settings, made_of, opened, rigged
+from tests.harvest.harness import FEED, HarvestHarness, harvest_settings, made_of, opened, rigged
 from tests.harvest.stepper import feed
-from tests.harvest.test_cli import Source
+from tests.harvest.test_cli import LocalSourceProcess
 from tests.support.processes import Up, penstock
 from tests.support.settings import write_config
 from tests.support.waiting import until
@@ -33,20 +33,20 @@ FED = [{"tenant": one.tenant_id, "code": one.dict_code} for one in (PRICES, OTHE
 
 
 @pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
     consolidation = {"set_size": 20, "sets_at_once": 1}
     told: dict[str, Any] = {"refdata": READS, "dictionaries": FED, "consolidation": consolidation}
     async with rigged(database_url, tmp_path, **told) as rig:
         yield rig
 
 
-async def loaded(rig: Rig, target: Dict = PRICES) -> tuple[int, dict[str, Any]]:
+async def loaded(rig: HarvestHarness, target: Dict = PRICES) -> tuple[int, dict[str, Any]]:
     """What a pod would serve now, and under which version."""
     found = await Catalogue(rig.settings.refdata).get(target).provider.load_all(rig.db, target)
     return found.version, {key: json.loads(text) for key, text in found.items.items()}
 
 
-def served(rig: Rig) -> dict[str, Any]:
+def served(rig: HarvestHarness) -> dict[str, Any]:
     """What has to be served of the source as it is."""
     truth = {key: made_of(record) for key, record in rig.source.truth().items()}
     return {key: made.price if made.price is None else float(made.price) for key, made in truth.items()}
@@ -56,7 +56,7 @@ def prices(items: dict[str, Any]) -> dict[str, Any]:
     return {key: item["price"] for key, item in items.items()}
 
 
-async def test_every_run_that_changes_something_is_a_version(rig: Rig) -> None:
+async def test_every_run_that_changes_something_is_a_version(rig: HarvestHarness) -> None:
     """R2, H8: what is new, changed and gone is there at once, for every tenant; no change is no version."""
     async with rig.working():
         await rig.completed()
@@ -75,7 +75,7 @@ async def test_every_run_that_changes_something_is_a_version(rig: Rig) -> None:
     assert [tuple(row) for row in told] == [(1, f"harvest {FEED}", 300), (2, f"harvest {FEED}", 32)]
 
 
-async def test_whoever_reads_the_table_gets_the_version(rig: Rig) -> None:
+async def test_whoever_reads_the_table_gets_the_version(rig: HarvestHarness) -> None:
     """R2, R32: a tenant that the feed does not name reads the same records: its version grows with them."""
     other = Dict("initech", "STONES")
     async with rig.working():
@@ -89,7 +89,7 @@ async def test_whoever_reads_the_table_gets_the_version(rig: Rig) -> None:
 
 
 async def test_a_dictionary_that_is_named_later_has_a_version_after_the_next_run(
-    rig: Rig, database_url: str, tmp_path: Path
+    rig: HarvestHarness, database_url: str, tmp_path: Path
 ) -> None:
     """R2: though that run changed nothing; those that had one keep it."""
     async with rig.working():
@@ -103,7 +103,7 @@ async def test_a_dictionary_that_is_named_later_has_a_version_after_the_next_run
 
 
 async def test_dictionaries_are_not_held_while_the_store_is_written_to(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: HarvestHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H8: whoever pins or redefines one does not wait for object storage."""
     save, held = watermark.save, []
@@ -121,7 +121,7 @@ async def test_dictionaries_are_not_held_while_the_store_is_written_to(
     assert [[row["version"] for row in rows] for rows in held] == [[1, 1]]
 
 
-async def test_the_relay_is_woken_by_the_run(rig: Rig) -> None:
+async def test_the_relay_is_woken_by_the_run(rig: HarvestHarness) -> None:
     """R15: who announces versions hears of a new one at the commit, and need not look by itself."""
     async with listen(rig.db.dsn, CHANNEL) as inbox, rig.working():
         assert isinstance(await inbox.get(), Missed)  # from here on everything is heard
@@ -136,7 +136,7 @@ async def test_a_feed_that_no_dictionary_reads_is_kept_once(database_url: str, t
         assert await plain.db.fetchval("SELECT count(*) FROM published_record") == 0
 
 
-async def test_nothing_of_a_run_that_fails_is_read(rig: Rig, tmp_path: Path) -> None:
+async def test_nothing_of_a_run_that_fails_is_read(rig: HarvestHarness, tmp_path: Path) -> None:
     """H11: its canonical records have changed, set by set; dictionaries read what was before, and then all of it."""
     async with rig.working():
         await rig.completed()
@@ -155,7 +155,9 @@ async def test_nothing_of_a_run_that_fails_is_read(rig: Rig, tmp_path: Path) -> 
         assert (version, prices(items)) == (2, served(rig))
 
 
-async def test_a_version_has_one_content_while_a_run_is_consolidated(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_version_has_one_content_while_a_run_is_consolidated(
+    rig: HarvestHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R2: a label never lies: whoever loads between two sets of a run gets what was before it."""
     step, seen = consolidating._Sets.step, []
 
@@ -176,13 +178,13 @@ async def test_a_version_has_one_content_while_a_run_is_consolidated(rig: Rig, m
 
 
 @pytest.fixture
-def source() -> Iterator[Source]:
-    one = Source(200)
+def source() -> Iterator[LocalSourceProcess]:
+    one = LocalSourceProcess(200)
     yield one
     one.stop()
 
 
-def test_pods_serve_what_a_run_has_published(source: Source, database_url: str, tmp_path: Path) -> None:
+def test_pods_serve_what_a_run_has_published(source: LocalSourceProcess, database_url: str, tmp_path: Path) -> None:
     """R2, R19: by configuration alone: a completed run is in every pod's memory, and its version can be asked for."""
     config = {
         "database": {"url": database_url},

@@ -12,24 +12,24 @@ from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import PARTITION, PLAN, RUN
 from penstock.kernel import sql
 from penstock.kernel.db import Database
-from tests.harvest.stepper import Crank, crank
+from tests.harvest.stepper import HarvestStepper, crank
 
 QUERIES = sql.parse((Path(__file__).parent / "document.sql").read_text(), {})
 DOWN = Faults(rate_500=1.0)
 
 
 @pytest.fixture
-async def stones(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
+async def stones(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
     async with crank(database_url, tmp_path) as found:
         yield found
 
 
-async def asked(stones: Crank, query: str, run_id: UUID) -> list[asyncpg.Record]:
+async def asked(stones: HarvestStepper, query: str, run_id: UUID) -> list[asyncpg.Record]:
     """A query as it is written, about this run."""
     return await stones.db.fetch(QUERIES[query].replace("abc123", str(run_id)))
 
 
-async def told(stones: Crank, run_id: UUID) -> tuple[str, str, int]:
+async def told(stones: HarvestStepper, run_id: UUID) -> tuple[str, str, int]:
     (row,) = await asked(stones, "status", run_id)
     (recent,) = [one for one in await asked(stones, "recent_runs", run_id) if one["run_id"] == run_id]
     assert recent["progress"] == row["progress"]
@@ -40,13 +40,13 @@ async def told(stones: Crank, run_id: UUID) -> tuple[str, str, int]:
     return row["status"], row["progress"], row["failed_workers"]
 
 
-async def fields(stones: Crank, run_id: UUID) -> tuple[int, int, bool, bool]:
+async def fields(stones: HarvestStepper, run_id: UUID) -> tuple[int, int, bool, bool]:
     row = await stones.run(run_id)
     ended = row["completed_at"] is not None, row["watermark_after"] is not None
     return row["completed_workers"], row["failed_workers"], *ended
 
 
-async def test_a_run_that_goes_well(stones: Crank) -> None:
+async def test_a_run_that_goes_well(stones: HarvestStepper) -> None:
     """H1, H5: created, workers running, consolidating, completed, as the document's state table and queries tell it."""
     run_id = await stones.planned()
     row = await stones.run(run_id)
@@ -88,7 +88,7 @@ async def test_a_run_that_goes_well(stones: Crank) -> None:
     assert await asked(stones, "progress_at_failure", run_id) == []
 
 
-async def test_a_run_with_a_failed_partition(stones: Crank) -> None:
+async def test_a_run_with_a_failed_partition(stones: HarvestStepper) -> None:
     """H1, H5, H11: failures are told, nothing completes, and what is taken up again is in progress again."""
     run_id = await stones.planned()
     expected = (await stones.run(run_id))["expected_workers"]
@@ -114,7 +114,7 @@ async def test_a_run_with_a_failed_partition(stones: Crank) -> None:
     assert (await stones.canonical()).keys() == stones.source.truth().keys()
 
 
-async def test_a_run_that_is_forced(stones: Crank) -> None:
+async def test_a_run_that_is_forced(stones: HarvestStepper) -> None:
     """H5: forced, it is completed with its failures, audited, and the watermark stays where it was."""
     run_id = await stones.planned()
     stones.source.set_faults(DOWN)
@@ -129,7 +129,7 @@ async def test_a_run_that_is_forced(stones: Crank) -> None:
     assert await stones.db.fetchval("SELECT watermark FROM harvest_feed") is None
 
 
-async def test_a_run_that_is_cancelled(stones: Crank) -> None:
+async def test_a_run_that_is_cancelled(stones: HarvestStepper) -> None:
     """H1: cancelled, it has failed: what it has not fetched counts as failed."""
     run_id = await stones.planned()
     await stones.deliver(contract.WORK_ITEMS)

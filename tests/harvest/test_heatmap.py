@@ -24,7 +24,7 @@ STOCK = dict.fromkeys(range(3_000), 10)
 NULLS = st.integers(0, 3) | st.integers(0, MILLION)
 
 
-class Shop:
+class PriceSource:
     """A source that knows how many records it has at each price, and how often it was asked."""
 
     def __init__(self, prices: Mapping[int, int], nulls: int = 0) -> None:
@@ -61,7 +61,7 @@ class Shop:
         return end - begin
 
 
-class Busy(Shop):
+class Busy(PriceSource):
     """A shop that changes when it is asked."""
 
     def __init__(self, prices: Mapping[int, int], change: "Callable[[Busy], None]", nulls: int = 0) -> None:
@@ -80,7 +80,7 @@ def holds(range_: Range, price: int | None) -> bool:
     return (range_.lower is None or price >= range_.lower) and (range_.upper is None or price < range_.upper)
 
 
-def covers(heatmap: Heatmap, shop: Shop) -> None:
+def covers(heatmap: Heatmap, shop: PriceSource) -> None:
     """Every record there is or may come belongs to one part."""
     ranges = [part.range for part in heatmap.parts]
     bounds = {bound for range_ in ranges for bound in (range_.lower, range_.upper) if bound is not None}
@@ -89,7 +89,7 @@ def covers(heatmap: Heatmap, shop: Shop) -> None:
         assert sum(holds(range_, price) for range_ in ranges) == 1, price
 
 
-def is_a_cut(heatmap: Heatmap, shop: Shop) -> None:
+def is_a_cut(heatmap: Heatmap, shop: PriceSource) -> None:
     """The parts cover it, and each has the records it is said to have."""
     covers(heatmap, shop)
     for part in heatmap.parts:
@@ -98,7 +98,7 @@ def is_a_cut(heatmap: Heatmap, shop: Shop) -> None:
     assert heatmap.sum == heatmap.total == shop.total
 
 
-def is_balanced(heatmap: Heatmap, shop: Shop, section: PartitionsSection) -> None:
+def is_balanced(heatmap: Heatmap, shop: PriceSource, section: PartitionsSection) -> None:
     """The bounds `scan` promises in a source that holds still."""
     parts = max(1, min(-(-shop.total // section.least), section.count))
     target = shop.total / parts
@@ -114,7 +114,7 @@ def is_balanced(heatmap: Heatmap, shop: Shop, section: PartitionsSection) -> Non
     assert heatmap.counts <= 10 + for_a_cut * (parts - 1) + (parts + 3)
 
 
-async def cut(shop: Shop, **options: Any) -> Heatmap:
+async def cut(shop: PriceSource, **options: Any) -> Heatmap:
     section = PartitionsSection(**options)
     heatmap = await scan(shop.count, section)
     assert heatmap.counts == shop.calls
@@ -165,7 +165,7 @@ async def test_whatever_the_prices_the_parts_are_all_of_it_once_and_about_equal(
     prices: dict[int, int], nulls: int, options: dict[str, int]
 ) -> None:
     """H3: half-open ranges without gap or overlap, one for null, their sum the total, within the bounds of size."""
-    await cut(Shop(prices, nulls), **options)
+    await cut(PriceSource(prices, nulls), **options)
 
 
 @pytest.mark.soak
@@ -178,7 +178,7 @@ async def test_whatever_the_shape_the_parts_are_all_of_it_once_and_about_equal(
     chance = Random(seed)
     weight = chance.choice([1, 1, 40])
     prices = Counter(DRAWS[shape](chance) for _ in range(size))
-    await cut(Shop({price: number * weight for price, number in prices.items()}, nulls), **options)
+    await cut(PriceSource({price: number * weight for price, number in prices.items()}, nulls), **options)
 
 
 @pytest.mark.parametrize("shape", ["log-normal", "log-normal, narrow", "whole dollars", "pareto", "pareto, no mean"])
@@ -186,7 +186,7 @@ async def test_few_calls_are_enough_for_prices(shape: str) -> None:
     """H3: half a million records in 30 partitions: at most 60 calls to cut them, and each counted once as proof."""
     chance = Random(7)
     prices = Counter(DRAWS[shape](chance) for _ in range(50_000))
-    heatmap = await cut(Shop({price: 10 * number for price, number in prices.items()}, nulls=1_000))
+    heatmap = await cut(PriceSource({price: 10 * number for price, number in prices.items()}, nulls=1_000))
     assert len(heatmap.parts) == 31
     assert heatmap.counts <= 60 + 31 + 2
     assert max(part.count for part in heatmap.parts) <= 1.4 * heatmap.total / 30
@@ -194,14 +194,14 @@ async def test_few_calls_are_enough_for_prices(shape: str) -> None:
 
 async def test_one_price_for_all_ends_soon() -> None:
     """H3: 770,000 records nobody can part are one part, found by halving; those without a value are in it too."""
-    heatmap = await cut(Shop({123_456: 770_000}, nulls=30))
+    heatmap = await cut(PriceSource({123_456: 770_000}, nulls=30))
     assert [(part.range, part.count) for part in heatmap.parts] == [(EVERYTHING, 770_030)]
     assert heatmap.counts <= 70
 
 
 async def test_a_heavy_value_does_not_swallow_the_rest() -> None:
     """H3: what lies beside a value that is too heavy is cut as if it were not there."""
-    heatmap = await cut(Shop({0: 300_000} | dict.fromkeys(range(1_000, 301_000, 100), 100)))
+    heatmap = await cut(PriceSource({0: 300_000} | dict.fromkeys(range(1_000, 301_000, 100), 100)))
     assert max(part.count for part in heatmap.parts) == 300_000
     assert len(heatmap.parts) >= 15
 
@@ -209,7 +209,7 @@ async def test_a_heavy_value_does_not_swallow_the_rest() -> None:
 @pytest.mark.parametrize(("total", "parts"), [(0, 1), (1, 1), (1_000, 1), (1_001, 3), (29_001, 31), (90_000, 31)])
 async def test_a_small_source_has_fewer_parts(total: int, parts: int) -> None:
     """H3: so many that each has `least`; one part is everything, with a value or without, for a single call."""
-    heatmap = await cut(Shop(dict.fromkeys(range(total), 1)))
+    heatmap = await cut(PriceSource(dict.fromkeys(range(total), 1)))
     assert len(heatmap.parts) == parts
     if parts == 1:
         assert heatmap.parts[0].range == EVERYTHING
@@ -218,13 +218,13 @@ async def test_a_small_source_has_fewer_parts(total: int, parts: int) -> None:
 
 async def test_the_null_part_is_there_when_it_is_empty() -> None:
     """H3: a record may lose its price before its partition is fetched."""
-    heatmap = await cut(Shop(dict.fromkeys(range(5_000), 1)))
+    heatmap = await cut(PriceSource(dict.fromkeys(range(5_000), 1)))
     assert heatmap.parts[-1].range == WITHOUT_VALUE
 
 
 async def test_calls_run_at_once_but_not_too_many() -> None:
     """H3: as many as allowed are under way, never more, and progress is told in a number that only grows."""
-    shop, told = Shop(dict.fromkeys(range(90_000), 1)), []
+    shop, told = PriceSource(dict.fromkeys(range(90_000), 1)), []
 
     async def tell(calls: int) -> None:
         told.append(calls)
@@ -317,7 +317,7 @@ async def test_a_total_that_moved_beside_the_parts_is_counted_again(is_after: bo
         if shop.calls == moment:
             grow(shop)
 
-    first = await cut(Shop(STOCK))
+    first = await cut(PriceSource(STOCK))
     moment = first.counts - (1 if is_after else len(first.parts) + 1)
     shop = Busy(STOCK, change)
     heatmap = await scan(shop.count, PartitionsSection())
@@ -328,7 +328,7 @@ async def test_a_total_that_moved_beside_the_parts_is_counted_again(is_after: bo
 async def test_nulls_that_cannot_be_asked_for_are_not_lost_silently() -> None:
     """H3: a total with records no part has is refused, however often it is counted."""
 
-    class Mute(Shop):
+    class Mute(PriceSource):
         def answer(self, range_: Range) -> int:
             return 0 if range_.kind is Kind.NULL else super().answer(range_)
 
@@ -342,7 +342,7 @@ async def test_nulls_that_cannot_be_asked_for_are_not_lost_silently() -> None:
 async def test_a_source_that_does_not_heed_bounds_is_refused_at_once() -> None:
     """H3: one that answers every count with its total is not asked a thousand times."""
 
-    class Deaf(Shop):
+    class Deaf(PriceSource):
         def answer(self, range_: Range) -> int:
             return self.total
 
@@ -360,7 +360,7 @@ async def test_a_source_that_makes_no_sense_is_not_asked_for_ever(seed: int, mos
     """H3: the number of calls has a bound whatever the answers are, and nothing comes of them."""
     chance = Random(seed)
 
-    class Erratic(Shop):
+    class Erratic(PriceSource):
         def answer(self, range_: Range) -> int:
             if range_.kind is Kind.ALL:
                 return 100_000
@@ -375,7 +375,7 @@ async def test_a_source_that_makes_no_sense_is_not_asked_for_ever(seed: int, mos
 async def test_parts_are_whole_though_cells_are_not_split_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """H3: splitting has an end, and what is not as equal as it might be is still all there is."""
     monkeypatch.setattr("penstock.harvest.heatmap._SPLITS", 1)
-    shop = Shop({123_456: 40_000, 5_000_000: 40_000})
+    shop = PriceSource({123_456: 40_000, 5_000_000: 40_000})
     heatmap = await scan(shop.count, PartitionsSection())
     is_a_cut(heatmap, shop)
     assert heatmap.counts <= 10 + 29 + 33
@@ -386,7 +386,7 @@ async def test_parts_are_whole_though_cells_are_not_split_to_the_end(monkeypatch
 async def test_an_absurd_count_is_refused(kind: Kind, answer: int) -> None:
     """H3: an answer no count can be is an error with a code of its own."""
 
-    class Absurd(Shop):
+    class Absurd(PriceSource):
         def answer(self, range_: Range) -> int:
             return answer if range_.kind is kind else super().answer(range_)
 
@@ -399,7 +399,7 @@ async def test_an_absurd_count_is_refused(kind: Kind, answer: int) -> None:
 async def test_a_call_that_fails_stops_the_others() -> None:
     """H3: the caller sees the source's own error, and the source no further calls."""
 
-    class Broken(Shop):
+    class Broken(PriceSource):
         def answer(self, range_: Range) -> int:
             if self.calls >= 12:
                 raise ConnectionResetError

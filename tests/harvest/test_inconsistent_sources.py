@@ -13,8 +13,8 @@ from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.outcome import Done, Failed, Retry
 from tests.harvest.scripted_source import (
     ONE_PART,
-    ByCursor,
-    Scripted,
+    CursorSource,
+    ScriptedSource,
     alerts,
     completed,
     drained,
@@ -32,7 +32,7 @@ async def test_a_source_that_gives_less_than_it_counts_is_not_believed(
     database_url: str, tmp_path: Path, upto: int
 ) -> None:
     """H16, H10: it is asked again in every pass there is; then the run fails, deletes nothing and moves nothing."""
-    source = Scripted(stones(200))
+    source = ScriptedSource(stones(200))
     limits = {"passes": 3, "max_delete_ratio": 1}
     async with scripted(database_url, tmp_path, source, limits=limits) as one:
         first = await completed(one)
@@ -50,7 +50,7 @@ async def test_a_source_that_gives_less_than_it_counts_is_not_believed(
 
 async def test_an_empty_page_by_mistake_is_not_the_end(database_url: str, tmp_path: Path) -> None:
     """H16: what the first pass did not give the second does."""
-    source = Scripted(stones(200))
+    source = ScriptedSource(stones(200))
 
     async def forget_once(range_: Range, window: Window, position: Position) -> None:
         source.gives_upto = 0 if len(source.pages) == 2 else None
@@ -66,7 +66,7 @@ async def test_an_empty_page_by_mistake_is_not_the_end(database_url: str, tmp_pa
 @pytest.mark.parametrize("note", ["x" * 3_000, "\0"], ids=["too large", "refused by PostgreSQL"])
 async def test_a_record_that_cannot_be_kept_any_more_is_not_gone(database_url: str, tmp_path: Path, note: str) -> None:
     """H10: it is set aside, but it was seen; what is gone is deleted all the same."""
-    source = Scripted(stones(200))
+    source = ScriptedSource(stones(200))
     async with scripted(database_url, tmp_path, source, limits={"record_bytes": 2_000}) as one:
         await completed(one)
         source.rows["k00007"]["note"] = note
@@ -78,7 +78,7 @@ async def test_a_record_that_cannot_be_kept_any_more_is_not_gone(database_url: s
 
 async def test_a_record_without_a_key_may_be_any_that_is_missing(database_url: str, tmp_path: Path) -> None:
     """H10: as long as one was set aside nothing is called gone, and somebody is told."""
-    source = Scripted(stones(200))
+    source = ScriptedSource(stones(200))
     async with scripted(database_url, tmp_path, source) as one:
         await completed(one)
         source.rows["k00007"]["id"] = None
@@ -93,7 +93,7 @@ async def test_a_record_without_a_key_may_be_any_that_is_missing(database_url: s
 
 async def test_a_source_without_an_end_fails_the_partition(database_url: str, tmp_path: Path) -> None:
     """H4: one that does not heed the offset is not asked for ever."""
-    source = Scripted(stones(400), heeds_offset=False)
+    source = ScriptedSource(stones(400), heeds_offset=False)
     async with scripted(database_url, tmp_path, source, partitions=ONE_PART, page_size=400) as one:
         run_id = await one.planned()
         await drained(one, WORK_ITEMS, within=10)
@@ -104,7 +104,7 @@ async def test_a_source_without_an_end_fails_the_partition(database_url: str, tm
 
 async def test_a_sweep_without_an_end_deletes_nothing(database_url: str, tmp_path: Path) -> None:
     """H10: what changed meanwhile is not looked for without an end; the run completes, and somebody is told."""
-    source = Scripted(stones(400))
+    source = ScriptedSource(stones(400))
     async with scripted(database_url, tmp_path, source, partitions=ONE_PART, page_size=400) as one:
         await completed(one)
         known = set(source.rows)
@@ -127,7 +127,7 @@ async def test_an_end_that_cannot_be_counted_is_fetched_again(
     database_url: str, tmp_path: Path, pages: int, failure: type[SourceFailed]
 ) -> None:
     """H4, H6: a source of cursors whose recount fails costs attempts, not an endless walk; then nothing is doubled."""
-    source, limits = ByCursor(stones(70)), {"passes": 2}
+    source, limits = CursorSource(stones(70)), {"passes": 2}
     changes: dict[str, Any] = {"partitions": ONE_PART, "pages_per_turn": pages, "limits": limits}
 
     async def fail(range_: Range, window: Window) -> None:
@@ -152,7 +152,7 @@ async def test_an_end_that_cannot_be_counted_is_fetched_again(
 
 async def test_a_pause_without_end_is_told_once(database_url: str, tmp_path: Path) -> None:
     """H15: a partition that is to wait is parked, fails never, and after an hour somebody is told."""
-    source = Scripted(stones(60))
+    source = ScriptedSource(stones(60))
 
     async def pause(range_: Range, window: Window, position: Position) -> None:
         raise SourcePaused("SOURCE_THROTTLED", "429", after=timedelta(minutes=10))
@@ -182,7 +182,7 @@ async def test_a_pause_without_end_is_told_once(database_url: str, tmp_path: Pat
 
 async def test_a_removal_and_an_insertion_that_balance_are_noticed(database_url: str, tmp_path: Path) -> None:
     """H16: also where the source's clock is behind: within the overlap, the change is seen and a second pass made."""
-    source = Scripted(stones(200))
+    source = ScriptedSource(stones(200))
     async with scripted(database_url, tmp_path, source, overlap=60, pages_per_turn=1) as one:
         await completed(one)
         run_id = await one.planned(full=True)
@@ -200,7 +200,7 @@ async def test_a_removal_and_an_insertion_that_balance_are_noticed(database_url:
 
 async def test_without_windows_two_runs_have_to_miss_a_record(database_url: str, tmp_path: Path) -> None:
     """H10: one that moves from where was not read to where was read is not gone; what two runs did not see is."""
-    source = Scripted(stones(200), has_windows=False)
+    source = ScriptedSource(stones(200), has_windows=False)
     async with scripted(database_url, tmp_path, source) as one:
         await completed(one)
         run_id = await one.planned(full=True)
@@ -222,7 +222,7 @@ async def test_what_cannot_be_cut_is_one_part(
     database_url: str, tmp_path: Path, count: int, nulls: int, is_one_value: bool
 ) -> None:
     """H3: one value, or hardly any values, beside records without one: everything at once, and nothing twice."""
-    source = Scripted(stones(count))
+    source = ScriptedSource(stones(count))
     for number, row in enumerate(source.rows.values()):
         if number < nulls:
             row["price"] = None
@@ -238,7 +238,7 @@ async def test_what_cannot_be_cut_is_one_part(
 @pytest.mark.parametrize("expires", [1, 100], ids=["once", "always"])
 async def test_a_cursor_that_ran_out_begins_a_new_pass(database_url: str, tmp_path: Path, expires: int) -> None:
     """H16: as often as there may be passes; then the partition has failed."""
-    source, left = ByCursor(stones(70)), expires
+    source, left = CursorSource(stones(70)), expires
 
     async def expire(range_: Range, window: Window, position: Position) -> None:
         nonlocal left
@@ -265,11 +265,11 @@ async def test_a_plan_fails_for_what_nobody_thought_of(
 ) -> None:
     """H6: a count no column holds is no reason to plan for ever: four deliveries, then somebody is told."""
 
-    async def absurd(_self: Scripted, _range: Range, _window: Window) -> int:
+    async def absurd(_self: ScriptedSource, _range: Range, _window: Window) -> int:
         return 2**40
 
-    monkeypatch.setattr(Scripted, "count", absurd)
-    async with scripted(database_url, tmp_path, Scripted(stones(60)), partitions={"count": 1}) as one:
+    monkeypatch.setattr(ScriptedSource, "count", absurd)
+    async with scripted(database_url, tmp_path, ScriptedSource(stones(60)), partitions={"count": 1}) as one:
         await one.harvest.start(FEED, "test")
         outcomes = await drained(one, PLANS, within=10)
         assert [type(outcome) for outcome in outcomes] == [Retry, Retry, Retry, Failed]
@@ -285,7 +285,7 @@ async def test_a_plan_waits_as_its_source_says(
     database_url: str, tmp_path: Path, kind: type[SourceFailed], counts: bool, seconds: int, waits: int
 ) -> None:
     """H15: but at most for a minute, as plans of other feeds may be behind it."""
-    source = Scripted(stones(60))
+    source = ScriptedSource(stones(60))
 
     async def fail(range_: Range, window: Window) -> None:
         raise kind("SOURCE_BROKEN_OFF", "not now", after=timedelta(seconds=seconds))

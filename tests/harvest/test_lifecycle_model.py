@@ -22,7 +22,7 @@ from penstock.harvest.ending import consolidation, work_item
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import RUN
 from penstock.kernel.errors import Conflict, NotFound
-from tests.harvest.stepper import FEED, Crank, crank
+from tests.harvest.stepper import FEED, HarvestStepper, crank
 from tests.services.postgres import fresh_database
 from tests.support.soak import examples
 
@@ -32,7 +32,7 @@ DOWN = Faults(rate_500=1.0)
 SHORT = Faults(rate_short=0.4)
 
 
-class Lives(RuleBasedStateMachine):
+class HarvestLifecycle(RuleBasedStateMachine):
     """A feed whose source moves, fails and comes back, whose messages come twice, and whose operators interfere."""
 
     url: str
@@ -47,7 +47,7 @@ class Lives(RuleBasedStateMachine):
         self.reached: datetime | None = None
         self.is_down = False
 
-    async def _opened(self) -> Crank:
+    async def _opened(self) -> HarvestStepper:
         url = await self.stack.enter_async_context(fresh_database(self.url))
         return await self.stack.enter_async_context(crank(url, Path(self.folder.name), records=RECORDS))
 
@@ -219,10 +219,10 @@ def _served(row: Any) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
 def test_every_life_ends_with_the_truth(postgres_url: str) -> None:
     """H4, H5, H8–H11: nothing lost, nothing doubled, whatever comes in whatever order."""
 
-    class Here(Lives):
+    class HarvestCase(HarvestLifecycle):
         url = postgres_url
 
     run_state_machine_as_test(
-        Here,
+        HarvestCase,
         settings=settings(max_examples=examples(12, soak=400), stateful_step_count=25, deadline=None),
     )

@@ -9,7 +9,7 @@ import pytest
 from penstock.harvest import contract
 from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.outcome import Failed
-from tests.harvest.stepper import FEED, Crank, crank
+from tests.harvest.stepper import FEED, HarvestStepper, crank
 
 RUBBISH = [b"", b"\xff", b"[]", b'{"runId": "no id", "type": "WORK_ITEM"}', b'{"type": "OTHER"}']
 
@@ -50,7 +50,7 @@ async def test_all_messages_of_a_run_are_of_one_trace(database_url: str, tmp_pat
     assert sum(one["recordsProcessed"] for one in done) == 200
 
 
-async def waiting(stones: Crank, topic: str) -> list[dict[str, Any]]:
+async def waiting(stones: HarvestStepper, topic: str) -> list[dict[str, Any]]:
     """What is on a topic; it stays there."""
     async with stones.bus.subscribe(topic, worker="reader", delivering=Delivering()) as queue:
         return [msgspec.json.decode(one.message.value) for one in await queue.take(100)]

@@ -30,7 +30,7 @@ from penstock.working import working
 from tests.harvest.harness import rigged
 from tests.harvest.scripted_source import (
     ONE_PART,
-    Scripted,
+    ScriptedSource,
     completed,
     drained,
     end_pauses,
@@ -42,7 +42,7 @@ from tests.harvest.scripted_source import (
     use,
     work_on_what_is_due,
 )
-from tests.harvest.stepper import FEED, Crank, feed
+from tests.harvest.stepper import FEED, HarvestStepper, feed
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 
@@ -65,7 +65,7 @@ async def test_rejected_records_are_not_forgotten_by_the_next_run(database_url: 
 
 async def test_a_pause_of_one_feed_holds_up_no_other(database_url: str, tmp_path: Path) -> None:
     """H15: although their messages share a lane; once it is over the partition goes on where it was."""
-    paused, other = Scripted(stones(60)), Scripted(stones(60))
+    paused, other = ScriptedSource(stones(60)), ScriptedSource(stones(60))
 
     async def pause(range_: Range, window: Window, position: Position) -> None:
         if position.offset:
@@ -172,7 +172,7 @@ async def test_batches_of_many_feeds_do_not_wait_for_each_other(
         await upsert(self, made)
 
     monkeypatch.setattr(_Batches, "_upsert", upsert_together)
-    sources = [Scripted(stones(60)) for _ in range(at_once)]
+    sources = [ScriptedSource(stones(60)) for _ in range(at_once)]
     changes = {"partitions": ONE_PART, "consolidation": {"mode": "batches", "upsert_size": 10}}
     async with scripted(database_url, tmp_path, *sources, **changes) as one:
         runs = [await one.harvest.start(name, "test") for name in one.section.feeds]
@@ -186,7 +186,7 @@ async def test_batches_of_many_feeds_do_not_wait_for_each_other(
 
 async def test_a_process_that_does_not_know_a_feed_leaves_it_to_others(database_url: str, tmp_path: Path) -> None:
     """H6: while a configuration is rolled out; neither plan nor partition nor consolidation fails for it."""
-    source = Scripted(stones(60))
+    source = ScriptedSource(stones(60))
     async with scripted(database_url, tmp_path, source, partitions=ONE_PART) as one:
         knowing, run_id = one.fetcher._feeds, await one.harvest.start(FEED, "test")
         know(one, Feeds({}))
@@ -207,7 +207,7 @@ async def test_a_process_that_does_not_know_a_feed_leaves_it_to_others(database_
         assert (await one.run(run_id))["state"] == "completed"
 
 
-async def is_left(one: Crank, topic: str) -> None:
+async def is_left(one: HarvestStepper, topic: str) -> None:
     """The message of a topic waits for another process, and that does not count."""
     [outcome] = await one.deliver(topic)
     assert isinstance(outcome, Retry)
@@ -251,7 +251,7 @@ async def test_what_was_forced_once_is_not_forced_again(
 
 async def test_the_schedule_has_a_full_run_now_and_then(database_url: str, tmp_path: Path) -> None:
     """H2, H10: the first, those after `full_every`, and the one after completed full runs were forgotten."""
-    async with scripted(database_url, tmp_path, Scripted(stones(60)), partitions=ONE_PART) as one:
+    async with scripted(database_url, tmp_path, ScriptedSource(stones(60)), partitions=ONE_PART) as one:
 
         async def scheduled() -> str:
             run_id = await one.harvest.start_due(FEED, timedelta(0), DAY)
@@ -274,7 +274,7 @@ async def test_a_broker_that_is_away_fails_nobody(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H6: what is committed is sent later; who asked for it is not told that it failed."""
-    source = Scripted(stones(60))
+    source = ScriptedSource(stones(60))
 
     async def refuse(range_: Range, window: Window, position: Position) -> None:
         raise SourceRefused("SOURCE_REFUSED", "400")

@@ -18,8 +18,8 @@ from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
-from tests.harvest.harness import COUNT, PAGE, Parts, Rig, rigged, tapped
-from tests.harvest.worker_process import Worker
+from tests.harvest.harness import COUNT, PAGE, HarvestHarness, HarvestWorkers, rigged, tapped
+from tests.harvest.worker_process import HarvestWorkerProcess
 from tests.support.types import Json
 from tests.support.waiting import becomes
 
@@ -39,13 +39,13 @@ AT_ONCE = {"stalled_after": 0.000001}
 
 
 @pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
     async with rigged(database_url, tmp_path, call={"timeout": 0.3}) as rig:
         yield rig
 
 
 @pytest.mark.parametrize("kind", [*EACH, "all"])
-async def test_a_run_completes_in_spite_of_faults(rig: Rig, kind: str) -> None:
+async def test_a_run_completes_in_spite_of_faults(rig: HarvestHarness, kind: str) -> None:
     """H15, H16: whatever the source does now and then, the run ends with all of its records, each counted once."""
     rig.source.set_faults(EACH.get(kind, ALL))
     async with rig.working():
@@ -57,7 +57,7 @@ async def test_a_run_completes_in_spite_of_faults(rig: Rig, kind: str) -> None:
     assert await rig.seen(run["run_id"]) == run["heatmap"]["total"] == len(rig.source.truth())
 
 
-async def test_a_pause_holds_for_all_processes(rig: Rig, tmp_path: Path) -> None:
+async def test_a_pause_holds_for_all_processes(rig: HarvestHarness, tmp_path: Path) -> None:
     """H15: after a 429 with Retry-After no process asks for anything until it is over; then they go on."""
     asked, times = tapped(rig.source), []
 
@@ -67,7 +67,7 @@ async def test_a_pause_holds_for_all_processes(rig: Rig, tmp_path: Path) -> None
         rig.source.set_faults(Faults(rate_429=1, retry_after=2) if throttles else Faults())
 
     asked.act = throttle
-    other = Worker(rig.settings, tmp_path / "log")
+    other = HarvestWorkerProcess(rig.settings, tmp_path / "log")
     async with rig.working():
         run = await rig.completed()
     other.kill()
@@ -90,7 +90,7 @@ async def test_a_pause_is_nobodys_failure(database_url: str, tmp_path: Path) -> 
         await rig.equals_truth()
 
 
-async def failed_on_the_way(rig: Rig, after: int = 6) -> UUID:
+async def failed_on_the_way(rig: HarvestHarness, after: int = 6) -> UUID:
     """A run whose source goes down after some pages."""
     asked = tapped(rig.source)
     asked.act = lambda path, number: rig.source.set_faults(DOWN) if path == PAGE and number > after else None
@@ -102,7 +102,7 @@ async def failed_on_the_way(rig: Rig, after: int = 6) -> UUID:
 
 
 @asynccontextmanager
-async def failing(database_url: str, folder: Path) -> AsyncIterator[Rig]:
+async def failing(database_url: str, folder: Path) -> AsyncIterator[HarvestHarness]:
     async with rigged(database_url, folder, call={"attempts": 1}) as rig, rig.working():
         yield rig
 
@@ -133,7 +133,7 @@ async def test_a_source_that_is_down_fails_partitions(database_url: str, tmp_pat
         assert await rig.canonical() == {}
 
 
-async def is_unmoved(rig: Rig, run: Json) -> bool:
+async def is_unmoved(rig: HarvestHarness, run: Json) -> bool:
     """Whether the run left no watermark anywhere."""
     watermarks = run["watermark_after"], run["completed_at"], await rig.watermark(), await rig.blob()
     return watermarks == (None, None, None, None)
@@ -226,7 +226,7 @@ async def test_cancel_stops_a_run(database_url: str, tmp_path: Path) -> None:
         await rig.equals_truth()
 
 
-async def test_a_plan_can_be_cancelled(rig: Rig) -> None:
+async def test_a_plan_can_be_cancelled(rig: HarvestHarness) -> None:
     """H11: a run that is not planned yet never begins."""
     run_id = await rig.start()
     await rig.harvest.cancel(run_id, "somebody")
@@ -248,7 +248,7 @@ async def test_a_source_that_cannot_be_counted_fails_the_plan(database_url: str,
         await rig.is_whole((await rig.completed())["run_id"])
 
 
-async def has_letters(rig: Rig, count: int) -> bool:
+async def has_letters(rig: HarvestHarness, count: int) -> bool:
     return len(await rig.dead_letters()) == count
 
 
@@ -266,7 +266,7 @@ async def test_a_source_that_pages_but_does_not_count_is_no_endless_run(database
         await rig.equals_truth()
 
 
-async def planned(rig: Rig, parts: Parts) -> tuple[UUID, list[Message]]:
+async def planned(rig: HarvestHarness, parts: HarvestWorkers) -> tuple[UUID, list[Message]]:
     """A run, and the messages about its partitions, in order; they are taken off the bus."""
     run_id, items = await rig.start(), []
     assert await rig.handled(PLANS, parts.planner.handle) == 1
@@ -283,7 +283,7 @@ def delivered(message: Message) -> Delivery:
     return Delivery(message, attempt=1, partition=0, position=0, fence=0)
 
 
-async def test_a_message_counts_once(rig: Rig) -> None:
+async def test_a_message_counts_once(rig: HarvestHarness) -> None:
     """H4, H5: a work item that comes twice, at once or late, or for a partition that is done, changes nothing."""
     async with rig.parts() as parts:
         run_id, items = await planned(rig, parts)
@@ -325,7 +325,7 @@ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_turn();
 """
 
 
-async def test_a_turn_is_one_transaction(rig: Rig) -> None:
+async def test_a_turn_is_one_transaction(rig: HarvestHarness) -> None:
     """H4, H5: a turn that fails at its very end leaves nothing: no record, no progress, no count, no message."""
     await rig.db.execute(FAIL_TURNS)
     async with rig.parts() as parts:
@@ -349,12 +349,12 @@ async def test_a_turn_is_one_transaction(rig: Rig) -> None:
         await rig.equals_truth()
 
 
-async def standing(rig: Rig, run_id: UUID) -> tuple[Any, ...]:
+async def standing(rig: HarvestHarness, run_id: UUID) -> tuple[Any, ...]:
     """All a turn writes."""
     return await rig.run(run_id), await rig.partitions(run_id), await rig.published(run_id), await rig.raw()
 
 
-async def taken(rig: Rig, topic: str) -> Message:
+async def taken(rig: HarvestHarness, topic: str) -> Message:
     """The one message of a topic, taken off the bus."""
     found: list[Message] = []
 
@@ -434,7 +434,7 @@ async def test_lost_plans_and_consolidations_are_sent_again_and_given_up(
             await rig.equals_truth()
 
 
-async def test_what_waits_for_a_paused_source_is_not_sent_again(rig: Rig) -> None:
+async def test_what_waits_for_a_paused_source_is_not_sent_again(rig: HarvestHarness) -> None:
     """H15: the longest pause there is makes no partition stand still."""
     clock = rig.db.clock = ManualClock(rig.db.clock.now())
     async with rig.parts() as parts:

@@ -14,7 +14,7 @@ from penstock.harvest.local.dataset import Changed
 from penstock.harvest.local.server import LocalSource
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Transient
-from tests.harvest.harness import FEED, PAGE, Asked, Rig, harvest_settings, opened, rigged, tapped
+from tests.harvest.harness import FEED, PAGE, HarvestHarness, RequestLog, harvest_settings, opened, rigged, tapped
 from tests.support.soak import examples
 from tests.support.types import Json
 
@@ -22,12 +22,12 @@ OVERLAP = timedelta(seconds=0.1)
 
 
 @pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
     async with rigged(database_url, tmp_path, partitions={"count": 12, "least": 20}) as rig:
         yield rig
 
 
-def changing(rig: Rig, asked: Asked, at: int, **changes: int) -> list[Changed]:
+def changing(rig: HarvestHarness, asked: RequestLog, at: int, **changes: int) -> list[Changed]:
     """Change the source just before its *at*-th page from now on; what was changed comes to the list."""
     done: list[Changed] = []
     first = len(asked.of(PAGE))
@@ -40,12 +40,12 @@ def changing(rig: Rig, asked: Asked, at: int, **changes: int) -> list[Changed]:
     return done
 
 
-def changed(run: Json, rig: Rig) -> set[str]:
+def changed(run: Json, rig: HarvestHarness) -> set[str]:
     """What the source changed after the run's upper bound, and has still."""
     return rig.source.changed_ids_since(run["upper_bound"])
 
 
-async def test_what_changes_during_a_run_is_in_the_next(rig: Rig) -> None:
+async def test_what_changes_during_a_run_is_in_the_next(rig: HarvestHarness) -> None:
     """H9: `lastUpdatedAt` is the run's upper bound less the overlap, and the next run begins there."""
     asked = tapped(rig.source)
     async with rig.working():
@@ -68,7 +68,7 @@ async def test_what_changes_during_a_run_is_in_the_next(rig: Rig) -> None:
             await rig.equals_truth()
 
 
-async def test_an_incremental_run_also_leaves_what_changes_meanwhile_to_the_next(rig: Rig) -> None:
+async def test_an_incremental_run_also_leaves_what_changes_meanwhile_to_the_next(rig: HarvestHarness) -> None:
     """H9: a record that leaves the window while it is read is not lost: it is in the next one."""
     asked = tapped(rig.source)
     async with rig.working():
@@ -89,7 +89,7 @@ async def test_an_incremental_run_also_leaves_what_changes_meanwhile_to_the_next
 @pytest.mark.timeout(3600)
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_rows_that_move_are_found(rig: Rig) -> None:
+async def test_rows_that_move_are_found(rig: HarvestHarness) -> None:
     """H16: rows move, come and go between pages; what did not change is there, the next two runs do the rest."""
     asked, random, again = tapped(rig.source), Random(4), 0
     async with rig.working():
@@ -115,7 +115,7 @@ async def test_rows_that_move_are_found(rig: Rig) -> None:
     assert again
 
 
-async def test_a_pass_over_moving_rows_is_made_again(rig: Rig) -> None:
+async def test_a_pass_over_moving_rows_is_made_again(rig: HarvestHarness) -> None:
     """H16: pages shifted by a row that went are read once more, so no other row is lost between two pages."""
     asked = tapped(rig.source)
     async with rig.working():
@@ -165,7 +165,7 @@ async def test_a_watermark_never_goes_back(database_url: str, tmp_path: Path) ->
             await later.equals_truth()
 
 
-async def test_a_watermark_that_cannot_be_saved_fails_the_run(rig: Rig, tmp_path: Path) -> None:
+async def test_a_watermark_that_cannot_be_saved_fails_the_run(rig: HarvestHarness, tmp_path: Path) -> None:
     """H8, H12: three attempts, then FAILED, a CRITICAL alert, and nothing has happened; `retry` completes it."""
     place = tmp_path / "objects" / "harvest"
     place.parent.mkdir()
@@ -185,7 +185,7 @@ async def test_a_watermark_that_cannot_be_saved_fails_the_run(rig: Rig, tmp_path
         await rig.equals_truth()
 
 
-async def test_a_late_writer_does_not_overwrite_the_blob(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_writer_does_not_overwrite_the_blob(rig: HarvestHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """H8: a storage that fails after it has written leaves a copy that the next attempt puts right."""
     storage, failures = type(rig.platform.storage), 0
     create = storage.create
@@ -203,7 +203,7 @@ async def test_a_late_writer_does_not_overwrite_the_blob(rig: Rig, monkeypatch: 
     await rig.is_whole(run["run_id"])
 
 
-async def test_one_run_at_a_time(rig: Rig) -> None:
+async def test_one_run_at_a_time(rig: HarvestHarness) -> None:
     """H2: of those who start a run at once one does; the others are told which is under way."""
     for count in (1, 2):
         starts = await asyncio.gather(*(rig.start() for _ in range(8)), return_exceptions=True)
@@ -216,7 +216,7 @@ async def test_one_run_at_a_time(rig: Rig) -> None:
         assert await rig.db.fetchval("SELECT count(*) FROM run_metadata") == count
 
 
-async def test_a_full_run_deletes_what_is_gone(rig: Rig) -> None:
+async def test_a_full_run_deletes_what_is_gone(rig: HarvestHarness) -> None:
     """H10: softly, only after a full run; an incremental one never does; what returns is live again."""
     async with rig.working():
         await rig.completed()
@@ -249,7 +249,7 @@ def remembered(source: LocalSource) -> Callable[[], None]:
     return restore
 
 
-async def test_too_much_to_be_gone_is_not_believed(rig: Rig) -> None:
+async def test_too_much_to_be_gone_is_not_believed(rig: HarvestHarness) -> None:
     """H10: over `max_delete_ratio` nothing is deleted, and somebody is told; the run completes."""
     async with rig.working():
         await rig.completed()
@@ -261,7 +261,7 @@ async def test_too_much_to_be_gone_is_not_believed(rig: Rig) -> None:
         await rig.is_whole(run["run_id"])
 
 
-async def test_a_record_that_moves_to_another_partition_is_not_gone(rig: Rig) -> None:
+async def test_a_record_that_moves_to_another_partition_is_not_gone(rig: HarvestHarness) -> None:
     """H10: out of a partition not read yet into one that was read: it is looked for before anything is deleted."""
     asked = tapped(rig.source)
     async with rig.working():

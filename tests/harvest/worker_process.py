@@ -33,7 +33,7 @@ _working_on: ContextVar[str] = ContextVar("working on", default="")
 Act = Callable[..., Awaitable[Any]]
 
 
-class Worker(CrashingProcess):
+class HarvestWorkerProcess(CrashingProcess):
     """A process that works on all feeds until it dies; at the *nth* step of work on *topic*, if it gets that far."""
 
     def __init__(self, settings: Settings, log: Path, topic: str = "", nth: int = NEVER) -> None:

@@ -36,7 +36,7 @@ def snapshot(prices: Mapping[str, object] | Iterable[tuple[str, object]]) -> byt
     return out.getvalue().encode()
 
 
-class House:
+class IngestHarness:
     """The tree below *root*; a supplier is configured as soon as it is named."""
 
     def __init__(self, root: Path, config: Json | None = None) -> None:

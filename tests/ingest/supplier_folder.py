@@ -75,7 +75,7 @@ def digest(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
-class Place:
+class SupplierFolder:
     """What a supplier, an operator and a reader do, and what they see."""
 
     def __init__(self, root: Path, clock: Clock | None = None) -> None:
@@ -90,10 +90,10 @@ class Place:
         told = CONFIG.format(window=window, dedup=dedup, on_bad_row=on_bad_row)
         (self.root / layout.config(SUPPLIER)).write_text(told)
 
-    def copy(self, root: Path) -> "Place":
+    def copy(self, root: Path) -> "SupplierFolder":
         """Another place where all is as it is here."""
         shutil.copytree(self.root, root, symlinks=True)
-        twin = Place(root, self.clock)
+        twin = SupplierFolder(root, self.clock)
         shutil.copyfile(self.root / layout.config(SUPPLIER), root / layout.config(SUPPLIER))
         twin.sent = self.sent.copy()
         return twin

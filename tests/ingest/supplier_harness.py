@@ -25,7 +25,7 @@ COLUMNS: Mapping[str, Any] = {
 }
 
 
-class Rig:
+class SupplierHarness:
     """One supplier's inbox, configuration and runs."""
 
     def __init__(self, root: Path, supplier: str = SUPPLIER) -> None:

@@ -20,8 +20,8 @@ from penstock.ingest.service import Ingestion
 from penstock.ingest.tree import Tree
 from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, Stored
-from tests.ingest.tree_backends import SUPPLIER, BucketRig, drop, paths, s3_rig, stored_rig
-from tests.services.s3 import S3Place, s3_place
+from tests.ingest.tree_backends import SUPPLIER, BucketBackend, drop, paths, s3_rig, stored_rig
+from tests.services.s3 import S3Bucket, s3_place
 from tests.support.crash import Killed
 
 CONFIG = b"""
@@ -49,13 +49,13 @@ WAIT = 30
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Place]:
+def s3() -> Iterator[S3Bucket]:
     with s3_place() as place:
         yield place
 
 
 @pytest.fixture
-def rig(s3: S3Place, tmp_path: Path) -> Iterator[BucketRig]:
+def rig(s3: S3Bucket, tmp_path: Path) -> Iterator[BucketBackend]:
     with s3_rig(s3, tmp_path / "machines") as rig:
         rig.put(layout.config(SUPPLIER), CONFIG)
         yield rig
@@ -128,7 +128,7 @@ def assert_settled(tree: Tree) -> None:
     assert told(tree, layout.accepted(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
 
 
-def assert_goes_on(rig: BucketRig, fence: int) -> None:
+def assert_goes_on(rig: BucketBackend, fence: int) -> None:
     """I16: whatever happened, the next file is published."""
     drop(rig, "last.csv", LAST)
     assert has_published(run(rig.machine()))
@@ -140,7 +140,7 @@ def assert_goes_on(rig: BucketRig, fence: int) -> None:
 # One machine.
 
 
-def test_a_file_is_published(rig: BucketRig) -> None:
+def test_a_file_is_published(rig: BucketBackend) -> None:
     """I10, I11: the state is whole, the file is archived and known, the pointer is an object of its own."""
     drop(rig, "price.csv", FIRST)
     outcome = run(rig.tree)
@@ -155,7 +155,7 @@ def test_a_file_is_published(rig: BucketRig) -> None:
     assert_settled(rig.tree)
 
 
-def test_the_next_publication_replaces_it(rig: BucketRig) -> None:
+def test_the_next_publication_replaces_it(rig: BucketBackend) -> None:
     """I11, I14, I21: the fence grows, the old state is still there unchanged, and what changed is told."""
     drop(rig, "price.csv", FIRST)
     first = run(rig.tree).manifest
@@ -170,7 +170,7 @@ def test_the_next_publication_replaces_it(rig: BucketRig) -> None:
     assert paths(rig.tree, layout.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
 
 
-def test_a_broken_file_is_set_aside(rig: BucketRig) -> None:
+def test_a_broken_file_is_set_aside(rig: BucketBackend) -> None:
     """I6: it fails with a code, goes to broken, leaves a manifest, and the state is untouched."""
     drop(rig, "price.csv", FIRST)
     run(rig.tree)
@@ -184,7 +184,7 @@ def test_a_broken_file_is_set_aside(rig: BucketRig) -> None:
     assert told(rig.tree, layout.run(outcome.manifest.run_id, layout.MANIFEST))["status"] == "FAIL"
 
 
-def test_the_newest_unique_file_wins(rig: BucketRig) -> None:
+def test_the_newest_unique_file_wins(rig: BucketBackend) -> None:
     """I2: what is known goes to duplicates, what is older to obsolete, by the bucket's own times."""
     drop(rig, "price.csv", FIRST)
     run(rig.tree)
@@ -201,7 +201,7 @@ def test_the_newest_unique_file_wins(rig: BucketRig) -> None:
     assert (again.manifest, again.nothing) == (None, "the inbox is empty")
 
 
-def test_a_machine_runs_once_at_a_time(rig: BucketRig) -> None:
+def test_a_machine_runs_once_at_a_time(rig: BucketBackend) -> None:
     """I4: the second run of the same machine is refused while the first is under way."""
     drop(rig, "price.csv", FIRST)
 
@@ -218,7 +218,7 @@ def test_a_machine_runs_once_at_a_time(rig: BucketRig) -> None:
 
 @pytest.mark.parametrize("step", [Step.LOCKED, Step.RECOVERED, Step.COPIED, Step.STARTED, Step.STORED, Step.SWITCHING])
 @pytest.mark.parametrize("has_state", [False, True])
-def test_of_two_machines_one_publishes(rig: BucketRig, step: Step, has_state: bool) -> None:
+def test_of_two_machines_one_publishes(rig: BucketBackend, step: Step, has_state: bool) -> None:
     """I4, I11: without a common lock the pointer decides; the file is neither lost nor blocked."""
     if has_state:
         drop(rig, "first.csv", FIRST)
@@ -276,7 +276,7 @@ def paused(tree: Tree, step: Step) -> Iterator[tuple[threading.Event, "Future[Ou
 @pytest.mark.parametrize(
     ("step", "has_state"), [*((step, True) for step in Step), (Step.SWITCHING, False), (Step.SWITCHED, False)]
 )
-def test_a_paused_machine_cannot_switch_back(rig: BucketRig, step: Step, has_state: bool) -> None:
+def test_a_paused_machine_cannot_switch_back(rig: BucketBackend, step: Step, has_state: bool) -> None:
     """I11, I16: another publishes what is newer while it sleeps; when it wakes up, that stays."""
     if has_state:
         drop(rig, "first.csv", FIRST)
@@ -301,7 +301,7 @@ def test_a_paused_machine_cannot_switch_back(rig: BucketRig, step: Step, has_sta
 
 
 def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
-    rig: BucketRig, monkeypatch: pytest.MonkeyPatch
+    rig: BucketBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I10: another takes it for dead, and notes so after it has ended: what is current has passed all the same."""
     drop(rig, "price.csv", NEW)
@@ -323,7 +323,7 @@ def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
 # A machine that dies.
 
 
-class Mortal:
+class CrashingObjectStorage:
     """The storage as a machine sees it that dies: before so many writings, or when it is told to."""
 
     def __init__(self, inner: Storage, writings: int = 1_000_000) -> None:
@@ -377,9 +377,9 @@ class Mortal:
         await self._read().check()
 
 
-def kill(rig: BucketRig, step: Step, waits: OnStep = lambda _step: None) -> None:
+def kill(rig: BucketBackend, step: Step, waits: OnStep = lambda _step: None) -> None:
     """A run of a machine that is gone at *step*."""
-    storage = Mortal(rig.storage)
+    storage = CrashingObjectStorage(rig.storage)
 
     def at_step(at: Step) -> None:
         waits(at)
@@ -392,7 +392,7 @@ def kill(rig: BucketRig, step: Step, waits: OnStep = lambda _step: None) -> None
 
 
 @pytest.mark.parametrize("step", Step)
-def test_a_machine_killed_at_any_step_does_no_harm(rig: BucketRig, step: Step) -> None:
+def test_a_machine_killed_at_any_step_does_no_harm(rig: BucketBackend, step: Step) -> None:
     """I10, I16: the state is as it was or complete, and the next run, elsewhere, ends what was begun."""
     drop(rig, "first.csv", FIRST)
     run(rig.tree)
@@ -407,7 +407,7 @@ def test_a_machine_killed_at_any_step_does_no_harm(rig: BucketRig, step: Step) -
     assert_goes_on(rig, fence=3)
 
 
-def test_a_machine_given_up_that_publishes_after_all_and_dies(rig: BucketRig) -> None:
+def test_a_machine_given_up_that_publishes_after_all_and_dies(rig: BucketBackend) -> None:
     """I10: what is current has passed, whatever another machine noted of its run meanwhile."""
     drop(rig, "price.csv", NEW)
     given_up = threading.Event()
@@ -432,17 +432,17 @@ def test_a_machine_given_up_that_publishes_after_all_and_dies(rig: BucketRig) ->
     assert_goes_on(rig, fence=2)
 
 
-def _one(rig: BucketRig) -> None:
+def _one(rig: BucketBackend) -> None:
     drop(rig, "price.csv", NEW)
 
 
-def _many(rig: BucketRig) -> None:
+def _many(rig: BucketBackend) -> None:
     drop(rig, "again.csv", FIRST, age=300)
     drop(rig, "old.csv", OLD, age=200)
     drop(rig, "price.csv", NEW, age=100)
 
 
-def _broken(rig: BucketRig) -> None:
+def _broken(rig: BucketBackend) -> None:
     drop(rig, "price.csv", BROKEN)
 
 
@@ -455,7 +455,7 @@ def _broken(rig: BucketRig) -> None:
     ],
 )
 def test_a_machine_killed_before_any_writing_does_no_harm(
-    tmp_path: Path, deliver: Callable[[BucketRig], None], expected: dict[bytes, set[str]]
+    tmp_path: Path, deliver: Callable[[BucketBackend], None], expected: dict[bytes, set[str]]
 ) -> None:
     """I2, I10, I16: as above, but between any two writings, and it comes back itself; no input is ever lost."""
     writings, is_killed = 0, True
@@ -467,7 +467,7 @@ def test_a_machine_killed_before_any_writing_does_no_harm(
             before = whole_state(rig.tree)
             deliver(rig)
             try:
-                run(rig.machine(Mortal(rig.storage, writings), "again"))
+                run(rig.machine(CrashingObjectStorage(rig.storage, writings), "again"))
                 is_killed = False
             except Killed:
                 pass

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest import layout
-from tests.ingest.harness import KEYED, SUPPLIER, House, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.support.processes import Result, penstock_here, penstock_on_a_terminal
 from tests.support.types import Json
 
@@ -44,14 +44,14 @@ main.run()
 """
 
 
-def ingest(house: House, *args: str) -> Result:
+def ingest(house: IngestHarness, *args: str) -> Result:
     done = penstock_here("ingest", *args, "--root", str(house.root), cwd=house.root.parent)
     assert "Traceback" not in done.err
     assert "mistake in Penstock" not in done.err
     return done
 
 
-def ingest_json(house: House, *args: str, code: int = 0) -> Json:
+def ingest_json(house: IngestHarness, *args: str, code: int = 0) -> Json:
     done = ingest(house, *args, "--json")
     assert done.code == code, done
     found: Json = json.loads(done.out)
@@ -59,11 +59,11 @@ def ingest_json(house: House, *args: str, code: int = 0) -> Json:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def house(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
-def test_a_run_publishes(house: House) -> None:
+def test_a_run_publishes(house: IngestHarness) -> None:
     """I6, I21: 0 and PASS, what was good and bad, what changed, and where the file went."""
     house.drop(ONE, "first.csv")
     first = ingest(house, "run", SUPPLIER)
@@ -80,7 +80,7 @@ def test_a_run_publishes(house: House) -> None:
     assert told["manifest"]["moved_to"] == told["moved"]["second.csv"]
 
 
-def test_progress_on_a_terminal(house: House) -> None:
+def test_progress_on_a_terminal(house: IngestHarness) -> None:
     """I19: rows, their pace and the part that is done are on one line, which is gone at the end; the result is not."""
     house.drop(snapshot({f"sku-{number}": number for number in range(1_000)}))
     done = penstock_on_a_terminal("ingest", "run", SUPPLIER, "--root", str(house.root))
@@ -92,7 +92,7 @@ def test_progress_on_a_terminal(house: House) -> None:
     assert "\n" not in done.err
 
 
-def test_a_run_that_fails(house: House) -> None:
+def test_a_run_that_fails(house: IngestHarness) -> None:
     """I6: 1, its code and a hint; as JSON the same, as it is in the manifest."""
     house.drop(BROKEN)
     failed = ingest(house, "run", SUPPLIER)
@@ -107,7 +107,7 @@ def test_a_run_that_fails(house: House) -> None:
     assert told["manifest"]["moved_to"] == f"{layout.broken(SUPPLIER)}/empty.csv"
 
 
-def test_nothing_to_do_is_said(house: House) -> None:
+def test_nothing_to_do_is_said(house: IngestHarness) -> None:
     """I2, I3: 0 with the reason: an empty inbox, a file that may still be written."""
     empty = ingest(house, "run", SUPPLIER)
     assert (empty.code, empty.out) == (0, "nothing to do: the inbox is empty\n")
@@ -119,7 +119,7 @@ def test_nothing_to_do_is_said(house: House) -> None:
     assert house.names(layout.inbox(SUPPLIER)) == ["fresh.csv"]
 
 
-def test_a_run_waits_until_a_file_is_whole(house: House) -> None:
+def test_a_run_waits_until_a_file_is_whole(house: IngestHarness) -> None:
     """I3: without --no-wait it says what it waits for, and takes the file as soon as it has stayed as it was."""
     house.configure({**KEYED, "file_stability_window": 0.4})
     file, later = house.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE), time.time() + 3600
@@ -130,7 +130,7 @@ def test_a_run_waits_until_a_file_is_whole(house: House) -> None:
     assert done.out.startswith("PASS")
 
 
-def test_a_second_caller_is_told_who_is_first(house: House) -> None:
+def test_a_second_caller_is_told_who_is_first(house: IngestHarness) -> None:
     """I4: exit code 6, naming the holder; nothing was touched."""
     house.drop(ONE)
     with house.tree.lock(SUPPLIER, "the night shift"):
@@ -162,7 +162,7 @@ def test_mistakes_are_told_with_the_next_step(tmp_path: Path, args: list[str], c
     assert done.err.count("hint: ") == 1
 
 
-def test_mistakes_in_a_configuration_have_line_numbers(house: House) -> None:
+def test_mistakes_in_a_configuration_have_line_numbers(house: IngestHarness) -> None:
     """I18: line and column of each; the file waits in the inbox, and `status` tells it too."""
     config = "min_fact_count: 1\nmax_bad_ratio: 7\nallow_empty_snapshot: false\ncolumns:\n  sku: {from: sku, kind: x}\n"
     house.put(layout.config(SUPPLIER), config.encode())
@@ -180,7 +180,7 @@ def test_mistakes_in_a_configuration_have_line_numbers(house: House) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_stopped(house: House, number: signal.Signals) -> None:
+def test_a_run_that_is_stopped(house: IngestHarness, number: signal.Signals) -> None:
     """I16: 130, manifest INTERRUPTED, the file still in the inbox, the state as it was; the next run works."""
     first = house.publish(ONE)
     house.drop(TWO)
@@ -206,7 +206,7 @@ def test_a_run_that_is_stopped(house: House, number: signal.Signals) -> None:
 class Seen:
     """A house in which much has happened, and the runs it happened in."""
 
-    house: House
+    house: IngestHarness
     first: str
     second: str
     failed: str
@@ -214,7 +214,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    house = House(tmp_path_factory.mktemp("seen") / "root", {**KEYED, "keep_raw": True})
+    house = IngestHarness(tmp_path_factory.mktemp("seen") / "root", {**KEYED, "keep_raw": True})
     first, second = house.publish(ONE), house.publish(TWO)
     house.drop(ONE, "again.csv")
     house.drop(BROKEN, "broken.csv")
@@ -263,7 +263,7 @@ def test_state_is_shown_and_read(seen: Seen) -> None:
     assert [json.loads(line)["payload"]["sku"] for line in read.out.splitlines()] == ["A", "B", "D"]
 
 
-def test_a_damaged_state_is_not_read(house: House) -> None:
+def test_a_damaged_state_is_not_read(house: IngestHarness) -> None:
     """I14, §17: who asks for a state that somebody changed gets nothing of it, and is told."""
     run_id = house.publish(ONE)
     file = house.root / layout.state(SUPPLIER, run_id, layout.FACTS)
@@ -291,7 +291,7 @@ def test_what_a_publication_changed(seen: Seen) -> None:
     assert (other.code, other.err.count("hint: ")) == (2, 1)
 
 
-def test_gc_tells_what_goes(house: House) -> None:
+def test_gc_tells_what_goes(house: IngestHarness) -> None:
     """I12: a dry run tells and removes nothing; then the same goes, and then nothing is too old."""
     first = house.publish(ONE)
     house.publish(TWO)
@@ -318,7 +318,7 @@ def test_gc_tells_what_goes(house: House) -> None:
     assert gc().out == "nothing is too old\n"
 
 
-def test_verify_compares_every_hash(house: House) -> None:
+def test_verify_compares_every_hash(house: IngestHarness) -> None:
     """I24: 0 when all is as it was; 1 naming the file when a byte was changed or a file is gone."""
     run_id = house.publish(ONE)
     fine = ingest(house, "verify")

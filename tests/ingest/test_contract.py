@@ -14,7 +14,7 @@ from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import new_run_id
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Invalid, NotFound
-from tests.ingest.supplier_harness import SUPPLIER, Rig, price_list
+from tests.ingest.supplier_harness import SUPPLIER, SupplierHarness, price_list
 
 DATA = "etl_data/raw_v1"
 GOOD = price_list(("A1", 5, "100,00"), ("B2", ">1", "x"), ("C3", 7, "1 234,50"))
@@ -22,11 +22,11 @@ FACT_KEYS = ["run_id", "supplier", "row_id", "row_number", "payload"]
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+def rig(tmp_path: Path) -> SupplierHarness:
+    return SupplierHarness(tmp_path)
 
 
-def test_a_run_leaves_everything_in_its_place(rig: Rig) -> None:
+def test_a_run_leaves_everything_in_its_place(rig: SupplierHarness) -> None:
     """I1, §3: every file of a run that passed is where the document says."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
@@ -43,7 +43,7 @@ def test_a_run_leaves_everything_in_its_place(rig: Rig) -> None:
     assert (rig.root / "etl_ops" / "config" / f"{SUPPLIER}.yaml").is_file()
 
 
-def test_facts_have_the_documents_fields(rig: Rig) -> None:
+def test_facts_have_the_documents_fields(rig: SupplierHarness) -> None:
     """I8, §9.1, §9.2: a fact is self-contained, and its row_id is the sha256 of the canonical payload."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
@@ -59,7 +59,7 @@ def test_facts_have_the_documents_fields(rig: Rig) -> None:
         assert fact["row_id"] == hashlib.sha256(rfc8785.dumps(fact["payload"])).hexdigest()
 
 
-def test_bad_rows_and_stats_have_the_documents_fields(rig: Rig) -> None:
+def test_bad_rows_and_stats_have_the_documents_fields(rig: SupplierHarness) -> None:
     """I8, §9.3, §9.4: what was bad, and how much."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
@@ -74,7 +74,7 @@ def test_bad_rows_and_stats_have_the_documents_fields(rig: Rig) -> None:
     assert stats["bad_ratio"] == pytest.approx(1 / 3, abs=1e-6)
 
 
-def test_a_manifest_has_the_documents_fields(rig: Rig) -> None:
+def test_a_manifest_has_the_documents_fields(rig: SupplierHarness) -> None:
     """§10, I8: and the hash and size of every artifact, which are right."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
@@ -92,7 +92,7 @@ def test_a_manifest_has_the_documents_fields(rig: Rig) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|v[\d.]+", told["code_commit"])
 
 
-def test_an_accepted_run_has_the_documents_fields(rig: Rig) -> None:
+def test_an_accepted_run_has_the_documents_fields(rig: SupplierHarness) -> None:
     """I10, §11: what was accepted, when, and where its manifest is."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
@@ -103,7 +103,7 @@ def test_an_accepted_run_has_the_documents_fields(rig: Rig) -> None:
     assert rig.json(told["manifest_path"])["run_id"] == manifest.run_id
 
 
-def test_a_published_state_cannot_be_written(rig: Rig) -> None:
+def test_a_published_state_cannot_be_written(rig: SupplierHarness) -> None:
     """§12, I11: the state is read-only, its folder too."""
     rig.drop("price.csv", GOOD)
     manifest = rig.run().manifest
@@ -123,7 +123,7 @@ def test_a_run_id_is_as_the_document_says() -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "../a", "a\\b", "a b", "a\n", "-a", "ä", "a" * 65, "a.b", "a\0"]
 )
-def test_a_name_that_could_lead_elsewhere_is_no_supplier(rig: Rig, name: str) -> None:
+def test_a_name_that_could_lead_elsewhere_is_no_supplier(rig: SupplierHarness, name: str) -> None:
     """I5: no path comes from outside."""
     from penstock.ingest.service import Ingestion
 
@@ -134,7 +134,7 @@ def test_a_name_that_could_lead_elsewhere_is_no_supplier(rig: Rig, name: str) ->
 @pytest.mark.parametrize(
     "run_id", ["", "..", "brinex", "../../etc_20260101T000000Z_abcdef", "brinex_20260101T000000Z_abcdeg"]
 )
-def test_a_run_that_cannot_be_is_not_looked_for(rig: Rig, run_id: str) -> None:
+def test_a_run_that_cannot_be_is_not_looked_for(rig: SupplierHarness, run_id: str) -> None:
     """I5: nor does a run id lead anywhere else."""
     from penstock.ingest import states
 
@@ -142,7 +142,7 @@ def test_a_run_that_cannot_be_is_not_looked_for(rig: Rig, run_id: str) -> None:
         states.manifest_of(rig.tree, run_id)
 
 
-def test_a_file_that_fails_the_gate_is_set_aside(rig: Rig) -> None:
+def test_a_file_that_fails_the_gate_is_set_aside(rig: SupplierHarness) -> None:
     """I6, §7: FAIL, the file in broken under its name, a manifest that says why, and the state untouched."""
     rig.drop("price.csv", GOOD)
     before = rig.run().manifest
@@ -162,7 +162,7 @@ def test_a_file_that_fails_the_gate_is_set_aside(rig: Rig) -> None:
     assert pointer.run_id == before.run_id
 
 
-def test_a_name_that_is_taken_is_not_taken_away(rig: Rig) -> None:
+def test_a_name_that_is_taken_is_not_taken_away(rig: SupplierHarness) -> None:
     """I2, I6: clashes get .failed, and then numbers; nothing is overwritten."""
     for number in range(4):
         rig.drop("next.csv", f"a;b\n{number};2\n")
@@ -173,7 +173,7 @@ def test_a_name_that_is_taken_is_not_taken_away(rig: Rig) -> None:
     assert len(kept) == 4
 
 
-def test_the_newest_unique_file_wins(rig: Rig) -> None:
+def test_the_newest_unique_file_wins(rig: SupplierHarness) -> None:
     """I2, §4.1: known content to duplicates, older files to obsolete, one file processed."""
     first = GOOD
     rig.drop("first.csv", first, at=1_000)
@@ -191,7 +191,7 @@ def test_the_newest_unique_file_wins(rig: Rig) -> None:
     assert rig.files(f"{DATA}/inbox/{SUPPLIER}") == []
 
 
-def test_a_file_that_was_accepted_is_never_processed_again(rig: Rig) -> None:
+def test_a_file_that_was_accepted_is_never_processed_again(rig: SupplierHarness) -> None:
     """§15, I10: and there is nothing to do, which is said."""
     rig.drop("price.csv", GOOD)
     rig.run()
@@ -202,7 +202,7 @@ def test_a_file_that_was_accepted_is_never_processed_again(rig: Rig) -> None:
     assert outcome.is_pass
 
 
-def test_a_file_without_rows_fails_unless_that_is_allowed(rig: Rig) -> None:
+def test_a_file_without_rows_fails_unless_that_is_allowed(rig: SupplierHarness) -> None:
     """I7, §8: an empty snapshot needs allow_empty_snapshot."""
     rig.drop("price.csv", price_list())
     failed = rig.run().manifest
@@ -219,7 +219,7 @@ def test_a_file_without_rows_fails_unless_that_is_allowed(rig: Rig) -> None:
 
 def test_a_document_config_of_three_keys_is_enough(tmp_path: Path) -> None:
     """I18, §8: with nothing but the quality configured, every column is a text under its own name."""
-    rig = Rig(tmp_path)
+    rig = SupplierHarness(tmp_path)
     rig.configure(columns={}, key=[])
     rig.drop("price.csv", "Артикул;Цена;Цена\nA1;5;6\n")
     manifest = rig.run().manifest
@@ -228,7 +228,7 @@ def test_a_document_config_of_three_keys_is_enough(tmp_path: Path) -> None:
     assert fact["payload"] == {"Артикул": "A1", "Цена": "5", "Цена_2": "6"}
 
 
-def test_columns_may_be_called_anything(rig: Rig) -> None:
+def test_columns_may_be_called_anything(rig: SupplierHarness) -> None:
     """I8, I18, I21: a name that means something to a library, or to us, is a name all the same."""
     rig.configure(columns={}, key=["*", "change", "row_id"])
     header = "*;^.*$;change;row_id;row_number;payload;category_key"
@@ -244,7 +244,7 @@ def test_columns_may_be_called_anything(rig: Rig) -> None:
     assert changed == {"change": "changed", "key": {"*": "A", "change": "x", "row_id": "r"}}
 
 
-def test_a_name_in_another_encoding_blocks_nothing(rig: Rig) -> None:
+def test_a_name_in_another_encoding_blocks_nothing(rig: SupplierHarness) -> None:
     """I2, I16: written out it is longer than a file's name may be, and is cut."""
     name = ("я" * 120).encode("cp1251") + b".csv"
     Path(os.fsdecode(os.fsencode(rig.root / layout.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)

@@ -15,7 +15,7 @@ from penstock.ingest.hooks import Outcome
 from penstock.ingest.publishing import Step
 from penstock.kernel.clock import ManualClock
 from tests.ingest.crash_process import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
-from tests.ingest.supplier_folder import SUPPLIER, Facts, Place, csv, digest, quick_folder
+from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
 from tests.support.soak import examples
 
 FIRST: Facts = {"A": 1, "B": 2, "C": 3}
@@ -45,10 +45,10 @@ class Scenario:
     def expected(self) -> Facts | None:
         return self.new if self.code is None else self.old
 
-    def prepare(self, root: Path) -> Place:
+    def prepare(self, root: Path) -> SupplierFolder:
         """The place before the run: with a state if there is to be one, and some failures before it."""
         root.mkdir()
-        place = Place(root)
+        place = SupplierFolder(root)
         if self.old is not None:
             place.drop("first.csv", csv(self.old))
             place.run()
@@ -126,7 +126,7 @@ def code_of(outcome: Outcome) -> FailureCode | None:
     return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
 
 
-def check_the_crash(place: Place, scenario: Scenario) -> bool:
+def check_the_crash(place: SupplierFolder, scenario: Scenario) -> bool:
     """I16: the state is the old or the new one, whole, and every file is somewhere; whether it is the new one."""
     place.check_nothing_is_half()
     place.check_nothing_is_lost()
@@ -137,7 +137,7 @@ def check_the_crash(place: Place, scenario: Scenario) -> bool:
     return is_switched
 
 
-def check_the_next_run(place: Place, scenario: Scenario, runs_before: int) -> None:
+def check_the_next_run(place: SupplierFolder, scenario: Scenario, runs_before: int) -> None:
     """I10, I16: the next run simply works, ends what the killed one began, and leaves nothing to do."""
     is_switched = check_the_crash(place, scenario)
     was_moved = not any(place.inbox().iterdir())
@@ -159,7 +159,7 @@ def check_the_next_run(place: Place, scenario: Scenario, runs_before: int) -> No
     assert known.last["status"] == ("PASS" if scenario.code is None else "FAIL")
 
 
-def check_the_end(place: Place, scenario: Scenario) -> None:
+def check_the_end(place: SupplierFolder, scenario: Scenario) -> None:
     place.check_all_is_well()
     assert place.facts() == scenario.expected
     assert place.everywhere() == scenario.ended()
@@ -172,7 +172,7 @@ def check_the_end(place: Place, scenario: Scenario) -> None:
     assert place.everywhere() == scenario.ended()
 
 
-def check_why(place: Place, scenario: Scenario) -> None:
+def check_why(place: SupplierFolder, scenario: Scenario) -> None:
     """I6: a file that was published or put aside as broken has a run that tells so."""
     noted = {(one["input_sha256"], one["failure_code"]) for one in place.manifests().values() if one is not None}
     for folder, code in (("archive", None), ("broken", scenario.code and scenario.code.value)):
@@ -250,7 +250,7 @@ def test_what_changed_after_a_crash_is_another_file(folder: Path) -> None:
 
 def test_a_file_that_came_back_stays_accepted(folder: Path) -> None:
     """I10, I12, I22: accepted again by a run that was killed after the switch, its mark is not swept as the old one."""
-    place = Place(folder)
+    place = SupplierFolder(folder)
     place.configure(dedup="current")
     for number, facts in enumerate((FIRST, NEW)):
         place.drop(f"{number}.csv", csv(facts), at=number)
@@ -300,7 +300,7 @@ def test_a_sweep_may_die_before_every_change(folder: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_a_run_may_die_at_any_moment(folder: Path) -> None:
     """I16: killed from outside, whatever it is doing; round after round the state is that of one whole file."""
-    place = Place(folder)
+    place = SupplierFolder(folder)
     published: dict[int, Facts] = {}
     for number in range(examples(4, soak=300)):
         facts = {f"S{row}": row * number for row in range(30_000)}

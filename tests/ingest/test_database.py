@@ -24,7 +24,7 @@ from penstock.ingesting import Workplace, forget_old_runs, workplace
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
-from tests.ingest.harness import KEYED, SUPPLIER, House, failure, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, failure, snapshot
 from tests.support.crash import Killed, call_at
 from tests.support.processes import penstock
 
@@ -34,12 +34,12 @@ WAIT = 30
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def house(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
 @pytest.fixture
-def configured(house: House, database_url: str) -> Settings:
+def configured(house: IngestHarness, database_url: str) -> Settings:
     return Settings.model_validate({"database": {"url": database_url}, "ingest": {"root": str(house.root)}})
 
 
@@ -65,7 +65,7 @@ async def test_the_table_knows_the_machines_states(db: Database) -> None:
     assert await db.fetchval(definition, "ingest_run_status_check") == await db.fetchval(definition, "twin")
 
 
-async def test_runs_and_moves_are_recorded(house: House, place: Workplace, views: IngestViews) -> None:
+async def test_runs_and_moves_are_recorded(house: IngestHarness, place: Workplace, views: IngestViews) -> None:
     """I4, I8: each run with its manifest and history, each file with where it went and why."""
     house.drop(ONE, "one.csv")
     first = run(place).manifest
@@ -110,7 +110,7 @@ async def test_runs_and_moves_are_recorded(house: House, place: Workplace, views
     [(Step.STARTED, "FAIL"), (Step.SWITCHING, "FAIL"), (Step.SWITCHED, "PASS"), (Step.MOVED, "PASS")],
 )
 async def test_a_run_that_was_killed_is_ended_by_the_next(
-    house: House, place: Workplace, views: IngestViews, step: Step, ended: str
+    house: IngestHarness, place: Workplace, views: IngestViews, step: Step, ended: str
 ) -> None:
     """I16: FAIL INTERRUPTED before the switch, PASS after it; until then it is seen as running."""
     house.drop(ONE)
@@ -139,7 +139,7 @@ def without_flock() -> Iterator[None]:
         yield
 
 
-def test_two_hosts_take_turns(house: House, place: Workplace, configured: Settings) -> None:
+def test_two_hosts_take_turns(house: IngestHarness, place: Workplace, configured: Settings) -> None:
     """I4: where several hosts share the tree the database lets one at a time; the other is told who works."""
     house.drop(ONE)
     started, go_on = threading.Event(), threading.Event()
@@ -175,7 +175,7 @@ def cut_off(url: str) -> None:
     asyncio.run(cut())
 
 
-def test_connections_that_are_cut_do_no_harm(house: House, place: Workplace, database_url: str) -> None:
+def test_connections_that_are_cut_do_no_harm(house: IngestHarness, place: Workplace, database_url: str) -> None:
     """I16: a failover in mid-run ends the run or does not; in the end all is published and recorded."""
     house.drop(ONE)
     with suppress(Transient):
@@ -194,7 +194,7 @@ def test_connections_that_are_cut_do_no_harm(house: House, place: Workplace, dat
     ("step", "ended"), [(Step.RECOVERED, None), (Step.PROCESSED, "PASS"), (Step.NOTED, "PASS"), (Step.ACCEPTED, "PASS")]
 )
 async def test_the_database_goes_away_in_mid_run(
-    house: House, place: Workplace, views: IngestViews, db: Database, step: Step, ended: str | None
+    house: IngestHarness, place: Workplace, views: IngestViews, db: Database, step: Step, ended: str | None
 ) -> None:
     """I16: the run ends with what may work later (7); what it published stands, and the next run records it."""
     house.drop(ONE)
@@ -234,7 +234,7 @@ def _unless(is_away: threading.Event, works: Any, refuses: Callable[..., None]) 
     return call
 
 
-def test_a_database_that_is_away_is_told(house: House, tmp_path: Path) -> None:
+def test_a_database_that_is_away_is_told(house: IngestHarness, tmp_path: Path) -> None:
     """Exit code 7 and a sentence; nothing was touched."""
     house.drop(ONE)
     config = f"ingest: {{root: {house.root}}}\ndatabase: {{url: 'postgresql://nobody@127.0.0.1:1/none'}}\n"
@@ -246,7 +246,7 @@ def test_a_database_that_is_away_is_told(house: House, tmp_path: Path) -> None:
     assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
 
 
-def test_a_named_root_needs_no_database(house: House, tmp_path: Path) -> None:
+def test_a_named_root_needs_no_database(house: IngestHarness, tmp_path: Path) -> None:
     """A folder is enough: with --root the database is not asked."""
     house.drop(ONE)
     (tmp_path / "penstock.yaml").write_text("database: {url: 'postgresql://nobody@127.0.0.1:1/none'}\n")
@@ -254,7 +254,7 @@ def test_a_named_root_needs_no_database(house: House, tmp_path: Path) -> None:
 
 
 async def test_old_runs_are_forgotten(
-    house: House, place: Workplace, views: IngestViews, db: Database, configured: Settings
+    house: IngestHarness, place: Workplace, views: IngestViews, db: Database, configured: Settings
 ) -> None:
     """I12: runs and moves older than what is kept of them go, so many at a time; one under way stays."""
     ids = []
@@ -277,7 +277,7 @@ async def test_old_runs_are_forgotten(
     assert [one.run_id for one in await views.moves(SUPPLIER, 10)] == [ids[2]]
 
 
-async def test_an_end_that_is_told_twice_counts_once(house: House, place: Workplace, db: Database) -> None:
+async def test_an_end_that_is_told_twice_counts_once(house: IngestHarness, place: Workplace, db: Database) -> None:
     """I16: what has ended stays as it is, whoever tells it again."""
     house.drop(ONE)
     manifest = run(place).manifest

@@ -29,7 +29,7 @@ from penstock.ingest.states import open_state
 from penstock.ingest.supplier import load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
-from tests.ingest.harness import KEYED, SUPPLIER, House, clock_of_today, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.processes import Up, penstock
 from tests.support.settings import write_config
@@ -41,7 +41,7 @@ SECRET = "hush, hush"
 FLOW, OTHER_FLOW = "after-prices", "also-after-prices"
 
 
-class Told(NamedTuple):
+class WebhookCall(NamedTuple):
     """A call that came."""
 
     path: str
@@ -49,18 +49,20 @@ class Told(NamedTuple):
     body: bytes
 
 
-class Hook(AbstractContextManager["Hook"]):
+class WebhookServer(AbstractContextManager["WebhookServer"]):
     """An address that is told of publications; *answers* says with which status, call by call, and then with 204."""
 
     def __init__(self, *answers: int) -> None:
-        self.calls: list[Told] = []
+        self.calls: list[WebhookCall] = []
         self.answers = list(answers)
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"] or 0))
-                hook.calls.append(Told(self.path, {name.lower(): text for name, text in self.headers.items()}, body))
+                hook.calls.append(
+                    WebhookCall(self.path, {name.lower(): text for name, text in self.headers.items()}, body)
+                )
                 self.send_response(hook.answers.pop(0) if hook.answers else 204)
                 self.send_header("location", "/elsewhere")
                 self.send_header("content-length", "0")
@@ -94,12 +96,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def house(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
 @pytest.fixture
-def deliver(house: House, clock: ManualClock) -> Iterator[Callable[[], dict[str, str]]]:
+def deliver(house: IngestHarness, clock: ManualClock) -> Iterator[Callable[[], dict[str, str]]]:
     """Tell whoever was not told yet, by the configuration as it stands; what came of it."""
     with closing(Bridge()) as bridge:
 
@@ -113,24 +115,24 @@ def deliver(house: House, clock: ManualClock) -> Iterator[Callable[[], dict[str,
 Deliver = Callable[[], dict[str, str]]
 
 
-def markers(house: House) -> list[Path]:
+def markers(house: IngestHarness) -> list[Path]:
     return sorted((house.root / layout.run(house.current() or "", "deliveries")).glob("*.json"))
 
 
-def aim(house: House, *aims: Json) -> None:
+def aim(house: IngestHarness, *aims: Json) -> None:
     house.configure({**KEYED, "targets": list(aims)})
 
 
-def alerts(house: House, clock: ManualClock) -> list[Alert]:
+def alerts(house: IngestHarness, clock: ManualClock) -> list[Alert]:
     return standing(house.tree, SUPPLIER, AlertSection(), clock.now()).alerts
 
 
 def test_a_webhook_is_told_once_of_each_publication(
-    house: House, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    house: IngestHarness, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I23: a note of the current state, signed; the next publication has another key."""
     monkeypatch.setenv("HOOK_SECRET", SECRET)
-    with Hook() as hook:
+    with WebhookServer() as hook:
         aim(house, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
         assert deliver() == {}  # nothing is published yet
         run_id = house.publish(ONE)
@@ -150,9 +152,9 @@ def test_a_webhook_is_told_once_of_each_publication(
     assert SECRET.encode() not in b"".join(house.all_files().values())
 
 
-def test_a_repetition_has_the_same_key(house: House, deliver: Deliver) -> None:
+def test_a_repetition_has_the_same_key(house: IngestHarness, deliver: Deliver) -> None:
     """I23: at least once: who dies before he notes that he has told tells again, and it can be seen."""
-    with Hook() as hook:
+    with WebhookServer() as hook:
         aim(house, {"webhook": {"url": hook.url}})
         house.publish(ONE)
         deliver()
@@ -165,10 +167,10 @@ def test_a_repetition_has_the_same_key(house: House, deliver: Deliver) -> None:
     assert "x-penstock-signature" not in first.headers
 
 
-def test_what_fails_is_tried_again_ever_more_seldom(house: House, clock: ManualClock, deliver: Deliver) -> None:
+def test_what_fails_is_tried_again_ever_more_seldom(house: IngestHarness, clock: ManualClock, deliver: Deliver) -> None:
     """I23: each pause is longer, up to an hour, and half of it chance; `status` tells it until it works."""
     failures = 12
-    with Hook(*[500] * failures) as hook:
+    with WebhookServer(*[500] * failures) as hook:
         aim(house, {"webhook": {"url": hook.url}})
         house.publish(ONE)
         pauses = []
@@ -193,9 +195,9 @@ def _seconds(then: str, clock: ManualClock) -> float:
     return (datetime.fromisoformat(then) - clock.now()).total_seconds()
 
 
-def test_redirects_are_not_followed(house: House, deliver: Deliver) -> None:
+def test_redirects_are_not_followed(house: IngestHarness, deliver: Deliver) -> None:
     """I23: what is signed for one address is not handed to another."""
-    with Hook(302, 307) as hook:
+    with WebhookServer(302, 307) as hook:
         aim(house, {"webhook": {"url": hook.url}})
         house.publish(ONE)
         assert deliver() == {f"webhook {hook.url}": f"not yet: {hook.url} answered 302"}
@@ -203,12 +205,12 @@ def test_redirects_are_not_followed(house: House, deliver: Deliver) -> None:
 
 
 def test_an_address_that_is_down_and_a_secret_that_is_missing(
-    house: House, clock: ManualClock, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    house: IngestHarness, clock: ManualClock, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I23: both are told and tried again; one target does not hold up another."""
     monkeypatch.delenv("HOOK_SECRET", raising=False)
     gone = "http://127.0.0.1:1/gone"
-    with Hook() as hook:
+    with WebhookServer() as hook:
         aim(house, {"webhook": {"url": gone}}, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
         house.publish(ONE)
         came = deliver()
@@ -224,9 +226,9 @@ def test_an_address_that_is_down_and_a_secret_that_is_missing(
         assert len(hook.calls) == 1
 
 
-def test_only_the_current_state_is_told(house: House, clock: ManualClock, deliver: Deliver) -> None:
+def test_only_the_current_state_is_told(house: IngestHarness, clock: ManualClock, deliver: Deliver) -> None:
     """I23: what could not be told of an older state is not told any more."""
-    with Hook(500) as hook:
+    with WebhookServer(500) as hook:
         aim(house, {"webhook": {"url": hook.url}})
         house.publish(ONE)
         deliver()
@@ -293,11 +295,11 @@ def dictionary(up: Up) -> Dictionary:
     return Dictionary(up)
 
 
-def payloads(house: House) -> dict[str, Any]:
+def payloads(house: IngestHarness) -> dict[str, Any]:
     return {fact["payload"]["sku"]: fact["payload"] for fact in house.facts()}
 
 
-def test_a_dictionary_becomes_what_is_published(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+def test_a_dictionary_becomes_what_is_published(house: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
     """I23: the pod answers with the facts, by their key; what is gone from the file is gone there."""
     aim(house, dictionary.aim)
     house.publish(snapshot({"A": 1, "B": 2, "C": 3}))
@@ -309,7 +311,7 @@ def test_a_dictionary_becomes_what_is_published(house: House, dictionary: Dictio
     assert [one["version"] for one in dictionary.versions] == [2, 1]
 
 
-def test_delivered_exactly_once(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+def test_delivered_exactly_once(house: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
     """I23: killed between the delivery and its marker, it is delivered again, and nothing changes."""
     aim(house, dictionary.aim)
     house.publish(ONE)
@@ -322,7 +324,7 @@ def test_delivered_exactly_once(house: House, dictionary: Dictionary, deliver: D
     assert [one["version"] for one in dictionary.versions] == [1]
 
 
-def test_told_late_changes_nothing(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+def test_told_late_changes_nothing(house: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
     """I23: a writer that was stopped for hours cannot bring an older state back."""
     aim(house, dictionary.aim)
     house.publish(ONE)
@@ -338,7 +340,7 @@ def test_told_late_changes_nothing(house: House, dictionary: Dictionary, deliver
 
 
 def test_a_large_state_goes_in_several_chunks(
-    house: House, dictionary: Dictionary, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    house: IngestHarness, dictionary: Dictionary, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I23: however many commands it takes, it is one version; an empty state is one command."""
     monkeypatch.setattr(targets, "_ROOM", 1_000)
@@ -353,7 +355,7 @@ def test_a_large_state_goes_in_several_chunks(
 
 
 def test_a_dictionary_that_is_not_there_yet(
-    house: House, dictionary: Dictionary, clock: ManualClock, deliver: Deliver
+    house: IngestHarness, dictionary: Dictionary, clock: ManualClock, deliver: Deliver
 ) -> None:
     """I23: somebody has to mend it: told, and tried again; likewise a state that was published without a key."""
     missing = {"dictionary": {**dictionary.aim["dictionary"], "code": "NOT_YET"}}
@@ -377,7 +379,7 @@ def started(up: Up, run_id: str, flow: str = FLOW) -> list[Json]:
     return [run for run in found if run["scope"]["runId"] == run_id]
 
 
-def test_a_publication_starts_a_flow_once(house: House, up: Up, deliver: Deliver) -> None:
+def test_a_publication_starts_a_flow_once(house: IngestHarness, up: Up, deliver: Deliver) -> None:
     """I23: killed before its marker, it is started again and is the same run, whatever `scope` says now."""
     flow = {"name": FLOW, "url": up.api}
     aim(house, {"flow": {**flow, "scope": {"note": "fresh prices"}}})
@@ -399,7 +401,7 @@ def test_a_publication_starts_a_flow_once(house: House, up: Up, deliver: Deliver
     assert [run["scope"]["fence"] for run in started(up, second)] == [2]
 
 
-def test_a_run_of_a_flow_is_known_by_its_name_alone(house: House, up: Up, deliver: Deliver) -> None:
+def test_a_run_of_a_flow_is_known_by_its_name_alone(house: IngestHarness, up: Up, deliver: Deliver) -> None:
     """I23: the server's address written otherwise is the same server; another flow is another run."""
     aim(house, {"flow": {"name": FLOW, "url": up.api}})
     run_id = house.publish(ONE)
@@ -410,16 +412,16 @@ def test_a_run_of_a_flow_is_known_by_its_name_alone(house: House, up: Up, delive
     assert len(started(up, run_id, OTHER_FLOW)) == 1
 
 
-def test_a_server_that_refuses_for_another_reason_is_asked_again(house: House, deliver: Deliver) -> None:
+def test_a_server_that_refuses_for_another_reason_is_asked_again(house: IngestHarness, deliver: Deliver) -> None:
     """I23: a conflict that is not about our run is not taken for a start."""
-    with Hook(409) as hook:
+    with WebhookServer(409) as hook:
         address = hook.url.removesuffix("/hook")
         aim(house, {"flow": {"name": FLOW, "url": address}})
         house.publish(ONE)
         assert deliver() == {f"flow {FLOW} at {address}": "not yet: the server answered 409"}
 
 
-def test_a_flow_that_is_not_there_yet(house: House, up: Up, clock: ManualClock, deliver: Deliver) -> None:
+def test_a_flow_that_is_not_there_yet(house: IngestHarness, up: Up, clock: ManualClock, deliver: Deliver) -> None:
     """I23: somebody has to mend it: told, and tried again; the publication stands."""
     aim(house, {"flow": {"name": "not-yet", "url": up.api}})
     run_id = house.publish(ONE)
@@ -430,7 +432,7 @@ def test_a_flow_that_is_not_there_yet(house: House, up: Up, clock: ManualClock, 
     assert alerts(house, clock) == [Alert.UNDELIVERED]
 
 
-def test_a_target_is_one_thing(house: House) -> None:
+def test_a_target_is_one_thing(house: IngestHarness) -> None:
     """I23: none, or two in one, is a mistake of the configuration, and told as one."""
     for wrong in ({}, {"flow": {"name": FLOW}, "webhook": {"url": "http://127.0.0.1:1/gone"}}):
         aim(house, wrong)
@@ -438,14 +440,14 @@ def test_a_target_is_one_thing(house: House) -> None:
             load_supplier(house.root / layout.config(SUPPLIER))
 
 
-def test_a_target_is_named_once(house: House) -> None:
+def test_a_target_is_named_once(house: IngestHarness) -> None:
     """I23: a second one would share the first one's marker, and never be told."""
     aim(house, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
     with pytest.raises(Failed, match="a target is there twice"):
         load_supplier(house.root / layout.config(SUPPLIER))
 
 
-def test_the_command_tells_of_its_deliveries(house: House, dictionary: Dictionary) -> None:
+def test_the_command_tells_of_its_deliveries(house: IngestHarness, dictionary: Dictionary) -> None:
     """I23: `ingest run` delivers what it publishes; what is away does not make the run fail."""
     aim(house, dictionary.aim, {"webhook": {"url": "http://127.0.0.1:1/gone"}})
     house.drop(ONE)

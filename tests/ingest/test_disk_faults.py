@@ -18,7 +18,7 @@ from penstock.ingest import disk, layout
 from penstock.ingest.contract import FailureCode
 from penstock.kernel.errors import Transient
 from tests.ingest.crash_process import answered, run_without_power
-from tests.ingest.supplier_folder import SUPPLIER, Facts, Place, csv, digest, quick_folder
+from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
 from tests.support.require import require
 
 FIRST: Facts = {"A": 1, "B": 2}
@@ -34,8 +34,8 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(folder: Path) -> Place:
-    return Place(folder)
+def place(folder: Path) -> SupplierFolder:
+    return SupplierFolder(folder)
 
 
 class FullDisk:
@@ -106,7 +106,7 @@ class _Half:
         return written
 
 
-def how_it_ended(place: Place, full: FullDisk) -> str | None:
+def how_it_ended(place: SupplierFolder, full: FullDisk) -> str | None:
     """The code of a run on a disk that gets full, and the hint if it is not of the file; None when it passed."""
     try:
         with full.fitted():
@@ -117,24 +117,24 @@ def how_it_ended(place: Place, full: FullDisk) -> str | None:
     return outcome.manifest.failure.code.value if outcome.manifest.failure else None
 
 
-def drop_some(place: Place) -> None:
+def drop_some(place: SupplierFolder) -> None:
     place.drop("new.csv", csv(NEW), at=9)
     place.drop("again.csv", csv(FIRST), at=8)
     place.drop("older.csv", csv({"A": 7}), at=7)
 
 
-def drop_bad(place: Place) -> None:
+def drop_bad(place: SupplierFolder) -> None:
     place.drop("bad.csv", BAD, at=9)
 
 
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["for a moment", "for good"])
 @pytest.mark.parametrize(("drops", "code"), [(drop_some, None), (drop_bad, FailureCode.DQ_TOO_MANY_BAD_ROWS)])
 def test_the_disk_may_be_full_at_every_write(
-    folder: Path, drops: Callable[[Place], None], code: FailureCode | None, is_lasting: bool
+    folder: Path, drops: Callable[[SupplierFolder], None], code: FailureCode | None, is_lasting: bool
 ) -> None:
     """I16: no room at the n-th change, for every n: STORAGE_DOWN, the state old or new, and the next run works."""
     (folder / "before").mkdir()
-    before = Place(folder / "before")
+    before = SupplierFolder(folder / "before")
     before.drop("first.csv", csv(FIRST))
     before.run()
     drops(before)
@@ -190,7 +190,7 @@ def filled(disk_folder: Path, but: int) -> Path:
 @pytest.mark.parametrize("room", [0, 4096, 20_000, 60_000, 120_000, 200_000, 300_000])
 def test_a_full_disk(small_disk: Path, room: int) -> None:
     """I16: on a disk that is really full, be it in the copy, the facts, the index or the state, the old state stays."""
-    place = Place(small_disk)
+    place = SupplierFolder(small_disk)
     place.drop("first.csv", csv(FIRST))
     place.run()
     many = {f"S{number}": number for number in range(6_000)}
@@ -209,7 +209,7 @@ def test_a_full_disk(small_disk: Path, room: int) -> None:
     big_enough.check_all_is_well()
 
 
-def penstock(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
+def penstock(place: SupplierFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The program, as an operator starts it."""
     command = [sys.executable, "-m", "penstock.cli.main", "ingest", *arguments, "--root", str(place.root), "--json"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -217,7 +217,7 @@ def penstock(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_program_says_that_the_disk_is_full(small_disk: Path) -> None:
     """I16: exit code 7, and what to do; 0 once there is room."""
-    place = Place(small_disk)
+    place = SupplierFolder(small_disk)
     place.drop("new.csv", csv(NEW))
     ballast = filled(small_disk, 0)
     ended = penstock(place, "run", SUPPLIER)
@@ -233,7 +233,7 @@ def test_the_program_says_that_the_disk_is_full(small_disk: Path) -> None:
 
 
 @pytest.fixture
-def owned(place: Place) -> Place:
+def owned(place: SupplierFolder) -> SupplierFolder:
     """A place with a state, where only the modes of the files tell who may do what."""
     if sys.platform != "linux" and os.getuid() == 0:
         require("capabilities", "root may do everything here")
@@ -242,7 +242,7 @@ def owned(place: Place) -> Place:
     return place
 
 
-def test_nobody_has_to_be_root(owned: Place) -> None:
+def test_nobody_has_to_be_root(owned: SupplierFolder) -> None:
     """I11: states that are read-only are replaced all the same."""
     owned.drop("new.csv", csv(NEW))
     assert answered(run_without_power, owned.root) == (0, None, None)
@@ -265,7 +265,7 @@ def test_nobody_has_to_be_root(owned: Place) -> None:
     ],
 )
 @pytest.mark.parametrize("mode", [0o000, 0o555])
-def test_a_folder_that_was_closed(owned: Place, path: str, mode: int) -> None:
+def test_a_folder_that_was_closed(owned: SupplierFolder, path: str, mode: int) -> None:
     """I16: a folder that may not be read or written any more is told; when it is open again, all is well."""
     owned.drop("new.csv", csv(NEW))
     closed = owned.root / path
@@ -285,7 +285,7 @@ def test_a_folder_that_was_closed(owned: Place, path: str, mode: int) -> None:
     owned.check_all_is_well()
 
 
-def test_a_file_that_may_not_be_read(owned: Place) -> None:
+def test_a_file_that_may_not_be_read(owned: SupplierFolder) -> None:
     """I6: FILE_UNREADABLE; it, and no other, is put aside as broken, and the next run takes the others."""
     owned.drop("new.csv", csv(NEW), at=9)
     owned.drop("new.csv.old", csv({"A": 7}), at=8).chmod(0)

@@ -14,7 +14,7 @@ from penstock.ingest.folder import FolderTree
 from penstock.ingest.model import Arrival
 from penstock.ingest.publishing import Step
 from penstock.kernel.clock import ManualClock
-from tests.ingest.supplier_folder import SUPPLIER, Facts, Place, csv, quick_folder
+from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, quick_folder
 
 WINDOW = 30.0
 DAY = timedelta(days=1)
@@ -53,32 +53,32 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def place(clock: ManualClock) -> Iterator[Place]:
+def place(clock: ManualClock) -> Iterator[SupplierFolder]:
     with quick_folder() as folder:
-        place = Place(folder, clock)
+        place = SupplierFolder(folder, clock)
         place.tree = LaterTree(folder)
         place.configure(window=WINDOW)
         yield place
 
 
-def advance(place: Place, seconds: float) -> None:
+def advance(place: SupplierFolder, seconds: float) -> None:
     assert isinstance(place.tree, LaterTree)
     place.tree.later += seconds
 
 
-def taken(place: Place) -> list[str]:
+def taken(place: SupplierFolder) -> list[str]:
     """The files that went on by now."""
     return sorted(place.run().moved)
 
 
-def write(place: Place, name: str, content: bytes) -> Path:
+def write(place: SupplierFolder, name: str, content: bytes) -> Path:
     """A file that is written just now."""
     file = place.inbox(name)
     file.write_bytes(content)
     return file
 
 
-def ready(place: Place) -> list[str]:
+def ready(place: SupplierFolder) -> list[str]:
     """As the watcher looks: what was seen is remembered."""
     known = place.ledger()
     found = selecting.look(place.tree, SUPPLIER, known, WINDOW)
@@ -89,7 +89,7 @@ def ready(place: Place) -> list[str]:
 # When a file is finished.
 
 
-def test_a_file_is_taken_when_it_stays_unchanged(place: Place) -> None:
+def test_a_file_is_taken_when_it_stays_unchanged(place: SupplierFolder) -> None:
     """I3: not before it is as it was for the window; the copying of it does not make it any newer."""
     write(place, "new.csv", csv(NEW))
     for seconds in (0, WINDOW / 2):
@@ -101,7 +101,7 @@ def test_a_file_is_taken_when_it_stays_unchanged(place: Place) -> None:
     assert place.facts() == NEW
 
 
-def test_an_old_file_is_taken_at_once(place: Place) -> None:
+def test_an_old_file_is_taken_at_once(place: SupplierFolder) -> None:
     """I3: a file that was there for long need not be seen twice."""
     write(place, "new.csv", csv(NEW))
     place.tree.arrivals(SUPPLIER)  # nobody remembers it
@@ -109,7 +109,7 @@ def test_an_old_file_is_taken_at_once(place: Place) -> None:
     assert taken(place) == ["new.csv"]
 
 
-def test_a_growing_file_is_not_taken(place: Place) -> None:
+def test_a_growing_file_is_not_taken(place: SupplierFolder) -> None:
     """I3: as long as it grows, the window begins anew."""
     file = write(place, "new.csv", csv(NEW))
     for number in range(5):
@@ -124,7 +124,7 @@ def test_a_growing_file_is_not_taken(place: Place) -> None:
     assert len(place.facts() or {}) == 6
 
 
-def test_a_file_written_over_is_not_taken(place: Place) -> None:
+def test_a_file_written_over_is_not_taken(place: SupplierFolder) -> None:
     """I3: as long as before, but with another time."""
     file = write(place, "new.csv", csv(FIRST))
     assert taken(place) == []
@@ -139,7 +139,7 @@ def test_a_file_written_over_is_not_taken(place: Place) -> None:
     assert place.facts() == NEW
 
 
-def test_a_file_that_was_replaced_is_not_taken(place: Place) -> None:
+def test_a_file_that_was_replaced_is_not_taken(place: SupplierFolder) -> None:
     """I3: another file of the same name, size and time is another file."""
     file = write(place, "new.csv", csv(FIRST))
     os.utime(file, (1_000_000_000, 1_000_000_000))
@@ -158,7 +158,7 @@ def test_a_file_that_was_replaced_is_not_taken(place: Place) -> None:
 
 @pytest.mark.parametrize("draft", ["new.csv.tmp", "new.csv.part", "new.csv.TMP", ".new.csv.x7Gh2", ".new.csv"])
 @pytest.mark.parametrize("looks", [0, 3])
-def test_a_file_that_got_its_name_at_the_end_is_taken_at_once(place: Place, draft: str, looks: int) -> None:
+def test_a_file_that_got_its_name_at_the_end_is_taken_at_once(place: SupplierFolder, draft: str, looks: int) -> None:
     """I3: renamed from a draft that was seen, it is finished; whoever looks first need not be who takes it."""
     write(place, draft, csv(NEW))
     assert taken(place) == []
@@ -168,7 +168,7 @@ def test_a_file_that_got_its_name_at_the_end_is_taken_at_once(place: Place, draf
     assert taken(place) == ["new.csv"]
 
 
-def test_what_is_written_after_it_got_its_name_is_not_finished(place: Place) -> None:
+def test_what_is_written_after_it_got_its_name_is_not_finished(place: SupplierFolder) -> None:
     """I3: a file that was renamed, and is then written, has to stay unchanged like any other."""
     write(place, "new.csv.tmp", csv(NEW))
     assert taken(place) == []
@@ -178,7 +178,7 @@ def test_what_is_written_after_it_got_its_name_is_not_finished(place: Place) -> 
     assert ready(place) == taken(place) == []
 
 
-def test_another_name_is_another_file(place: Place) -> None:
+def test_another_name_is_another_file(place: SupplierFolder) -> None:
     """I3: a draft of something else says nothing, nor does a draft that nobody saw."""
     write(place, "old.csv.tmp", csv(NEW))
     assert taken(place) == []
@@ -190,7 +190,7 @@ def test_another_name_is_another_file(place: Place) -> None:
 
 @pytest.mark.parametrize("window", [0, WINDOW])
 @pytest.mark.parametrize("name", ["new.csv.tmp", "new.csv.part", "new.csv.PART", ".new.csv", ".tmp"])
-def test_what_says_it_is_unfinished_is_never_taken(place: Place, name: str, window: float) -> None:
+def test_what_says_it_is_unfinished_is_never_taken(place: SupplierFolder, name: str, window: float) -> None:
     """I3: however old it is."""
     place.configure(window=window)
     os.utime(write(place, name, csv(NEW)), (0, 0))
@@ -201,7 +201,7 @@ def test_what_says_it_is_unfinished_is_never_taken(place: Place, name: str, wind
     assert place.inbox(name).exists()
 
 
-def test_without_a_window_a_file_is_taken_as_it_is(place: Place) -> None:
+def test_without_a_window_a_file_is_taken_as_it_is(place: SupplierFolder) -> None:
     """I3: window 0 is for suppliers who never write in place."""
     place.configure(window=0)
     write(place, "new.csv", csv(NEW))
@@ -210,7 +210,7 @@ def test_without_a_window_a_file_is_taken_as_it_is(place: Place) -> None:
 
 @pytest.mark.parametrize("step", [Step.COPIED, Step.STARTED, Step.SWITCHED, Step.ACCEPTED])
 @pytest.mark.parametrize("by_rename", [False, True], ids=["written", "renamed"])
-def test_a_file_replaced_under_a_run_is_for_the_next(place: Place, step: Step, by_rename: bool) -> None:
+def test_a_file_replaced_under_a_run_is_for_the_next(place: SupplierFolder, step: Step, by_rename: bool) -> None:
     """I2, I3: what was copied is published; what has its name by now is not moved with it, and comes next."""
     place.configure(window=0)
     write(place, "new.csv", csv(NEW))
@@ -230,7 +230,7 @@ def test_a_file_replaced_under_a_run_is_for_the_next(place: Place, step: Step, b
     assert place.facts() == LAST
 
 
-def test_a_file_replaced_amid_its_move_is_for_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_replaced_amid_its_move_is_for_the_next(place: SupplierFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2: between the last look at a file and its rename, too."""
     place.configure(window=0)
     write(place, "new.csv", csv(NEW))
@@ -249,7 +249,9 @@ def test_a_file_replaced_amid_its_move_is_for_the_next(place: Place, monkeypatch
     assert place.facts() == LAST
 
 
-def test_a_file_changed_while_it_is_copied_is_for_the_next(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_changed_while_it_is_copied_is_for_the_next(
+    place: SupplierFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I3: the copy is of one content, or is none; another file that is ready is taken meanwhile."""
     place.configure(window=0)
     os.utime(write(place, "old.csv", csv(FIRST)), (1, 1))
@@ -273,7 +275,7 @@ def test_a_file_changed_while_it_is_copied_is_for_the_next(place: Place, monkeyp
 
 
 @pytest.mark.parametrize("seconds", [*FAR_OFF, *NO_CALENDAR])
-def test_the_time_of_a_file_may_be_anything(place: Place, seconds: int) -> None:
+def test_the_time_of_a_file_may_be_anything(place: SupplierFolder, seconds: int) -> None:
     """I3: a time far in the past or the future, or that no calendar has, does not keep a file from being taken."""
     file = write(place, "new.csv", csv(NEW))
     try:
@@ -286,7 +288,7 @@ def test_the_time_of_a_file_may_be_anything(place: Place, seconds: int) -> None:
     assert place.facts() == NEW
 
 
-def test_the_time_of_a_file_orders_it(place: Place) -> None:
+def test_the_time_of_a_file_orders_it(place: SupplierFolder) -> None:
     """I2: the newest by its time wins, be it far off; the clock of this machine does not matter."""
     for name, facts, seconds in (("a.csv", FIRST, 10**9), ("b.csv", LAST, 4 * 10**9), ("c.csv", NEW, 2 * 10**9)):
         os.utime(write(place, name, csv(facts)), (seconds, seconds))
@@ -297,7 +299,7 @@ def test_the_time_of_a_file_orders_it(place: Place) -> None:
 
 
 @pytest.mark.parametrize("back", [WINDOW, 3600, 400 * 86_400])
-def test_the_clock_of_the_disk_may_go_back(place: Place, back: float) -> None:
+def test_the_clock_of_the_disk_may_go_back(place: SupplierFolder, back: float) -> None:
     """I3: a file that was seen before the clock went back waits for one window more, not until the old time is back."""
     write(place, "new.csv", csv(NEW))
     assert taken(place) == []
@@ -310,7 +312,7 @@ def test_the_clock_of_the_disk_may_go_back(place: Place, back: float) -> None:
 
 
 @pytest.mark.parametrize("back", [timedelta(seconds=1), 3 * DAY, 4000 * DAY])
-def test_our_clock_may_go_back(place: Place, clock: ManualClock, back: timedelta) -> None:
+def test_our_clock_may_go_back(place: SupplierFolder, clock: ManualClock, back: timedelta) -> None:
     """I11, I13, I16: runs go on, fences grow, no age is negative, and no run ends before it began."""
     place.configure(window=0)
     for number in range(1, 5):
@@ -334,7 +336,9 @@ def test_our_clock_may_go_back(place: Place, clock: ManualClock, back: timedelta
 
 
 @pytest.mark.parametrize("jump", [-4000 * DAY, -DAY, timedelta(hours=11)])
-def test_gc_removes_nothing_when_the_clock_goes_back(place: Place, clock: ManualClock, jump: timedelta) -> None:
+def test_gc_removes_nothing_when_the_clock_goes_back(
+    place: SupplierFolder, clock: ManualClock, jump: timedelta
+) -> None:
     """I12: what is not old by the clock stays, and so does what is from the future."""
     place.configure(window=0)
     for number in range(3):
@@ -348,7 +352,7 @@ def test_gc_removes_nothing_when_the_clock_goes_back(place: Place, clock: Manual
     assert place.facts() == {"A": 2}
 
 
-def test_gc_keeps_what_is_current_however_late_it_is(place: Place, clock: ManualClock) -> None:
+def test_gc_keeps_what_is_current_however_late_it_is(place: SupplierFolder, clock: ManualClock) -> None:
     """I12: the current state, its run and its mark stay; all else goes when its time has come."""
     place.configure(window=0)
     for number in range(3):
@@ -369,7 +373,7 @@ def test_gc_keeps_what_is_current_however_late_it_is(place: Place, clock: Manual
     place.check_all_is_well()
 
 
-def test_a_state_that_was_replaced_by_a_wrong_clock_stays_its_time(place: Place, clock: ManualClock) -> None:
+def test_a_state_that_was_replaced_by_a_wrong_clock_stays_its_time(place: SupplierFolder, clock: ManualClock) -> None:
     """I12: a state published while the clock was in the past was not replaced in the past."""
     place.configure(window=0)
     place.drop("new.csv", csv(FIRST), at=1)

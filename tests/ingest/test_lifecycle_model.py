@@ -23,7 +23,7 @@ from penstock.ingest import layout
 from penstock.ingest.folder import FolderTree
 from penstock.ingest.publishing import OnStep, Step
 from penstock.kernel.clock import ManualClock
-from tests.ingest.supplier_folder import SUPPLIER, Facts, Place, csv, digest, quick_folder
+from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
 from tests.support.crash import Killed, call_at
 from tests.support.soak import examples
 
@@ -35,7 +35,7 @@ PICKS = st.integers(0, 1_000)
 DEDUPS = st.sampled_from(["accepted", "current"])
 
 
-class MortalTree(FolderTree):
+class CrashingTree(FolderTree):
     """A dead process writes nothing any more. Every look has a time of its own."""
 
     def __init__(self, root: Path, looks: list[int]) -> None:
@@ -54,7 +54,7 @@ class MortalTree(FolderTree):
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentFile:
     """A content; what it is good for is told by *steps*: how far a run gets with it."""
 
     content: bytes
@@ -78,7 +78,7 @@ class File:
     """A file in the inbox."""
 
     name: str
-    sent: Sent
+    sent: SentFile
     modified: int
 
 
@@ -89,17 +89,17 @@ class Memory:
     seen: dict[str, int] = field(default_factory=dict)
     fails: int = 0
     equal_shas: int = 0
-    running: "Sent | str | None" = None  # the file of a run that did not end, or that it had none
+    running: "SentFile | str | None" = None  # the file of a run that did not end, or that it had none
 
 
-class Model:
+class IngestModel:
     """What has to be, as the contract says it."""
 
     def __init__(self) -> None:
         self.inbox: dict[str, File] = {}
         self.places: dict[str, Counter[str]] = {name: Counter() for name in PLACES[1:]}
         self.accepted: set[str] = set()
-        self.current: Sent | None = None
+        self.current: SentFile | None = None
         self.fence = 0
         self.published_by_running = False
         self.memory = Memory()
@@ -161,7 +161,7 @@ class Model:
             now.fails += 1
         now.running = None
 
-    def _start(self, now: Memory, sent: "Sent | str", at: OnStep) -> None:
+    def _start(self, now: Memory, sent: "SentFile | str", at: OnStep) -> None:
         now.running = sent
         self.published_by_running = False
         self.memory = deepcopy(now)
@@ -185,7 +185,7 @@ class Model:
         else:
             now.fails = now.equal_shas = 0
 
-    def _is_known(self, sent: Sent) -> bool:
+    def _is_known(self, sent: SentFile) -> bool:
         """I22."""
         return sent == self.current or (self.dedup == "accepted" and sent.sha256 in self.accepted)
 
@@ -204,7 +204,7 @@ class Model:
         return {"inbox": Counter(file.sent.sha256 for file in self.inbox.values()), **self.places}
 
 
-class Walk(RuleBasedStateMachine):
+class IngestLifecycle(RuleBasedStateMachine):
     """What a supplier, an operator and bad luck may do, in any order."""
 
     @initialize()
@@ -212,23 +212,23 @@ class Walk(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.clock = ManualClock(datetime.now(UTC))
         self.age = timedelta(0)
-        self.place = Place(self.stack.enter_context(quick_folder()), self.clock)
-        self.model = Model()
+        self.place = SupplierFolder(self.stack.enter_context(quick_folder()), self.clock)
+        self.model = IngestModel()
         self.looks: list[int] = []
-        self.sent: list[Sent] = []
+        self.sent: list[SentFile] = []
         self.names = 0
         self.restart()
 
-    def drop(self, sent: Sent, modified: int, letter: str = "m") -> None:
+    def drop(self, sent: SentFile, modified: int, letter: str = "m") -> None:
         self.names += 1
         name = f"{letter}{self.names}.csv"
         self.place.drop(name, sent.content, at=modified)
         self.model.inbox[name] = File(name, sent, modified)
         self.sent.append(sent)
 
-    def good(self) -> Sent:
+    def good(self) -> SentFile:
         facts = {"A": self.names, "B": 1}
-        return Sent(csv(facts), facts)
+        return SentFile(csv(facts), facts)
 
     @rule(modified=TIMES, letter=st.sampled_from("az"))
     def drop_a_new_one(self, modified: int, letter: str) -> None:
@@ -252,11 +252,11 @@ class Walk(RuleBasedStateMachine):
 
     @rule(modified=TIMES)
     def drop_what_the_gate_refuses(self, modified: int) -> None:
-        self.drop(Sent(b"name,amount\nA,%d\n" % self.names, None, is_read=False), modified)
+        self.drop(SentFile(b"name,amount\nA,%d\n" % self.names, None, is_read=False), modified)
 
     @rule(modified=TIMES)
     def drop_bad_rows(self, modified: int) -> None:
-        self.drop(Sent(csv([("A", "x"), ("B", f"y{self.names}")]), None), modified)
+        self.drop(SentFile(csv([("A", "x"), ("B", f"y{self.names}")]), None), modified)
 
     @rule(dedup=DEDUPS)
     def configure(self, dedup: str) -> None:
@@ -282,7 +282,7 @@ class Walk(RuleBasedStateMachine):
         self.drop(self.older()[pick % len(self.older())], 7)
         self.run_and_die(step) if dies else self.run()
 
-    def older(self) -> list[Sent]:
+    def older(self) -> list[SentFile]:
         """What was accepted, and is not current."""
         return [one for one in self.sent if one.sha256 in self.model.accepted and one != self.model.current]
 
@@ -298,7 +298,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(step=STEPS)
     def run_and_die(self, step: Step) -> None:
-        tree = MortalTree(self.place.root, self.looks)
+        tree = CrashingTree(self.place.root, self.looks)
         self.place.tree = tree
 
         def on_step(now: Step) -> None:
@@ -324,7 +324,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.place.tree = MortalTree(self.place.root, self.looks)
+        self.place.tree = CrashingTree(self.place.root, self.looks)
 
     def check_what_is_remembered(self) -> None:
         """I13."""
@@ -370,7 +370,7 @@ class Walk(RuleBasedStateMachine):
 def test_whatever_happens_all_is_as_the_contract_says() -> None:
     """I2, I6, I10-I13, I16, I22: after any walk the state, every file, every mark and every count are the model's."""
     run_state_machine_as_test(
-        Walk,
+        IngestLifecycle,
         settings=settings(
             max_examples=examples(25, soak=500),
             stateful_step_count=examples(40, soak=50),

@@ -17,7 +17,7 @@ from penstock.ingest import layout
 from penstock.ingest.hooks import Hooks
 from penstock.ingesting import workplace
 from penstock.settings import Settings
-from tests.ingest.harness import KEYED, SUPPLIER, House, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.services.postgres import fresh_database
 from tests.support.http import answered
 from tests.support.processes import PENSTOCK, Server, Up
@@ -35,7 +35,7 @@ QUICK = {"poll": 0.1}
 class Watch(Server):
     """`penstock ingest watch` on a free port."""
 
-    def __init__(self, house: House, **settings: Any) -> None:
+    def __init__(self, house: IngestHarness, **settings: Any) -> None:
         (house.root.parent / "watch.yaml").write_text(json.dumps({"ingest": {**QUICK, **settings}}))
         given = ["--root", str(house.root), "--config", "watch.yaml", "--json"]
         super().__init__("watch", [PENSTOCK, "ingest", "watch", *given], house.root.parent)
@@ -56,11 +56,11 @@ def large() -> bytes:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def house(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
-def test_the_watcher_alone(house: House) -> None:
+def test_the_watcher_alone(house: IngestHarness) -> None:
     """I23, I13: without a database it publishes for all suppliers, shows health and metrics, and stops when asked."""
     slow = {**KEYED, "file_stability_window": 3600}
     house.configure(slow, "globex")
@@ -86,7 +86,7 @@ def test_the_watcher_alone(house: House) -> None:
         assert watch.stop() == 0
 
 
-def test_the_watcher_removes_what_is_old(house: House) -> None:
+def test_the_watcher_removes_what_is_old(house: IngestHarness) -> None:
     """I12: without anybody's asking, as often as it is told to; what is current stays."""
     states = [layout.state(SUPPLIER, house.publish(one)) for one in (ONE, TWO)]
     with Watch(house, gc=0.2, retention={"state_retention_hours": 0}) as watch:
@@ -98,7 +98,7 @@ def test_the_watcher_removes_what_is_old(house: House) -> None:
     assert "Traceback" not in watch.log_file.read_text()
 
 
-def test_one_damaged_supplier_does_not_stop_the_others(house: House) -> None:
+def test_one_damaged_supplier_does_not_stop_the_others(house: IngestHarness) -> None:
     """I23: what cannot be run is told and tried again ever more seldom; all others are served."""
     house.publish(ONE)
     link = house.root / layout.CURRENT / SUPPLIER
@@ -116,7 +116,7 @@ def test_one_damaged_supplier_does_not_stop_the_others(house: House) -> None:
     assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
 
 
-def test_a_run_may_die_and_the_watcher_lives(house: House) -> None:
+def test_a_run_may_die_and_the_watcher_lives(house: IngestHarness) -> None:
     """I16, I23: kill -9 of a run costs nothing but its time; SIGTERM ends a run that is under way."""
     content = large()
     with Watch(house) as watch:
@@ -152,13 +152,13 @@ def server_database() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> House:
+def served(tmp_path_factory: pytest.TempPathFactory) -> IngestHarness:
     """A house with a past: two publications and a failure."""
-    return House(tmp_path_factory.mktemp("served") / "root", {**KEYED, "keep_raw": True})
+    return IngestHarness(tmp_path_factory.mktemp("served") / "root", {**KEYED, "keep_raw": True})
 
 
 @pytest.fixture(scope="module")
-def api(served: House, server_database: str) -> Iterator[str]:
+def api(served: IngestHarness, server_database: str) -> Iterator[str]:
     """The API of a running `penstock up`, as far as it is ingest's."""
     config = {"database": {"url": server_database}, "ingest": {"root": str(served.root), **QUICK}}
     with workplace(Settings.model_validate(config), uses_database=True) as place:
@@ -175,7 +175,7 @@ def get(url: str, **params: Any) -> Json:
     return answered(httpx.get(url, params=params))
 
 
-def test_a_dropped_file_is_published_by_itself(api: str, served: House) -> None:
+def test_a_dropped_file_is_published_by_itself(api: str, served: IngestHarness) -> None:
     """I23: `penstock up` watches; what came of it is under every address of the API."""
     served.configure(KEYED, "globex")
     served.drop(ONE, supplier="globex")
@@ -192,7 +192,7 @@ def test_a_dropped_file_is_published_by_itself(api: str, served: House) -> None:
     assert get(f"{api}/suppliers/globex")["alerts"] == []
 
 
-def test_a_state_is_read_whole(api: str, served: House) -> None:
+def test_a_state_is_read_whole(api: str, served: IngestHarness) -> None:
     """I14, §17: NDJSON whose sha256 is the pointer's and the ETag; the headers say which state it is."""
     state = get(f"{api}/state/{SUPPLIER}")
     assert (state["run_id"], state["fence"], state["manifest"]["status"]) == (served.current(), 2, "PASS")
@@ -248,7 +248,7 @@ def test_mistakes_are_problems(api: str, path: str, status: int, code: str | Non
     assert answer.json()["code"] == code if code else answer.json()["code"]
 
 
-def test_suppliers_belong_to_no_tenant(house: House) -> None:
+def test_suppliers_belong_to_no_tenant(house: IngestHarness) -> None:
     """I23: on an embedded database, with tokens: one that acts for a tenant sees nothing of suppliers."""
     config = {"ingest": {"root": str(house.root), **QUICK}}
     write_config(house.root.parent, config)

@@ -17,7 +17,7 @@ from penstock.cli.main import app
 from penstock.ingest import layout
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Stats
-from tests.ingest.harness import COLUMNS, KEYED, QUALITY, SUPPLIER, House, failure, snapshot
+from tests.ingest.harness import COLUMNS, KEYED, QUALITY, SUPPLIER, IngestHarness, failure, snapshot
 from tests.support.types import Json
 
 GOOD = {f"good{number}": number for number in range(100)}
@@ -29,15 +29,15 @@ def rows(good: int, bad: int = 0) -> bytes:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def house(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
-def prices(house: House) -> Json:
+def prices(house: IngestHarness) -> Json:
     return {fact["payload"]["sku"]: fact["payload"]["price"] for fact in house.facts()}
 
 
-def assert_failed(house: House, content: bytes, code: FailureCode) -> Json:
+def assert_failed(house: IngestHarness, content: bytes, code: FailureCode) -> Json:
     """The run fails with *code*, the state stays, the file is set aside; what the manifest says."""
     before, published = house.current(), house.all_files()
     outcome = house.run(content)
@@ -76,7 +76,9 @@ def assert_failed(house: House, content: bytes, code: FailureCode) -> Json:
         ({"min_fact_count": 100, "allow_empty_snapshot": True}, rows(3), FailureCode.DQ_TOO_FEW_FACTS),
     ],
 )
-def test_quality_is_judged_as_asked(house: House, asked: Json, content: bytes, code: FailureCode | None) -> None:
+def test_quality_is_judged_as_asked(
+    house: IngestHarness, asked: Json, content: bytes, code: FailureCode | None
+) -> None:
     """I7, §8: the ratio may be reached and not passed, the minimum has to be; an empty file only when it may be."""
     house.configure({**KEYED, **asked})
     if code is None:
@@ -95,7 +97,7 @@ def test_the_ratio_is_of_all_rows(good: int, bad: int) -> None:
 
 
 @pytest.mark.parametrize("lost", ["min_fact_count", "max_bad_ratio", "allow_empty_snapshot", "all"])
-def test_no_run_without_quality_asked_for(house: House, lost: str) -> None:
+def test_no_run_without_quality_asked_for(house: IngestHarness, lost: str) -> None:
     """I7, I14: a key that is missing, or the whole file, is CONFIG_DQ_MISSING; the file waits in the inbox."""
     first = house.publish(rows(3))
     house.configure({name: value for name, value in KEYED.items() if name != lost})
@@ -125,7 +127,7 @@ def test_no_run_without_quality_asked_for(house: House, lost: str) -> None:
     ],
 )
 def test_guards_hold_a_snapshot_against_the_state_before(
-    house: House, guards: Json, after: Mapping[str, int], code: FailureCode | None
+    house: IngestHarness, guards: Json, after: Mapping[str, int], code: FailureCode | None
 ) -> None:
     """I20: too many facts or keys gone, and the run fails; just so many as allowed is no failure."""
     house.configure({**KEYED, "guards": guards})
@@ -139,7 +141,7 @@ def test_guards_hold_a_snapshot_against_the_state_before(
 
 
 @pytest.mark.parametrize("rule", ["allow", "fail"])
-def test_a_category_that_vanished(house: House, rule: str) -> None:
+def test_a_category_that_vanished(house: IngestHarness, rule: str) -> None:
     """I20: a sheet that was there before and is not now fails the run where that is asked for."""
     xlsxwriter = pytest.importorskip("xlsxwriter")
 
@@ -162,7 +164,7 @@ def test_a_category_that_vanished(house: House, rule: str) -> None:
         assert {fact["category_key"] for fact in house.facts()} == {"summer", "spring"}
 
 
-def test_the_last_good_fact_is_held(house: House) -> None:
+def test_the_last_good_fact_is_held(house: IngestHarness) -> None:
     """I20: it says from which run it is, over any number of runs; it is no good row, and goes with its row."""
     house.configure({**KEYED, "on_bad_row": "hold_last", "max_bad_ratio": 0.7})
     first = house.publish(snapshot({"A": 1, "B": 2, "C": 3}))
@@ -182,14 +184,14 @@ def test_the_last_good_fact_is_held(house: House) -> None:
     assert prices(house) == {"A": 1, "B": 5}
 
 
-def test_a_bad_row_is_dropped_by_default(house: House) -> None:
+def test_a_bad_row_is_dropped_by_default(house: IngestHarness) -> None:
     """I20: without hold_last the fact of a bad row goes."""
     house.publish(snapshot({"A": 1, "B": 2}))
     house.publish(snapshot({"A": 1, "B": "?"}))
     assert prices(house) == {"A": 1}
 
 
-def test_what_is_held_does_not_repair_the_ratio(house: House) -> None:
+def test_what_is_held_does_not_repair_the_ratio(house: IngestHarness) -> None:
     """I7, I20: bad rows count as bad although facts stand in for them."""
     house.configure({**KEYED, "on_bad_row": "hold_last"})
     house.publish(snapshot({"A": 1, "B": 2, "C": 3}))
@@ -207,7 +209,7 @@ TWICE = snapshot([("A", 1), ("B", 2), ("A", 3), ("A", 4)])
         ("keep", [("A", 1), ("A", 3), ("A", 4), ("B", 2)], []),
     ],
 )
-def test_of_facts_with_one_key(house: House, policy: str, kept: list[tuple[str, int]], bad: list[int]) -> None:
+def test_of_facts_with_one_key(house: IngestHarness, policy: str, kept: list[tuple[str, int]], bad: list[int]) -> None:
     """I18: the first or the last stays, or all do; the others are bad rows with a reason."""
     house.configure({**KEYED, "duplicate_keys": policy})
     run_id = house.publish(TWICE)
@@ -219,7 +221,7 @@ def test_of_facts_with_one_key(house: House, policy: str, kept: list[tuple[str, 
     assert (stats["good_rows"], stats["bad_rows"]) == (len(kept), len(bad))
 
 
-def test_duplicate_keys_may_fail_the_run(house: House) -> None:
+def test_duplicate_keys_may_fail_the_run(house: IngestHarness) -> None:
     """I18: with `fail` a key that comes twice publishes nothing."""
     house.configure({**KEYED, "duplicate_keys": "fail"})
     assert "2 rows repeat" in assert_failed(house, TWICE, FailureCode.DQ_DUPLICATE_KEYS)["failure"]
@@ -239,7 +241,7 @@ def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json,
     source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
     config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
     with tempfile.TemporaryDirectory() as folder:
-        house = House(Path(folder), {**config, "key": ["sku"]} if is_keyed else config)
+        house = IngestHarness(Path(folder), {**config, "key": ["sku"]} if is_keyed else config)
         first, second = (house.run(snapshot(prices)).manifest for prices in (before, after))
         assert first is not None
         if before == after:  # the same file
@@ -273,7 +275,9 @@ def test_facts_that_come_twice_are_two(
     source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
     config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
     with tempfile.TemporaryDirectory() as folder:
-        house = House(Path(folder), {**config, "key": ["sku"], "duplicate_keys": "keep"} if is_keyed else config)
+        house = IngestHarness(
+            Path(folder), {**config, "key": ["sku"], "duplicate_keys": "keep"} if is_keyed else config
+        )
         house.publish(snapshot(before))
         if before == after:  # the same file
             return
@@ -303,7 +307,7 @@ def _whole(before: Json, after: Json) -> dict[str, set[Any]]:
 
 
 @pytest.mark.parametrize("dedup", ["accepted", "current"])
-def test_a_supplier_who_goes_back_to_an_older_file(house: House, dedup: str) -> None:
+def test_a_supplier_who_goes_back_to_an_older_file(house: IngestHarness, dedup: str) -> None:
     """I22: known for ever by default; with `current` only the file that is published is known."""
     house.configure({**KEYED, "dedup": dedup})
     one, two = snapshot({"A": 1}), snapshot({"A": 2})
@@ -340,7 +344,7 @@ def _words(path: str, command: Any) -> Iterator[str]:
             yield from parameter.opts
 
 
-def test_the_manifest_tells_what_judged_it(house: House) -> None:
+def test_the_manifest_tells_what_judged_it(house: IngestHarness) -> None:
     """I7, I8: the configuration a run was judged by is named by its hash, whatever becomes of the file later."""
     config = (house.root / layout.config(SUPPLIER)).read_bytes()
     run_id = house.publish(rows(3))

@@ -18,26 +18,26 @@ from penstock.ingest.states import current
 from penstock.kernel.errors import Corrupt, NotFound
 from tests.ingest.crash_process import started, was_killed
 from tests.ingest.reader_process import WAYS, count_of, read_on, read_once
-from tests.ingest.supplier_folder import SUPPLIER, Place, csv, quick_folder
+from tests.ingest.supplier_folder import SUPPLIER, SupplierFolder, csv, quick_folder
 from tests.support.soak import examples
 
 AT_ONCE = RetentionSection(state_retention_hours=0)
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place() -> Iterator[SupplierFolder]:
     with quick_folder() as folder:
-        yield Place(folder)
+        yield SupplierFolder(folder)
 
 
-def publish(place: Place, fence: int) -> None:
+def publish(place: SupplierFolder, fence: int) -> None:
     place.drop("new.csv", csv({f"S{number}": fence for number in range(count_of(fence))}), at=fence)
     outcome = place.run()
     assert outcome.manifest is not None
     assert outcome.manifest.fence == fence
 
 
-def publish_many(place: Place, states: int) -> None:
+def publish_many(place: SupplierFolder, states: int) -> None:
     """State after state, each removed as soon as the next is there and nobody reads it."""
     for fence in range(2, states + 2):
         publish(place, fence)
@@ -46,7 +46,7 @@ def publish_many(place: Place, states: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_readers_in_other_processes(place: Place) -> None:
+def test_readers_in_other_processes(place: SupplierFolder) -> None:
     """I11, I12, I14: whatever is published and removed meanwhile, a reader gets one whole state, and no error."""
     publish(place, 1)
     states = examples(24, soak=1000)
@@ -74,7 +74,7 @@ def started_reader(root: Path, way: str) -> tuple[Connection, ForkServerProcess]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_readers_in_threads(place: Place, way: str) -> None:
+def test_readers_in_threads(place: SupplierFolder, way: str) -> None:
     """I11, I14: readers of one process, too."""
     publish(place, 1)
     is_over = threading.Event()
@@ -95,7 +95,7 @@ def test_readers_in_threads(place: Place, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_read_is_not_removed(place: Place, way: str) -> None:
+def test_what_is_read_is_not_removed(place: SupplierFolder, way: str) -> None:
     """I12: a state that somebody has open stays, is told of, and goes when it is closed."""
     publish(place, 1)
     with WAYS[way](place.root) as state:
@@ -109,7 +109,9 @@ def test_what_is_read_is_not_removed(place: Place, way: str) -> None:
     assert gone.path == layout.state(SUPPLIER, state.pointer.run_id)
 
 
-def test_a_state_removed_between_the_look_and_the_opening(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_removed_between_the_look_and_the_opening(
+    place: SupplierFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I12, I14: the pointer that was resolved leads nowhere by now: the reader gets the next state, not an error."""
     publish(place, 1)
     opened = FolderTree.open
@@ -124,7 +126,7 @@ def test_a_state_removed_between_the_look_and_the_opening(place: Place, monkeypa
     assert read_once(place.root, "sdk", 0) == 2
 
 
-def test_a_state_removed_amid_the_look(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_removed_amid_the_look(place: SupplierFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """I12, I14: the link that was read leads nowhere by now: nor is the state lost then."""
     publish(place, 1)
     read = FolderTree.read
@@ -139,7 +141,7 @@ def test_a_state_removed_amid_the_look(place: Place, monkeypatch: pytest.MonkeyP
     assert current(place.tree, SUPPLIER).fence == 2
 
 
-def test_a_state_that_is_really_lost_is_told(place: Place) -> None:
+def test_a_state_that_is_really_lost_is_told(place: SupplierFolder) -> None:
     """I14: where there is nothing newer, the reader is told that it is gone, or damaged; nothing else is served."""
     with pytest.raises(NotFound) as nothing, read_state(place.root, SUPPLIER):
         pass

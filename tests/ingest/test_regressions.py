@@ -19,25 +19,25 @@ from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.verifying import verify
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import Corrupt, Transient
-from tests.ingest.supplier_harness import QUALITY, SUPPLIER, Rig, price_list
+from tests.ingest.supplier_harness import QUALITY, SUPPLIER, SupplierHarness, price_list
 from tests.support.crash import Killed, call_at
 
 ONE, TWO = price_list(("A", 1, "1,00")), price_list(("A", 2, "2,00"))
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+def rig(tmp_path: Path) -> SupplierHarness:
+    return SupplierHarness(tmp_path)
 
 
-def failure(rig: Rig) -> FailureCode:
+def failure(rig: SupplierHarness) -> FailureCode:
     manifest = rig.run().manifest
     assert manifest is not None
     assert manifest.failure is not None
     return manifest.failure.code
 
 
-def test_a_file_with_none_of_the_columns_empties_nothing(rig: Rig) -> None:
+def test_a_file_with_none_of_the_columns_empties_nothing(rig: SupplierHarness) -> None:
     """I6, §7: whatever is required, and even where an empty snapshot is allowed."""
     rig.configure(columns={"sku": {"from": "sku"}, "qty": {"from": "qty"}}, key=[], allow_empty_snapshot=True)
     rig.drop("price.csv", ONE)
@@ -48,7 +48,7 @@ def test_a_file_with_none_of_the_columns_empties_nothing(rig: Rig) -> None:
     assert failure(rig) is FailureCode.HEADER_MISMATCH
 
 
-def test_a_file_that_kills_every_run_is_set_aside(rig: Rig) -> None:
+def test_a_file_that_kills_every_run_is_set_aside(rig: SupplierHarness) -> None:
     """I16: nothing is blocked for ever; a few kills are no reason."""
     rig.drop("poison.csv", ONE)
     for _ in range(10):
@@ -62,7 +62,7 @@ def test_a_file_that_kills_every_run_is_set_aside(rig: Rig) -> None:
     assert rig.run().is_pass
 
 
-def test_a_mistake_of_ours_is_a_failure_with_a_reason(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_a_failure_with_a_reason(rig: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """I6: the manifest says so, diag tells where, and the file is set aside rather than tried for ever."""
 
     def broken(*_: Any) -> None:
@@ -79,7 +79,7 @@ def test_a_mistake_of_ours_is_a_failure_with_a_reason(rig: Rig, monkeypatch: pyt
     assert rig.files(layout.broken(SUPPLIER)) == ["price.csv"]
 
 
-def test_a_mistake_behind_the_switch_is_no_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_behind_the_switch_is_no_failure(rig: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """I10, I16: what is current has passed, and the next run finishes it; its file is not called broken."""
 
     def broken(*_: Any) -> None:
@@ -112,7 +112,9 @@ def test_a_mistake_behind_the_switch_is_no_failure(rig: Rig, monkeypatch: pytest
         ),
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(rig: Rig, settings: dict[str, Any], where: str) -> None:
+def test_a_configuration_that_cannot_work_is_refused(
+    rig: SupplierHarness, settings: dict[str, Any], where: str
+) -> None:
     """I18: before a file meets it, and with the place."""
     rig.configure(**settings)
     with pytest.raises(Failed, match=where) as failed:
@@ -135,7 +137,7 @@ def test_two_targets_are_two() -> None:
     assert all("id=" not in target.name for target in supplier.targets)
 
 
-def test_the_fence_grows_though_the_state_was_lost(rig: Rig) -> None:
+def test_the_fence_grows_though_the_state_was_lost(rig: SupplierHarness) -> None:
     """I11: what was published before counts, also when the symlink had to be removed."""
     for content in (ONE, TWO):
         rig.drop("price.csv", content)
@@ -147,7 +149,7 @@ def test_the_fence_grows_though_the_state_was_lost(rig: Rig) -> None:
     assert manifest.fence == 3
 
 
-def test_a_category_that_lost_all_its_facts_has_vanished(rig: Rig) -> None:
+def test_a_category_that_lost_all_its_facts_has_vanished(rig: SupplierHarness) -> None:
     """I20: a sheet that is there and holds nothing is no category."""
     import io
     import zipfile
@@ -167,7 +169,7 @@ def test_a_category_that_lost_all_its_facts_has_vanished(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("content", [ONE, "a;b\n1;2\n"])
-def test_where_a_file_went_is_known_though_its_run_was_killed(rig: Rig, content: str) -> None:
+def test_where_a_file_went_is_known_though_its_run_was_killed(rig: SupplierHarness, content: str) -> None:
     """I16: killed after the move, before that was noted: the next run notes it."""
     rig.drop("price.csv", content)
     with pytest.raises(Killed):
@@ -179,7 +181,9 @@ def test_where_a_file_went_is_known_though_its_run_was_killed(rig: Rig, content:
     assert all(one["why"] for one in quarantined(rig.tree, SUPPLIER))
 
 
-def test_a_file_that_cannot_be_moved_does_not_undo_its_publication(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_moved_does_not_undo_its_publication(
+    rig: SupplierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I16: the state is switched, so the run has passed; the file is known by its content."""
 
     def refused(*_: Any, **__: Any) -> None:
@@ -194,7 +198,7 @@ def test_a_file_that_cannot_be_moved_does_not_undo_its_publication(rig: Rig, mon
     assert rig.run().nothing == "only files that were accepted before"
 
 
-def test_one_file_that_cannot_be_read_does_not_stop_gc(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_file_that_cannot_be_read_does_not_stop_gc(rig: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """I12: what we may not read, nobody reads by our ways, and it goes."""
     rig.drop("price.csv", "a;b\n1;2\n")
     rig.run()
@@ -211,7 +215,7 @@ def test_one_file_that_cannot_be_read_does_not_stop_gc(rig: Rig, monkeypatch: py
     assert any(one.path.endswith("price.csv") and one.is_gone for one in swept.found)
 
 
-def test_verify_looks_at_the_file_itself(rig: Rig) -> None:
+def test_verify_looks_at_the_file_itself(rig: SupplierHarness) -> None:
     """I24: its hash is in the manifest too."""
     rig.drop("price.csv", ONE)
     rig.run()
@@ -221,7 +225,7 @@ def test_verify_looks_at_the_file_itself(rig: Rig) -> None:
     ]
 
 
-def test_a_damaged_state_is_told_as_one(rig: Rig) -> None:
+def test_a_damaged_state_is_told_as_one(rig: SupplierHarness) -> None:
     """I14: not as a mistake of ours."""
     rig.drop("price.csv", ONE)
     manifest = rig.run().manifest
@@ -233,7 +237,7 @@ def test_a_damaged_state_is_told_as_one(rig: Rig) -> None:
         publishing.current_state(rig.tree, SUPPLIER)
 
 
-def test_a_ledger_that_makes_no_sense_is_none(rig: Rig) -> None:
+def test_a_ledger_that_makes_no_sense_is_none(rig: SupplierHarness) -> None:
     """I16: what is only remembered may be lost."""
     rig.tree.write(layout.ledger(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "fails": "many"}')
     rig.drop("price.csv", ONE)

@@ -19,7 +19,7 @@ from penstock.ingest.standing import standing
 from penstock.ingest.states import open_state
 from penstock.ingest.verifying import verify
 from penstock.kernel.clock import ManualClock
-from tests.ingest.harness import KEYED, SUPPLIER, House, clock_of_today, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot
 from tests.support.crash import Killed, call_at
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -33,11 +33,11 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", {**KEYED, "max_bad_ratio": 0.1})
+def house(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", {**KEYED, "max_bad_ratio": 0.1})
 
 
-def swept(house: House, clock: ManualClock, *, is_dry: bool = False) -> Swept:
+def swept(house: IngestHarness, clock: ManualClock, *, is_dry: bool = False) -> Swept:
     return sweep(house.tree, RetentionSection(), clock, "test", is_dry=is_dry)
 
 
@@ -45,7 +45,7 @@ def paths(found: Swept) -> set[str]:
     return {one.path for one in found.found}
 
 
-def run_killed(house: House, content: bytes, step: Step) -> str:
+def run_killed(house: IngestHarness, content: bytes, step: Step) -> str:
     """A run that does not come back from *step*; its id."""
     before = set(house.tree.runs(SUPPLIER))
     with pytest.raises(Killed):
@@ -54,7 +54,7 @@ def run_killed(house: House, content: bytes, step: Step) -> str:
     return run_id
 
 
-def test_each_thing_goes_after_its_own_time(house: House, clock: ManualClock) -> None:
+def test_each_thing_goes_after_its_own_time(house: IngestHarness, clock: ManualClock) -> None:
     """I12, §12.2, §13: not a moment before what the document says, and by name and reason; the current one never."""
     first = house.publish(ONE)
     failed = house.run(BROKEN).manifest
@@ -101,7 +101,7 @@ def test_each_thing_goes_after_its_own_time(house: House, clock: ManualClock) ->
     assert [one for one in verify(house.tree, [SUPPLIER]) if one.problem] == []
 
 
-def test_a_dry_run_tells_the_same_and_changes_nothing(house: House, clock: ManualClock) -> None:
+def test_a_dry_run_tells_the_same_and_changes_nothing(house: IngestHarness, clock: ManualClock) -> None:
     """I12: what it tells is what then goes, for the same reasons and as many bytes."""
     house.publish(ONE)
     house.run(BROKEN)
@@ -117,7 +117,7 @@ def test_a_dry_run_tells_the_same_and_changes_nothing(house: House, clock: Manua
     assert swept(house, clock).found == []
 
 
-def test_what_somebody_reads_stays(house: House, clock: ManualClock) -> None:
+def test_what_somebody_reads_stays(house: IngestHarness, clock: ManualClock) -> None:
     """I12: a state is not taken from a reader, however old; it goes when he has finished."""
     first = house.publish(ONE)
     with open_state(house.tree, SUPPLIER) as state:
@@ -131,7 +131,7 @@ def test_what_somebody_reads_stays(house: House, clock: ManualClock) -> None:
     assert (gone.path, gone.is_gone) == (layout.state(SUPPLIER, first), True)
 
 
-def test_a_state_is_kept_from_when_it_was_replaced(house: House, clock: ManualClock) -> None:
+def test_a_state_is_kept_from_when_it_was_replaced(house: IngestHarness, clock: ManualClock) -> None:
     """I12: not from when it was made: who began to read just before the switch has the full time."""
     first = house.publish(ONE)
     clock.advance(1000 * HOUR)
@@ -145,7 +145,7 @@ def test_a_state_is_kept_from_when_it_was_replaced(house: House, clock: ManualCl
     assert paths(swept(house, today)) == {layout.state(SUPPLIER, one) for one in (first, second)}
 
 
-def test_the_only_state_stays_whatever_its_age(house: House, clock: ManualClock) -> None:
+def test_the_only_state_stays_whatever_its_age(house: IngestHarness, clock: ManualClock) -> None:
     """I12: with its run and its marker, so that its file is still known."""
     run_id = house.publish(ONE)
     clock.advance(3650 * DAY)
@@ -155,7 +155,7 @@ def test_the_only_state_stays_whatever_its_age(house: House, clock: ManualClock)
     assert len(house.names(layout.duplicates(SUPPLIER))) == 1
 
 
-def test_a_state_nobody_published_goes(house: House, clock: ManualClock) -> None:
+def test_a_state_nobody_published_goes(house: IngestHarness, clock: ManualClock) -> None:
     """I12, I16: what a run left that was killed before the switch, once that is noted."""
     house.publish(ONE)
     orphan = run_killed(house, TWO, Step.SWITCHING)
@@ -169,7 +169,7 @@ def test_a_state_nobody_published_goes(house: House, clock: ManualClock) -> None
     assert orphan not in house.tree.states(SUPPLIER)
 
 
-def test_a_busy_supplier_is_left_out(house: House, clock: ManualClock) -> None:
+def test_a_busy_supplier_is_left_out(house: IngestHarness, clock: ManualClock) -> None:
     """I12: nothing is removed beside a run, and that is told; others are served."""
     house.configure(KEYED, "globex")
     for supplier in (SUPPLIER, "globex"):
@@ -182,7 +182,7 @@ def test_a_busy_supplier_is_left_out(house: House, clock: ManualClock) -> None:
     assert {path.split("/")[3] for path in paths(found)} == {"globex"}
 
 
-def test_one_damaged_supplier_does_not_stop_the_others(house: House, clock: ManualClock) -> None:
+def test_one_damaged_supplier_does_not_stop_the_others(house: IngestHarness, clock: ManualClock) -> None:
     """I12: a state that is lost is for people to look at; what is too old elsewhere goes all the same."""
     house.configure(KEYED, "globex")
     house.publish(ONE)
@@ -196,18 +196,18 @@ def test_one_damaged_supplier_does_not_stop_the_others(house: House, clock: Manu
     assert len(house.tree.states(SUPPLIER)) == 1
 
 
-def lose_state(house: House) -> None:
+def lose_state(house: IngestHarness) -> None:
     """The link leads nowhere: somebody removed what it points to, or restored half a backup."""
     link = house.root / layout.CURRENT / SUPPLIER
     link.unlink()
     link.symlink_to(f"../../state_store/{SUPPLIER}/{SUPPLIER}_20200101T000000Z_000000")
 
 
-def problems(house: House) -> dict[str, str]:
+def problems(house: IngestHarness) -> dict[str, str]:
     return {one.path: one.problem for one in verify(house.tree, house.tree.suppliers()) if one.problem}
 
 
-def changed(house: House, path: str, change: Callable[[bytes], bytes]) -> None:
+def changed(house: IngestHarness, path: str, change: Callable[[bytes], bytes]) -> None:
     file = house.root / path
     content = file.read_bytes()
     file.parent.chmod(0o755)
@@ -220,7 +220,7 @@ def one_byte(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", [layout.FACTS, layout.BAD, layout.STATS])
-def test_verify_finds_a_changed_byte(house: House, name: str) -> None:
+def test_verify_finds_a_changed_byte(house: IngestHarness, name: str) -> None:
     """I24: in whatever a manifest names; all else is told to be right."""
     house.configure(KEYED)
     house.run(snapshot({"A": 1, "B": "none"}))
@@ -237,7 +237,7 @@ def test_verify_finds_a_changed_byte(house: House, name: str) -> None:
     assert problems(house)[layout.run(run_id, name)] == "it is not there"
 
 
-def test_verify_finds_what_became_of_a_state(house: House) -> None:
+def test_verify_finds_what_became_of_a_state(house: IngestHarness) -> None:
     """I24: facts changed or gone, a pointer gone, a marker gone, a link to nowhere; each by its name."""
     run_id = house.publish(ONE)
     state = layout.state(SUPPLIER, run_id)
@@ -255,7 +255,7 @@ def test_verify_finds_what_became_of_a_state(house: House) -> None:
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"other": 1}'])
-def test_verify_tells_of_documents_that_are_none(house: House, rubbish: bytes) -> None:
+def test_verify_tells_of_documents_that_are_none(house: IngestHarness, rubbish: bytes) -> None:
     """I24: a manifest or pointer that makes no sense is a problem by its name, never an end of the check."""
     first = house.publish(ONE)
     second = house.publish(TWO)
@@ -270,7 +270,7 @@ def test_verify_tells_of_documents_that_are_none(house: House, rubbish: bytes) -
     assert set(problems(house)) == set(damaged)
 
 
-def test_verify_tells_of_a_run_that_was_killed(house: House) -> None:
+def test_verify_tells_of_a_run_that_was_killed(house: IngestHarness) -> None:
     """I24, I16: it has no manifest until the next run notes it."""
     run_id = run_killed(house, ONE, Step.PROCESSED)
     assert "the next run notes" in problems(house)[layout.run(run_id)]
@@ -278,11 +278,11 @@ def test_verify_tells_of_a_run_that_was_killed(house: House) -> None:
     assert problems(house) == {}
 
 
-def stands(house: House, clock: ManualClock, supplier: str = SUPPLIER) -> Standing:
+def stands(house: IngestHarness, clock: ManualClock, supplier: str = SUPPLIER) -> Standing:
     return standing(house.tree, supplier, AlertSection(), clock.now())
 
 
-def test_an_old_state_is_told(house: House, clock: ManualClock) -> None:
+def test_an_old_state_is_told(house: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: by the limit of all, or by the supplier's own."""
     assert stands(house, clock).alerts == []  # nothing is published: there is nothing to be old
     house.publish(ONE)
@@ -296,7 +296,7 @@ def test_an_old_state_is_told(house: House, clock: ManualClock) -> None:
     assert stands(house, clock).alerts == [Alert.STATE_OLD]
 
 
-def test_the_same_file_again_and_again(house: House, clock: ManualClock) -> None:
+def test_the_same_file_again_and_again(house: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: so many equal files in a row; another one that is published ends it."""
     house.publish(ONE)
     house.publish(TWO)
@@ -310,7 +310,7 @@ def test_the_same_file_again_and_again(house: House, clock: ManualClock) -> None
     assert (stands(house, clock).equal_shas, stands(house, clock).alerts) == (0, [])
 
 
-def test_failures_in_a_row(house: House, clock: ManualClock) -> None:
+def test_failures_in_a_row(house: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: the third is told of, until one passes; what failed last is there to see."""
     house.publish(ONE)
     for number in range(3):
@@ -324,7 +324,7 @@ def test_failures_in_a_row(house: House, clock: ManualClock) -> None:
     assert (stands(house, clock).fails, stands(house, clock).alerts) == (0, [])
 
 
-def test_runs_that_are_killed_are_failures_too(house: House, clock: ManualClock) -> None:
+def test_runs_that_are_killed_are_failures_too(house: IngestHarness, clock: ManualClock) -> None:
     """I13, I16: a file that kills every run is told of."""
     for number in range(3):
         run_killed(house, snapshot({"A": 1, "B": number}), Step.PROCESSED)
@@ -335,7 +335,7 @@ def test_runs_that_are_killed_are_failures_too(house: House, clock: ManualClock)
 
 
 @pytest.mark.parametrize("config", [b"min_fact_count: [", b"min_fact_count: 1\n", b"\xff\xfe", None])
-def test_a_broken_configuration_is_told(house: House, clock: ManualClock, config: bytes | None) -> None:
+def test_a_broken_configuration_is_told(house: IngestHarness, clock: ManualClock, config: bytes | None) -> None:
     """I13, I18: one that cannot be used, and none at all; beside it the state is as it was."""
     run_id = house.publish(ONE)
     file = house.root / layout.config(SUPPLIER)
@@ -346,7 +346,7 @@ def test_a_broken_configuration_is_told(house: House, clock: ManualClock, config
 
 
 @pytest.mark.parametrize("lost", ["all", layout.POINTER, layout.MANIFEST, layout.STATS])
-def test_a_lost_state_is_told(house: House, clock: ManualClock, lost: str) -> None:
+def test_a_lost_state_is_told(house: IngestHarness, clock: ManualClock, lost: str) -> None:
     """I13: the link leads nowhere, or to something that is no state."""
     run_id = house.publish(ONE)
     if lost == "all":
@@ -358,7 +358,7 @@ def test_a_lost_state_is_told(house: House, clock: ManualClock, lost: str) -> No
     assert stands(house, clock).alerts == [Alert.STATE_LOST]
 
 
-def test_what_waits_is_told(house: House, clock: ManualClock) -> None:
+def test_what_waits_is_told(house: IngestHarness, clock: ManualClock) -> None:
     """I13: files in the inbox, unfinished ones apart; who has only an inbox is a supplier too."""
     house.drop(ONE, "a.csv")
     house.drop(ONE, "b.csv.tmp")
@@ -375,7 +375,7 @@ def shown(metrics: IngestMetrics, registry: CollectorRegistry, *standings: Stand
     return {"/".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
 
 
-def test_metrics_show_the_same_and_forget_who_is_gone(house: House, clock: ManualClock) -> None:
+def test_metrics_show_the_same_and_forget_who_is_gone(house: IngestHarness, clock: ManualClock) -> None:
     """I13: gauges per supplier and an alert each, 0 or 1; a supplier that is gone is not shown for ever."""
     house.publish(ONE)
     house.run(BROKEN)

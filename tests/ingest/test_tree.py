@@ -22,8 +22,17 @@ from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import Changed, Tree, pointer_in
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, Transient
 from penstock.kernel.storage.objects import ObjectStorage
-from tests.ingest.tree_backends import SUPPLIER, BucketRig, FolderRig, Rig, drop, paths, s3_rig, stored_rig
-from tests.services.s3 import S3Place, s3_place
+from tests.ingest.tree_backends import (
+    SUPPLIER,
+    BucketBackend,
+    FolderBackend,
+    TreeBackend,
+    drop,
+    paths,
+    s3_rig,
+    stored_rig,
+)
+from tests.services.s3 import S3Bucket, s3_place
 
 INBOX = layout.inbox(SUPPLIER)
 BROKEN = layout.broken(SUPPLIER)
@@ -38,45 +47,45 @@ ODD_NAMES = [
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Place]:
+def s3() -> Iterator[S3Bucket]:
     with s3_place() as place:
         yield place
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> FolderRig:
+def folder(tmp_path: Path) -> FolderBackend:
     root = tmp_path / "root"
     root.mkdir()
-    rig = FolderRig(root)
+    rig = FolderBackend(root)
     rig.tree.prepare(SUPPLIER)
     return rig
 
 
 @pytest.fixture
-def s3_bucket(s3: S3Place, tmp_path: Path) -> Iterator[BucketRig]:
+def s3_bucket(s3: S3Bucket, tmp_path: Path) -> Iterator[BucketBackend]:
     with s3_rig(s3, tmp_path / "machines") as rig:
         yield rig
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[BucketRig]:
+def stored(tmp_path: Path) -> Iterator[BucketBackend]:
     with stored_rig(tmp_path / "objects", tmp_path / "machines") as rig:
         yield rig
 
 
 @pytest.fixture(params=["folder", "s3_bucket", "stored"])
-def rig(request: pytest.FixtureRequest) -> Rig:
-    chosen: Rig = request.getfixturevalue(request.param)
+def rig(request: pytest.FixtureRequest) -> TreeBackend:
+    chosen: TreeBackend = request.getfixturevalue(request.param)
     return chosen
 
 
 @pytest.fixture(params=["s3_bucket", "stored"])
-def anywhere(request: pytest.FixtureRequest) -> BucketRig:
-    chosen: BucketRig = request.getfixturevalue(request.param)
+def anywhere(request: pytest.FixtureRequest) -> BucketBackend:
+    chosen: BucketBackend = request.getfixturevalue(request.param)
     return chosen
 
 
-def arrived(rig: Rig, name: str = "price.csv", content: bytes = b"content") -> Arrival:
+def arrived(rig: TreeBackend, name: str = "price.csv", content: bytes = b"content") -> Arrival:
     drop(rig, name, content)
     return arrival(rig.tree, name)
 
@@ -93,7 +102,7 @@ def sha256(content: bytes) -> str:
 # What comes in.
 
 
-def test_what_is_in_the_inbox_has_arrived(rig: Rig) -> None:
+def test_what_is_in_the_inbox_has_arrived(rig: TreeBackend) -> None:
     """I3: the files of the inbox itself, unfinished ones too; neither those of folders in it nor of others."""
     for path in ("price.csv", "later.csv.tmp", ".hidden", "deeper/price.csv"):
         drop(rig, path, b"12345")
@@ -104,14 +113,14 @@ def test_what_is_in_the_inbox_has_arrived(rig: Rig) -> None:
     assert rig.tree.arrivals("nobody") == []
 
 
-def test_what_changes_has_another_signature(rig: Rig) -> None:
+def test_what_changes_has_another_signature(rig: TreeBackend) -> None:
     """I3: a file that was written anew is not the one that was seen, be it as long as before."""
     before = arrived(rig, content=b"before")
     assert arrival(rig.tree, "price.csv").signature == before.signature
     assert arrived(rig, content=b"after!").signature != before.signature
 
 
-def test_a_file_is_hashed_while_it_is_copied(rig: Rig, tmp_path: Path) -> None:
+def test_a_file_is_hashed_while_it_is_copied(rig: TreeBackend, tmp_path: Path) -> None:
     """I3: the private copy is what was hashed; without a copy the hash is the same."""
     content = os.urandom(3 << 20)
     found = arrived(rig, content=content)
@@ -119,7 +128,7 @@ def test_a_file_is_hashed_while_it_is_copied(rig: Rig, tmp_path: Path) -> None:
     assert (tmp_path / "copy").read_bytes() == content
 
 
-def test_a_change_is_noticed(rig: Rig, tmp_path: Path) -> None:
+def test_a_change_is_noticed(rig: TreeBackend, tmp_path: Path) -> None:
     """I3: a file that is not the one that was looked at any more is not taken for it."""
     found = arrived(rig, content=b"before")
     drop(rig, "price.csv", b"after!")
@@ -127,7 +136,7 @@ def test_a_change_is_noticed(rig: Rig, tmp_path: Path) -> None:
         rig.tree.take(found, tmp_path / "copy")
 
 
-def test_a_change_amid_the_reading_is_noticed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_amid_the_reading_is_noticed(rig: TreeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I3: nor is a file that is written while it is read."""
     found = arrived(rig, content=b"before")
     copied = disk.copied
@@ -142,7 +151,7 @@ def test_a_change_amid_the_reading_is_noticed(rig: Rig, monkeypatch: pytest.Monk
         rig.tree.take(found)
 
 
-def test_what_was_taken_back_is_missing(rig: Rig) -> None:
+def test_what_was_taken_back_is_missing(rig: TreeBackend) -> None:
     """I6: a file that is gone fails with FILE_MISSING, and is not moved."""
     found = arrived(rig)
     rig.delete(f"{INBOX}/price.csv")
@@ -153,7 +162,7 @@ def test_what_was_taken_back_is_missing(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_odd_names_are_names(rig: Rig, name: str) -> None:
+def test_odd_names_are_names(rig: TreeBackend, name: str) -> None:
     """I2: whatever a supplier calls a file, it is taken and moved, be its name taken already."""
     for number in range(3):
         found = arrived(rig, name, str(number).encode())
@@ -164,7 +173,7 @@ def test_odd_names_are_names(rig: Rig, name: str) -> None:
     assert sorted(content for content in kept if content is not None) == [b"0", b"1", b"2"]
 
 
-def test_a_name_no_object_can_have_is_not_seen(folder: FolderRig, stored: BucketRig) -> None:
+def test_a_name_no_object_can_have_is_not_seen(folder: FolderBackend, stored: BucketBackend) -> None:
     """A folder takes any name, with a line break too; a bucket takes what every store can name."""
     drop(folder, "two\nlines.csv", b"x")
     found = arrival(folder.tree, "two\nlines.csv")
@@ -175,7 +184,7 @@ def test_a_name_no_object_can_have_is_not_seen(folder: FolderRig, stored: Bucket
     assert stored.tree.arrivals(SUPPLIER) == []
 
 
-def test_a_name_of_another_encoding_can_be_told(folder: FolderRig) -> None:
+def test_a_name_of_another_encoding_can_be_told(folder: FolderBackend) -> None:
     """I2, I8: a name that is no UTF-8 is written so that JSON can hold it, and the file is found by it."""
     raw = os.fsdecode("Прайс.csv".encode("cp1251"))
     drop(folder, raw, b"x")
@@ -189,14 +198,14 @@ def test_a_name_of_another_encoding_can_be_told(folder: FolderRig) -> None:
 # Moves.
 
 
-def test_a_move_leaves_the_inbox_empty(rig: Rig) -> None:
+def test_a_move_leaves_the_inbox_empty(rig: TreeBackend) -> None:
     """I2: what was moved is in one place, whole."""
     assert rig.tree.move(arrived(rig), BROKEN) == f"{BROKEN}/price.csv"
     assert rig.tree.arrivals(SUPPLIER) == []
     assert rig.tree.read(f"{BROKEN}/price.csv") == b"content"
 
 
-def test_a_clash_gets_another_name(rig: Rig) -> None:
+def test_a_clash_gets_another_name(rig: TreeBackend) -> None:
     """I2, I6: nothing is ever overwritten; the names tell what happened."""
     for number in range(4):
         rig.tree.move(arrived(rig, content=str(number).encode()), BROKEN, ".failed")
@@ -208,7 +217,7 @@ def test_a_clash_gets_another_name(rig: Rig) -> None:
     assert paths(rig.tree, layout.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
 
 
-def test_many_movers_overwrite_nothing(rig: Rig) -> None:
+def test_many_movers_overwrite_nothing(rig: TreeBackend) -> None:
     """I2: files of one name that are moved at the same time are all kept."""
     barrier = threading.Barrier(4)
     suppliers = [f"s{number}" for number in range(4)]
@@ -226,7 +235,7 @@ def test_many_movers_overwrite_nothing(rig: Rig) -> None:
     assert sorted(rig.tree.read(path or "") or b"" for path in moved) == [name.encode() for name in suppliers]
 
 
-def test_what_changed_is_not_moved(rig: Rig) -> None:
+def test_what_changed_is_not_moved(rig: TreeBackend) -> None:
     """I2: a move is of the file that was looked at; another that has its name by now stays."""
     found = arrived(rig, content=b"before")
     drop(rig, "price.csv", b"after!")
@@ -235,7 +244,7 @@ def test_what_changed_is_not_moved(rig: Rig) -> None:
     assert rig.tree.read(f"{INBOX}/price.csv") == b"after!"
 
 
-def test_what_comes_amid_a_move_stays(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_amid_a_move_stays(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2: a file that takes the name of one that is being moved is not lost, and neither is that one."""
     found = arrived(anywhere, content=b"before")
     create = type(anywhere.storage).create
@@ -251,7 +260,7 @@ def test_what_comes_amid_a_move_stays(anywhere: BucketRig, monkeypatch: pytest.M
     assert (anywhere.tree.read(moved), anywhere.tree.read(f"{INBOX}/price.csv")) == (b"before", b"after!")
 
 
-def test_a_large_file_moves_in_parts(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_moves_in_parts(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2: what is too large to be written in one go overwrites nothing either."""
     monkeypatch.setattr(bucket, "SMALL", 1000)
     for letter in (b"a", b"b"):
@@ -263,7 +272,7 @@ def test_a_large_file_moves_in_parts(anywhere: BucketRig, monkeypatch: pytest.Mo
     assert anywhere.tree.arrivals(SUPPLIER) == []
 
 
-def test_a_failed_move_leaves_the_name_free(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_move_leaves_the_name_free(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2: a move that could not be ended has moved nothing, and the next one takes the same name."""
     monkeypatch.setattr(bucket, "SMALL", 1000)
     found = arrived(anywhere, content=b"a" * 5000)
@@ -281,7 +290,7 @@ def test_a_failed_move_leaves_the_name_free(anywhere: BucketRig, monkeypatch: py
 # Files.
 
 
-def test_a_small_file_is_whole(rig: Rig) -> None:
+def test_a_small_file_is_whole(rig: TreeBackend) -> None:
     """I16: whoever reads while it is written sees one content or the other."""
     contents = {letter * 300_000 for letter in (b"a", b"b")}
     path = layout.run("acme_1", layout.MANIFEST)
@@ -305,7 +314,7 @@ def test_a_small_file_is_whole(rig: Rig) -> None:
     assert rig.tree.read(layout.run("acme_1", "nothing")) is None
 
 
-def test_a_kept_file_is_read_anywhere(rig: Rig, tmp_path: Path) -> None:
+def test_a_kept_file_is_read_anywhere(rig: TreeBackend, tmp_path: Path) -> None:
     """I8: what a run keeps can be read from any place in it, and stays what it was."""
     content = os.urandom(2 << 20)
     (tmp_path / "made").write_bytes(content)
@@ -321,7 +330,7 @@ def test_a_kept_file_is_read_anywhere(rig: Rig, tmp_path: Path) -> None:
     assert missing.value.code == "OBJECT_NOT_FOUND"
 
 
-def test_what_is_there_is_listed(rig: Rig) -> None:
+def test_what_is_there_is_listed(rig: TreeBackend) -> None:
     """I12: every file with its size, every folder that holds one; nothing where nothing is."""
     for path in ("b/2", "a", "b/c/1", "bc/x"):
         rig.put(f"{layout.RUNS}/{path}", b"123")
@@ -331,7 +340,7 @@ def test_what_is_there_is_listed(rig: Rig) -> None:
     assert rig.tree.folders(f"{layout.RUNS}/nothing") == paths(rig.tree, f"{layout.RUNS}/nothing") == []
 
 
-def test_a_folder_goes_with_all_in_it(rig: Rig) -> None:
+def test_a_folder_goes_with_all_in_it(rig: TreeBackend) -> None:
     """I12: a file or a folder, and nothing beside it; removing it twice is removing it once."""
     for path in ("a/1", "a/b/2", "ab/3", "c"):
         rig.put(f"{layout.RUNS}/{path}", b"")
@@ -341,7 +350,7 @@ def test_a_folder_goes_with_all_in_it(rig: Rig) -> None:
     assert paths(rig.tree, layout.RUNS) == ["ab/3"]
 
 
-def test_suppliers_are_found(rig: Rig) -> None:
+def test_suppliers_are_found(rig: TreeBackend) -> None:
     """I5: who has a configuration or an inbox is one; who cannot be called so is not."""
     for path in (
         layout.config("both"),
@@ -357,7 +366,7 @@ def test_suppliers_are_found(rig: Rig) -> None:
     assert set(rig.tree.suppliers()) - {SUPPLIER} == {"both", "configured", "sending"}
 
 
-def test_runs_and_states_are_told_apart_by_supplier(rig: Rig) -> None:
+def test_runs_and_states_are_told_apart_by_supplier(rig: TreeBackend) -> None:
     """I5: a supplier whose name begins another's has only its own runs."""
     run, other = "acme_20260101T000000Z_00000a", "acme_2_20260101T000000Z_00000b"
     for run_id in (run, other):
@@ -367,7 +376,7 @@ def test_runs_and_states_are_told_apart_by_supplier(rig: Rig) -> None:
     assert (rig.tree.states(SUPPLIER), rig.tree.states("acme_2")) == ([run], [])
 
 
-def test_a_configuration_is_a_local_file(rig: Rig) -> None:
+def test_a_configuration_is_a_local_file(rig: TreeBackend) -> None:
     """I7: it can be loaded; and when it is missing, the message says where it should be."""
     with rig.tree.config(SUPPLIER) as file, pytest.raises(Failed) as failed:
         load_supplier(file)
@@ -378,7 +387,7 @@ def test_a_configuration_is_a_local_file(rig: Rig) -> None:
         assert load_supplier(file)[0].min_fact_count == 1
 
 
-def test_a_run_works_alone(rig: Rig) -> None:
+def test_a_run_works_alone(rig: TreeBackend) -> None:
     """I4: who comes second is told who is at work; another supplier's run goes on, and the next one may begin."""
     with rig.tree.lock(SUPPLIER, "first"):
         with pytest.raises(Conflict) as refused, rig.tree.lock(SUPPLIER, "second"):
@@ -391,7 +400,7 @@ def test_a_run_works_alone(rig: Rig) -> None:
         pass
 
 
-def test_work_is_private_and_gone(rig: Rig) -> None:
+def test_work_is_private_and_gone(rig: TreeBackend) -> None:
     """I16: what a killed run left goes when the next begins, and nothing of it is in the tree."""
     killed = rig.tree.work(SUPPLIER, "acme_1")
     (killed.__enter__() / "input").write_bytes(b"left behind")
@@ -403,7 +412,7 @@ def test_work_is_private_and_gone(rig: Rig) -> None:
 # The state.
 
 
-def published(rig: Rig, run_id: str, fence: int = 1) -> Pointer:
+def published(rig: TreeBackend, run_id: str, fence: int = 1) -> Pointer:
     """A state that is stored, and not current yet."""
     pointer = Pointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
     with rig.tree.work(SUPPLIER, run_id) as work:
@@ -418,7 +427,7 @@ def published(rig: Rig, run_id: str, fence: int = 1) -> Pointer:
     return pointer
 
 
-def test_a_state_becomes_current_by_the_switch(rig: Rig) -> None:
+def test_a_state_becomes_current_by_the_switch(rig: TreeBackend) -> None:
     """I11: what is stored is not current before the switch, and is whole."""
     assert rig.tree.pointer(SUPPLIER) is None
     first = published(rig, "first")
@@ -433,7 +442,7 @@ def test_a_state_becomes_current_by_the_switch(rig: Rig) -> None:
     assert rig.tree.pointer("other") is None
 
 
-def test_a_late_writer_cannot_switch_back(rig: Rig) -> None:
+def test_a_late_writer_cannot_switch_back(rig: TreeBackend) -> None:
     """I11: who saw nothing, or an older state, or one that is gone, is superseded, and the state stays."""
     first, second, late = (published(rig, name, fence) for name, fence in (("first", 1), ("second", 2), ("late", 2)))
     rig.tree.switch(SUPPLIER, first, None)
@@ -447,7 +456,7 @@ def test_a_late_writer_cannot_switch_back(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("has_state", [False, True])
-def test_of_many_writers_one_switches(anywhere: BucketRig, has_state: bool) -> None:
+def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) -> None:
     """I11: machines that hold no common lock switch at the same moment, and one of them wins."""
     seen = published(anywhere, "before") if has_state else None
     if seen is not None:
@@ -472,7 +481,7 @@ def test_of_many_writers_one_switches(anywhere: BucketRig, has_state: bool) -> N
 
 @pytest.mark.parametrize("call", ["create", "replace"])
 def test_a_writer_paused_amid_the_switch_is_late(
-    anywhere: BucketRig, call: str, monkeypatch: pytest.MonkeyPatch
+    anywhere: BucketBackend, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I11: between looking and writing another publishes; the writer that wakes up changes nothing."""
     tree, seen = anywhere.tree, None
@@ -496,7 +505,7 @@ def test_a_writer_paused_amid_the_switch_is_late(
     assert tree.pointer(SUPPLIER) == theirs
 
 
-def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: a client that asks again, because the answer was lost, is not superseded by itself."""
     mine = published(anywhere, "mine")
     create = type(anywhere.storage).create
@@ -510,7 +519,7 @@ def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketRig, monkeypatch: 
     assert anywhere.tree.pointer(SUPPLIER) == mine
 
 
-def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketRig) -> None:
+def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> None:
     """I12: a writer that slept until its state was removed publishes nothing."""
     mine = published(anywhere, "mine")
     anywhere.tree.remove(layout.state(SUPPLIER, "mine"))
@@ -520,7 +529,7 @@ def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketRig) -> None:
     assert anywhere.tree.pointer(SUPPLIER) is None
 
 
-def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: the facts are stored first, and the state's own pointer last."""
     stored: list[str] = []
     keep = BucketTree.keep
@@ -534,11 +543,11 @@ def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketRig, monkeypatc
     assert stored == [layout.FACTS, layout.POINTER]
 
 
-def test_a_damaged_pointer_is_told(rig: Rig) -> None:
+def test_a_damaged_pointer_is_told(rig: TreeBackend) -> None:
     """I14: what is no pointer is never taken for one."""
     first = published(rig, "first")
     rig.tree.switch(SUPPLIER, first, None)
-    is_folder = isinstance(rig, FolderRig)
+    is_folder = isinstance(rig, FolderBackend)
     path = layout.state(SUPPLIER, "first", layout.POINTER) if is_folder else f"{layout.CURRENT}/{SUPPLIER}.json"
     rig.tree.write(path, b"{") if not is_folder else _overwrite(Path(rig.tree.uri(path)))
     with pytest.raises(Corrupt) as damaged:
@@ -563,7 +572,7 @@ def _overwrite(file: Path) -> None:
 # The folder alone.
 
 
-def test_a_published_state_is_read_only(folder: FolderRig) -> None:
+def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
     """I11: nobody changes a published state by mistake; the pointer is a relative link, so the tree can be moved."""
     folder.tree.switch(SUPPLIER, published(folder, "first"), None)
     state = folder.root / layout.state(SUPPLIER, "first")
@@ -574,7 +583,7 @@ def test_a_published_state_is_read_only(folder: FolderRig) -> None:
     assert [path.name for path in link.parent.iterdir()] == [SUPPLIER]
 
 
-def test_what_is_being_read_stays(folder: FolderRig) -> None:
+def test_what_is_being_read_stays(folder: FolderBackend) -> None:
     """I12: a state goes when its last reader has ended, and not before."""
     published(folder, "first")
     path = layout.state(SUPPLIER, "first")
@@ -586,14 +595,14 @@ def test_what_is_being_read_stays(folder: FolderRig) -> None:
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
-def test_links_in_the_inbox(folder: FolderRig, tmp_path: Path, make: Callable[..., None]) -> None:
+def test_links_in_the_inbox(folder: FolderBackend, tmp_path: Path, make: Callable[..., None]) -> None:
     """I3: a symbolic link is not followed; a hard link is a file."""
     (tmp_path / "secret").write_bytes(b"secret")
     make(tmp_path / "secret", folder.root / INBOX / "price.csv")
     assert [one.name for one in folder.tree.arrivals(SUPPLIER)] == (["price.csv"] if make is os.link else [])
 
 
-def test_what_became_a_link_is_not_followed(folder: FolderRig, tmp_path: Path) -> None:
+def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Path) -> None:
     """I3: nor is one that took the place of a file since it was seen."""
     found = arrived(folder)
     (tmp_path / "secret").write_bytes(b"content")
@@ -608,14 +617,14 @@ def test_what_became_a_link_is_not_followed(folder: FolderRig, tmp_path: Path) -
 def test_a_missing_root_is_told(tmp_path: Path) -> None:
     """I1: a tree is never made in a place that was only mistyped."""
     with pytest.raises(NotFound) as missing:
-        FolderRig(tmp_path / "nowhere")
+        FolderBackend(tmp_path / "nowhere")
     assert missing.value.code == "ROOT_NOT_FOUND"
 
 
 # The bucket alone.
 
 
-def test_the_lock_is_of_one_bucket(s3_bucket: BucketRig, s3: S3Place, tmp_path: Path) -> None:
+def test_the_lock_is_of_one_bucket(s3_bucket: BucketBackend, s3: S3Bucket, tmp_path: Path) -> None:
     """I4: processes of one machine exclude each other by the bucket's url, however it ends."""
     trees = [
         BucketTree(s3_bucket.storage, url, tmp_path / "locks") for url in ("s3://one/a", "s3://one/a/", "s3://one/b")
@@ -629,7 +638,7 @@ def test_the_lock_is_of_one_bucket(s3_bucket: BucketRig, s3: S3Place, tmp_path: 
         tree.close()
 
 
-def test_the_lock_is_ours(stored: BucketRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_ours(stored: BucketBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I4: without a folder of its own the lock is among the temporary files, in a folder that only we enter."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     tree = BucketTree(stored.storage, "s3://one")
@@ -644,7 +653,7 @@ def test_the_lock_is_ours(stored: BucketRig, tmp_path: Path, monkeypatch: pytest
     tree.close()
 
 
-def test_a_dead_server_is_told(s3: S3Place, tmp_path: Path) -> None:
+def test_a_dead_server_is_told(s3: S3Bucket, tmp_path: Path) -> None:
     """I16: what fails below comes as STORAGE_DOWN, with a hint."""
     dead = {**s3.options, "endpoint": "http://127.0.0.1:1"}
     tree = BucketTree(ObjectStorage(s3.url, dead), s3.url, tmp_path)

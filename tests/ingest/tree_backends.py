@@ -20,12 +20,12 @@ from penstock.ingest.tree import Tree
 from penstock.kernel.storage import Storage
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.storage.objects import ObjectStorage
-from tests.services.s3 import S3Place
+from tests.services.s3 import S3Bucket
 
 SUPPLIER = "acme"
 
 
-class Rig(Protocol):
+class TreeBackend(Protocol):
     """A tree, and what others than Penstock do to it."""
 
     tree: Tree
@@ -36,7 +36,7 @@ class Rig(Protocol):
     def delete(self, path: str) -> None: ...
 
 
-def drop(rig: Rig, name: str, content: bytes, age: float = 0) -> None:
+def drop(rig: TreeBackend, name: str, content: bytes, age: float = 0) -> None:
     rig.put(f"{layout.inbox(SUPPLIER)}/{name}", content, age)
 
 
@@ -45,7 +45,7 @@ def paths(tree: Tree, folder: str) -> list[str]:
     return sorted(one.path.removeprefix(f"{folder}/") for one in tree.files(folder))
 
 
-class FolderRig:
+class FolderBackend:
     """A folder of this machine."""
 
     def __init__(self, root: Path) -> None:
@@ -63,7 +63,7 @@ class FolderRig:
         (self.root / path).unlink()
 
 
-class BucketRig:
+class BucketBackend:
     """A bucket; every machine has its own local folder."""
 
     def __init__(self, storage: Storage, url: str, machines: Path, bridge: Bridge) -> None:
@@ -102,14 +102,17 @@ class BucketRig:
 
 
 @contextmanager
-def s3_rig(s3: S3Place, machines: Path) -> Iterator[BucketRig]:
+def s3_rig(s3: S3Bucket, machines: Path) -> Iterator[BucketBackend]:
     url = f"{s3.url}/{uuid.uuid4().hex}"
-    with closing(Bridge()) as bridge, closing(BucketRig(ObjectStorage(url, s3.options), url, machines, bridge)) as rig:
+    with (
+        closing(Bridge()) as bridge,
+        closing(BucketBackend(ObjectStorage(url, s3.options), url, machines, bridge)) as rig,
+    ):
         yield rig
 
 
 @contextmanager
-def stored_rig(root: Path, machines: Path) -> Iterator[BucketRig]:
+def stored_rig(root: Path, machines: Path) -> Iterator[BucketBackend]:
     """The bucket's tree on a folder's storage: the port's conditions without a network."""
-    with closing(Bridge()) as bridge, closing(BucketRig(FolderStorage(root), str(root), machines, bridge)) as rig:
+    with closing(Bridge()) as bridge, closing(BucketBackend(FolderStorage(root), str(root), machines, bridge)) as rig:
         yield rig

@@ -23,7 +23,7 @@ _numbers = itertools.count()
 _RUN = os.urandom(4).hex()
 
 
-class Rig(Protocol):
+class BusBackend(Protocol):
     """A bus, and a topic nobody else uses."""
 
     bus: Bus
@@ -66,7 +66,7 @@ class Address:
                 await bus.close()
 
 
-class PostgresRig:
+class PostgresBusBackend:
     may_repeat = False
 
     def __init__(self, db: Database) -> None:
@@ -87,7 +87,7 @@ class PostgresRig:
             yield PostgresBus(Database(dsn, pool, SystemClock()))
 
 
-class KafkaRig:
+class KafkaBusBackend:
     def __init__(self, db: Database, kafka: Kafka) -> None:
         self.db = db
         self.kafka = kafka

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from tests.kernel.bus_backends import Rig
+from tests.kernel.bus_backends import BusBackend
 
 ROOT = Path(__file__).parents[2]
 WITHIN = 40.0
 
 
-class Child:
+class BusWorkerProcess:
     """A worker in another process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -55,7 +55,9 @@ class Child:
 
 
 @asynccontextmanager
-async def child(rig: Rig, mode: str, *, lease: timedelta, max_attempts: int = 5) -> AsyncIterator[Child]:
+async def child(
+    rig: BusBackend, mode: str, *, lease: timedelta, max_attempts: int = 5
+) -> AsyncIterator[BusWorkerProcess]:
     """A worker process on the rig's topic; killed at the end, should it still live."""
     arguments = [rig.address().dump(), rig.topic, str(lease.total_seconds()), str(max_attempts), mode]
     process = await asyncio.create_subprocess_exec(
@@ -66,7 +68,7 @@ async def child(rig: Rig, mode: str, *, lease: timedelta, max_attempts: int = 5)
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        yield Child(process)
+        yield BusWorkerProcess(process)
     finally:
         if process.returncode is None:
             process.kill()

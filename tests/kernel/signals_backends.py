@@ -16,7 +16,7 @@ from tests.services.redis import RedisCluster, RedisServer
 _numbers = itertools.count()
 
 
-class Rig(Protocol):
+class SignalsBackend(Protocol):
     """One channel nobody else uses."""
 
     @property
@@ -30,7 +30,7 @@ class Rig(Protocol):
         """Break the connection by which listeners hear at once."""
 
 
-class PostgresRig:
+class PostgresSignalsBackend:
     def __init__(self, db: Database) -> None:
         self._db = db
         self.signals = PostgresSignals(db, "changes")
@@ -45,7 +45,7 @@ class PostgresRig:
 
 
 @dataclass
-class RedisRig:
+class RedisSignalsBackend:
     """A channel of its own in a shared Redis."""
 
     redis: RedisCluster | RedisServer
@@ -78,7 +78,7 @@ class RedisRig:
 
 
 @asynccontextmanager
-async def redis_rig(redis: RedisCluster | RedisServer, **options: Any) -> AsyncIterator[RedisRig]:
+async def redis_rig(redis: RedisCluster | RedisServer, **options: Any) -> AsyncIterator[RedisSignalsBackend]:
     """Open a channel with a fresh name, and close it."""
     name = f"t{os.getpid()}-{next(_numbers)}"
     mode: Literal["cluster", "single"] = "cluster" if isinstance(redis, RedisCluster) else "single"
@@ -91,6 +91,6 @@ async def redis_rig(redis: RedisCluster | RedisServer, **options: Any) -> AsyncI
         **options,
     )
     try:
-        yield RedisRig(redis, signals, name, ["redis", ",".join(redis.addresses), mode, name])
+        yield RedisSignalsBackend(redis, signals, name, ["redis", ",".join(redis.addresses), mode, name])
     finally:
         await signals.close()

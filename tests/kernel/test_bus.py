@@ -19,8 +19,8 @@ from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
-from tests.kernel.bus_backends import KafkaRig, PostgresRig, Rig
-from tests.kernel.bus_worker_process import Child, child
+from tests.kernel.bus_backends import BusBackend, KafkaBusBackend, PostgresBusBackend
+from tests.kernel.bus_worker_process import BusWorkerProcess, child
 from tests.services.kafka import Kafka, kafka
 
 WITHIN = 40.0  # a broker notices a death after six seconds at the earliest
@@ -36,28 +36,28 @@ def broker() -> Iterator[Kafka]:
 
 
 @pytest.fixture
-async def postgres_rig(db: Database) -> PostgresRig:
-    return PostgresRig(db)
+async def postgres_rig(db: Database) -> PostgresBusBackend:
+    return PostgresBusBackend(db)
 
 
 @pytest.fixture
-async def kafka_rig(db: Database, broker: Kafka) -> AsyncIterator[KafkaRig]:
-    rig = KafkaRig(db, broker)
+async def kafka_rig(db: Database, broker: Kafka) -> AsyncIterator[KafkaBusBackend]:
+    rig = KafkaBusBackend(db, broker)
     yield rig
     await rig.bus.close()
 
 
 @pytest.fixture(params=["postgres", "kafka"])
-def rig(request: pytest.FixtureRequest) -> Rig:
+def rig(request: pytest.FixtureRequest) -> BusBackend:
     """Every implementation in turn."""
-    found: Rig = request.getfixturevalue(f"{request.param}_rig")
+    found: BusBackend = request.getfixturevalue(f"{request.param}_rig")
     return found
 
 
 # What a test says in a line
 
 
-async def publish(rig: Rig, *pairs: tuple[str, str]) -> None:
+async def publish(rig: BusBackend, *pairs: tuple[str, str]) -> None:
     """Publish *pairs* of key and value, in one go."""
     await rig.bus.publish([Message(rig.topic, key, value.encode()) for key, value in pairs])
 
@@ -94,7 +94,9 @@ Handle = Callable[[Delivery], Awaitable[Outcome]]
 
 
 @asynccontextmanager
-async def working(rig: Rig, handle: Handle, name: str = "w", delivering: Delivering = LONG) -> AsyncIterator[None]:
+async def working(
+    rig: BusBackend, handle: Handle, name: str = "w", delivering: Delivering = LONG
+) -> AsyncIterator[None]:
     """A worker at work; it stops and leaves at the end."""
     async with rig.bus.subscribe(rig.topic, worker=name, delivering=delivering) as subscription:
         poll = timedelta(milliseconds=200)
@@ -133,7 +135,7 @@ class Notes:
 # Order
 
 
-async def test_messages_of_a_key_come_in_order(rig: Rig) -> None:
+async def test_messages_of_a_key_come_in_order(rig: BusBackend) -> None:
     """R9: in order per key, over any number of batches."""
     keys = ["a", "b", "c"]
     await publish(rig, *[(key, f"{key}{n}") for n in range(20) for key in keys])
@@ -148,7 +150,7 @@ async def test_messages_of_a_key_come_in_order(rig: Rig) -> None:
     assert seen == {key: [f"{key}{n}" for n in range(20)] for key in keys}
 
 
-async def test_nothing_overtakes_a_message_that_is_retried(rig: Rig) -> None:
+async def test_nothing_overtakes_a_message_that_is_retried(rig: BusBackend) -> None:
     """R9, R11: a key goes on only after the message before was settled; a retry repeats it first."""
     await publish(rig, *[("a", str(n)) for n in range(6)])
     notes = Notes()
@@ -164,7 +166,7 @@ async def test_nothing_overtakes_a_message_that_is_retried(rig: Rig) -> None:
     assert [delivery.attempt for _, delivery in notes.seen] == [1, 1, 2, 3, 1, 1, 2, 3, 1, 1]
 
 
-async def test_what_is_out_is_not_handed_out_again(rig: Rig) -> None:
+async def test_what_is_out_is_not_handed_out_again(rig: BusBackend) -> None:
     """A key's next message waits until the one before it is settled, also for the worker that holds it."""
     await publish(rig, ("a", "1"), ("a", "2"))
     async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
@@ -175,7 +177,7 @@ async def test_what_is_out_is_not_handed_out_again(rig: Rig) -> None:
         assert values(await take(subscription)) == ["2"]
 
 
-async def test_publishing_wakes_a_waiting_worker(rig: Rig) -> None:
+async def test_publishing_wakes_a_waiting_worker(rig: BusBackend) -> None:
     """Nobody sleeps through a message."""
     async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
         await publish(rig, ("a", "first"))
@@ -192,7 +194,7 @@ async def take_after_one_wait(subscription: Subscription) -> Sequence[Delivery]:
         return taken
 
 
-async def test_a_message_published_before_a_wait_ends_it(rig: Rig) -> None:
+async def test_a_message_published_before_a_wait_ends_it(rig: BusBackend) -> None:
     """What came between a take that found nothing and the wait after it is not waited for."""
     async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
         assert await subscription.take(10) == []
@@ -205,7 +207,7 @@ async def test_a_message_published_before_a_wait_ends_it(rig: Rig) -> None:
 # Many workers
 
 
-async def test_keys_are_spread_over_workers(rig: Rig) -> None:
+async def test_keys_are_spread_over_workers(rig: BusBackend) -> None:
     """R9: several workers share a topic; each message is handled once, each key in order."""
     notes = Notes()
 
@@ -225,7 +227,7 @@ async def test_keys_are_spread_over_workers(rig: Rig) -> None:
     check_handled_in_order(rig, notes, 20 * rounds)
 
 
-async def test_workers_join_and_leave_and_every_message_is_handled(rig: Rig) -> None:
+async def test_workers_join_and_leave_and_every_message_is_handled(rig: BusBackend) -> None:
     """R11: a change of workers neither loses nor doubles nor reorders anything."""
     notes, total = Notes(), 0
 
@@ -258,7 +260,7 @@ async def test_workers_join_and_leave_and_every_message_is_handled(rig: Rig) -> 
     assert await rig.bus.backlog(rig.topic) == 0
 
 
-def check_handled_in_order(rig: Rig, notes: Notes, total: int) -> None:
+def check_handled_in_order(rig: BusBackend, notes: Notes, total: int) -> None:
     times = Counter(delivery.message.value for _, delivery in notes.seen)
     assert len(times) == total
     assert rig.may_repeat or set(times.values()) == {1}
@@ -267,7 +269,7 @@ def check_handled_in_order(rig: Rig, notes: Notes, total: int) -> None:
         assert first_times == sorted(first_times)
 
 
-async def test_leaving_gives_back_untouched_messages_at_once(rig: Rig) -> None:
+async def test_leaving_gives_back_untouched_messages_at_once(rig: BusBackend) -> None:
     """A worker that stops leaves the rest of its batch to the others: now, in order, and as if never taken."""
     await publish(rig, *[("a", str(n)) for n in range(5)])
     async with rig.bus.subscribe(rig.topic, worker="leaving", delivering=LONG) as subscription:
@@ -279,7 +281,7 @@ async def test_leaving_gives_back_untouched_messages_at_once(rig: Rig) -> None:
     assert {delivery.attempt for delivery in given} == {1}
 
 
-async def test_leaving_gives_back_what_was_never_settled(rig: Rig) -> None:
+async def test_leaving_gives_back_what_was_never_settled(rig: BusBackend) -> None:
     """A worker that falls out of its loop still leaves nothing behind that others would have to wait for."""
     await publish(rig, ("a", "1"), ("b", "2"))
     with pytest.raises(LookupError):
@@ -290,7 +292,7 @@ async def test_leaving_gives_back_what_was_never_settled(rig: Rig) -> None:
         assert sorted(values(await take_all(subscription, 2))) == ["1", "2"]
 
 
-async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
+async def test_several_event_loops_share_a_topic(rig: BusBackend) -> None:
     """Each loop of a process may have a bus of its own; together they handle each message once."""
     await publish(rig, *[(f"k{n}", str(n)) for n in range(40)])
     handled: list[str] = []
@@ -314,7 +316,7 @@ async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
 # Losing the hold
 
 
-async def test_a_settle_after_the_hold_was_lost_changes_nothing(rig: Rig) -> None:
+async def test_a_settle_after_the_hold_was_lost_changes_nothing(rig: BusBackend) -> None:
     """R11: a worker whose lease ran out is told so; the message is still with the one that took it over."""
     await publish(rig, ("a", "1"), ("a", "2"))
     short = Delivering(lease_for=SHORT)
@@ -331,7 +333,7 @@ async def test_a_settle_after_the_hold_was_lost_changes_nothing(rig: Rig) -> Non
     assert await rig.bus.dead_letters(rig.topic) == []
 
 
-async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(rig: Rig) -> None:
+async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(rig: BusBackend) -> None:
     """R11: who lost a message and got it again settles it under the new hold only."""
     await publish(rig, ("a", "1"))
     async with rig.bus.subscribe(rig.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
@@ -344,7 +346,7 @@ async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(rig: Rig) -
     assert await rig.bus.dead_letters(rig.topic) == []
 
 
-async def test_what_is_lost_comes_again_however_much_waits_behind_it(rig: Rig) -> None:
+async def test_what_is_lost_comes_again_however_much_waits_behind_it(rig: BusBackend) -> None:
     """R11: a worker that has fetched ahead as much as it may, and lets its hold run out, gets all of it again."""
     await publish(rig, *[("a", str(n)) for n in range(2_000)])
     async with rig.bus.subscribe(rig.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
@@ -355,7 +357,7 @@ async def test_what_is_lost_comes_again_however_much_waits_behind_it(rig: Rig) -
         assert values(await take(subscription, limit=1)) == ["1"]
 
 
-async def test_a_batch_is_settled_once(rig: Rig) -> None:
+async def test_a_batch_is_settled_once(rig: BusBackend) -> None:
     """Saying it again says nothing new."""
     await publish(rig, ("a", "1"), ("a", "2"))
     async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
@@ -365,7 +367,7 @@ async def test_a_batch_is_settled_once(rig: Rig) -> None:
         assert values(await take(subscription)) == ["2"]
 
 
-async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
+async def test_a_worker_that_extends_keeps_what_it_holds(rig: BusBackend) -> None:
     """R11: work may take longer than a lease, and others may join meanwhile: nobody else gets what is being handled."""
     await publish(rig, *[(f"k{n}", str(n)) for n in range(20)])
     notes, finish = Notes(), asyncio.Event()
@@ -394,7 +396,7 @@ async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
     assert rig.may_repeat or {delivery.attempt for _, delivery in notes.seen} == {1}
 
 
-async def test_a_worker_that_asks_for_nothing_holds_nobody_up(rig: Rig) -> None:
+async def test_a_worker_that_asks_for_nothing_holds_nobody_up(rig: BusBackend) -> None:
     """A frozen worker keeps no messages from the others, also none that came after it froze."""
     async with rig.bus.subscribe(rig.topic, worker="silent", delivering=Delivering(lease_for=SHORT)) as silent:
         await publish(rig, ("a", "1"))
@@ -409,7 +411,7 @@ async def test_a_worker_that_asks_for_nothing_holds_nobody_up(rig: Rig) -> None:
     assert sorted(seen) == sorted(f"k{n}" for n in range(20))
 
 
-async def test_messages_of_a_killed_worker_are_handed_out_again(rig: Rig) -> None:
+async def test_messages_of_a_killed_worker_are_handed_out_again(rig: BusBackend) -> None:
     """A worker killed in mid-batch leaves all of it to another, in order, one by one: any may be what killed it."""
     await publish(rig, *[("a", f"a{n}") for n in range(3)], *[("b", f"b{n}") for n in range(3)])
     async with child(rig, "hold", lease=SHORT) as dying:
@@ -429,7 +431,7 @@ async def test_messages_of_a_killed_worker_are_handed_out_again(rig: Rig) -> Non
         assert [value for value in values(seen) if value[0] == key] == [f"{key}{n}" for n in range(3)]
 
 
-async def test_a_frozen_worker_loses_its_messages_and_is_told(rig: Rig) -> None:
+async def test_a_frozen_worker_loses_its_messages_and_is_told(rig: BusBackend) -> None:
     """R11: a worker stopped for longer than its lease cannot settle what another took over meanwhile."""
     await publish(rig, ("a", "1"))
     async with child(rig, "hold", lease=SHORT) as zombie:
@@ -445,7 +447,7 @@ async def test_a_frozen_worker_loses_its_messages_and_is_told(rig: Rig) -> None:
             assert await settle(subscription, taken) == 0
 
 
-async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(rig: Rig) -> None:
+async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(rig: BusBackend) -> None:
     """R11: who loses its hold while the others wait for a dead worker takes part again, and nothing stays behind."""
     async with rig.bus.subscribe(rig.topic, worker="late", delivering=Delivering(lease_for=2 * SHORT)) as late:
         async with child(rig, "hold", lease=SHORT) as dying:
@@ -463,7 +465,7 @@ async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(rig: R
     assert await rig.bus.dead_letters(rig.topic) == []
 
 
-async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_rig: KafkaRig) -> None:
+async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_rig: KafkaBusBackend) -> None:
     """R11: what is settled while the group waits for a dead worker is settled, however late the broker answers."""
     rig, bus, topic = kafka_rig, kafka_rig.bus, kafka_rig.topic
     async with bus.subscribe(topic, worker="alive", delivering=Delivering(lease_for=2 * SHORT)) as alive:
@@ -482,7 +484,7 @@ async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_rig:
     assert rig.may_repeat or lost == 0
 
 
-async def share(rig: Rig, subscription: Subscription, other: Child) -> None:
+async def share(rig: BusBackend, subscription: Subscription, other: BusWorkerProcess) -> None:
     """Work on and on, until another process holds some of the messages."""
     holding = asyncio.create_task(other.taken())
     while not holding.done():
@@ -492,7 +494,7 @@ async def share(rig: Rig, subscription: Subscription, other: Child) -> None:
     assert await holding
 
 
-async def test_a_message_that_kills_its_workers_is_set_aside_alone(rig: Rig) -> None:
+async def test_a_message_that_kills_its_workers_is_set_aside_alone(rig: BusBackend) -> None:
     """H6, R10: after so many deaths it is dead-lettered with the reason; what was with it is handled."""
     others = [f"a{n}" for n in range(3)] + [f"b{n}" for n in range(3)]
     await publish(rig, ("b", "b0"), ("a", "a0"), ("a", "poison"), ("a", "a1"), ("b", "b1"), ("a", "a2"), ("b", "b2"))
@@ -514,7 +516,7 @@ async def test_a_message_that_kills_its_workers_is_set_aside_alone(rig: Rig) -> 
 # Retry and dead letters
 
 
-async def test_a_retry_is_handed_out_no_sooner_than_told(rig: Rig) -> None:
+async def test_a_retry_is_handed_out_no_sooner_than_told(rig: BusBackend) -> None:
     """Retry(after) holds its partition back for that long."""
     pause = timedelta(milliseconds=400)
     await publish(rig, ("a", "1"), ("a", "2"))
@@ -528,7 +530,7 @@ async def test_a_retry_is_handed_out_no_sooner_than_told(rig: Rig) -> None:
         assert [(d.message.value, d.attempt) for d in again] == [(b"1", 2), (b"2", 1)]
 
 
-async def test_attempts_and_delay_outlive_the_worker(rig: Rig) -> None:
+async def test_attempts_and_delay_outlive_the_worker(rig: BusBackend) -> None:
     """H6: how often a message was tried is known to whoever gets it next, and when it is due."""
     pause = timedelta(milliseconds=400)
     await publish(rig, ("a", "1"))
@@ -543,7 +545,7 @@ async def test_attempts_and_delay_outlive_the_worker(rig: Rig) -> None:
     assert again.fence > taken[0].fence
 
 
-async def test_a_message_is_set_aside_after_so_many_attempts(rig: Rig) -> None:
+async def test_a_message_is_set_aside_after_so_many_attempts(rig: BusBackend) -> None:
     """H6: redelivered at most so often, then dead-lettered with the error; the key goes on."""
     await rig.bus.publish(
         [Message(rig.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"}), Message(rig.topic, "a", b"good")]
@@ -566,7 +568,7 @@ async def test_a_message_is_set_aside_after_so_many_attempts(rig: Rig) -> None:
     assert abs(letter.died_at - rig.db.clock.now()) < timedelta(minutes=1)
 
 
-async def test_trouble_that_is_nobodys_fault_is_retried_without_end(rig: Rig) -> None:
+async def test_trouble_that_is_nobodys_fault_is_retried_without_end(rig: BusBackend) -> None:
     """R11: a transient failure never ends a message, however often it comes; the attempts that count are its own."""
     await publish(rig, ("a", "1"))
     twice = Delivering(max_attempts=2, lease_for=timedelta(minutes=5))
@@ -580,7 +582,7 @@ async def test_trouble_that_is_nobodys_fault_is_retried_without_end(rig: Rig) ->
     assert await rig.bus.backlog(rig.topic) == 0
 
 
-async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(rig: Rig) -> None:
+async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(rig: BusBackend) -> None:
     """R10, R11: what cannot be read is dead-lettered with the reason, whatever that says; the next is handled."""
     await publish(rig, *[("a", str(n)) for n in range(4)])
     reason = "no \0 JSON \ud800 ✗"
@@ -601,7 +603,7 @@ async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(rig: Rig
 # Publishing
 
 
-async def test_what_a_transaction_publishes_is_seen_when_it_commits(rig: Rig) -> None:
+async def test_what_a_transaction_publishes_is_seen_when_it_commits(rig: BusBackend) -> None:
     """H4: the next message and the change that causes it are one; before the commit nobody sees it."""
     async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
         async with rig.db.transaction() as tx:
@@ -613,7 +615,7 @@ async def test_what_a_transaction_publishes_is_seen_when_it_commits(rig: Rig) ->
         assert [(d.message.value, dict(d.message.headers)) for d in taken] == [(b"1", {"n": "1"}), (b"2", {})]
 
 
-async def test_what_a_rolled_back_transaction_published_is_never_seen(rig: Rig) -> None:
+async def test_what_a_rolled_back_transaction_published_is_never_seen(rig: BusBackend) -> None:
     """H4: without the commit there is no message."""
     with pytest.raises(LookupError):
         async with rig.db.transaction() as tx:
@@ -625,7 +627,7 @@ async def test_what_a_rolled_back_transaction_published_is_never_seen(rig: Rig) 
         assert values(await take(subscription)) == ["after"]
 
 
-async def test_publishing_to_a_server_that_is_down_says_so(rig: Rig) -> None:
+async def test_publishing_to_a_server_that_is_down_says_so(rig: BusBackend) -> None:
     """R8: within seconds, as Transient with a hint; so the caller can answer 503."""
     async with rig.dead() as bus, asyncio.timeout(10):
         with pytest.raises(Transient) as failure:
@@ -637,11 +639,11 @@ async def test_publishing_to_a_server_that_is_down_says_so(rig: Rig) -> None:
         assert failure.value.hint
 
 
-async def test_a_bus_that_is_up_says_so(rig: Rig) -> None:
+async def test_a_bus_that_is_up_says_so(rig: BusBackend) -> None:
     await rig.bus.check()
 
 
-async def test_messages_arrive_as_they_were_published(rig: Rig) -> None:
+async def test_messages_arrive_as_they_were_published(rig: BusBackend) -> None:
     """Keys of any script and of the full length, empty values, headers, bytes up to the limit."""
     messages = [
         Message(rig.topic, "ключ/鍵:🔑", bytes(range(256)), {"traceId": "00-aß", "empty": ""}),
@@ -673,7 +675,7 @@ async def test_messages_arrive_as_they_were_published(rig: Rig) -> None:
         {"topic": "no/such topic"},
     ],
 )
-async def test_what_no_bus_could_carry_is_refused(rig: Rig, change: dict[str, Any]) -> None:
+async def test_what_no_bus_could_carry_is_refused(rig: BusBackend, change: dict[str, Any]) -> None:
     """R8: over a limit is the caller's mistake, told before anything is sent."""
     fine = Message(rig.topic, "fine", b"")
     with pytest.raises(Invalid, match=r"key|bytes|header|topic"):
@@ -681,7 +683,7 @@ async def test_what_no_bus_could_carry_is_refused(rig: Rig, change: dict[str, An
     assert await rig.bus.backlog(rig.topic) == 0
 
 
-async def test_the_backlog_counts_what_is_not_settled(rig: Rig) -> None:
+async def test_the_backlog_counts_what_is_not_settled(rig: BusBackend) -> None:
     """What waits and what is out count; what is done or dead does not; an unknown topic has none."""
     assert await rig.bus.backlog(rig.topic) == 0
     assert await rig.bus.dead_letters(rig.topic) == []

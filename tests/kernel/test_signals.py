@@ -21,7 +21,7 @@ from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.signals.redis import RedisSignals
 from penstock.kernel.signals.redis import listener as redis_listener
-from tests.kernel.signals_backends import PostgresRig, RedisRig, Rig, redis_rig
+from tests.kernel.signals_backends import PostgresSignalsBackend, RedisSignalsBackend, SignalsBackend, redis_rig
 from tests.services.redis import RedisCluster, RedisServer, redis_binary
 from tests.support.require import require
 
@@ -60,26 +60,26 @@ def private_cluster() -> Iterator[RedisCluster]:
 
 
 @pytest.fixture
-async def postgres_rig(db: Database) -> PostgresRig:
-    return PostgresRig(db)
+async def postgres_rig(db: Database) -> PostgresSignalsBackend:
+    return PostgresSignalsBackend(db)
 
 
 @pytest.fixture
-async def cluster_rig(cluster: RedisCluster) -> AsyncIterator[RedisRig]:
+async def cluster_rig(cluster: RedisCluster) -> AsyncIterator[RedisSignalsBackend]:
     async with redis_rig(cluster) as rig:
         yield rig
 
 
 @pytest.fixture
-async def single_rig(single: RedisServer) -> AsyncIterator[RedisRig]:
+async def single_rig(single: RedisServer) -> AsyncIterator[RedisSignalsBackend]:
     async with redis_rig(single) as rig:
         yield rig
 
 
 @pytest.fixture(params=["postgres", "cluster", "single"])
-def rig(request: pytest.FixtureRequest) -> Rig:
+def rig(request: pytest.FixtureRequest) -> SignalsBackend:
     """Every implementation in turn."""
-    found: Rig = request.getfixturevalue(f"{request.param}_rig")
+    found: SignalsBackend = request.getfixturevalue(f"{request.param}_rig")
     return found
 
 
@@ -116,14 +116,14 @@ def first_arrivals(items: list[Signal | Resync]) -> list[str]:
 # Every implementation
 
 
-async def test_the_first_thing_a_listener_receives_is_resync(rig: Rig) -> None:
+async def test_the_first_thing_a_listener_receives_is_resync(rig: SignalsBackend) -> None:
     """R22: whatever happened before, a listener first looks at the source of truth."""
     await rig.signals.announce(["before"])
     async with rig.signals.listen("pod") as feed, asyncio.timeout(WITHIN):
         assert await anext(feed) == Resync("the listener began")
 
 
-async def test_a_signal_arrives_at_once(rig: Rig) -> None:
+async def test_a_signal_arrives_at_once(rig: SignalsBackend) -> None:
     """R16: from announcement to listener there is no waiting for a poll."""
     async with rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -131,7 +131,7 @@ async def test_a_signal_arrives_at_once(rig: Rig) -> None:
         await heard(feed, "now", within=AT_ONCE)
 
 
-async def test_every_listener_hears_every_signal(rig: Rig) -> None:
+async def test_every_listener_hears_every_signal(rig: SignalsBackend) -> None:
     """R22: listeners do not share signals among them; each gets all."""
     bodies = [f"v{n}" for n in range(20)]
     async with contextlib.AsyncExitStack() as stack:
@@ -144,7 +144,7 @@ async def test_every_listener_hears_every_signal(rig: Rig) -> None:
             assert first_arrivals(await heard(feed, *bodies)) == bodies
 
 
-async def test_signals_of_one_announcer_arrive_in_order(rig: Rig) -> None:
+async def test_signals_of_one_announcer_arrive_in_order(rig: SignalsBackend) -> None:
     """R16: what was announced first is heard first, within an announcement and among several."""
     bodies = [f"{n:04}" for n in range(500)]
     async with rig.signals.listen("pod") as feed:
@@ -159,7 +159,7 @@ async def test_signals_of_one_announcer_arrive_in_order(rig: Rig) -> None:
     ["Größe 🌊 \N{GREEK SMALL LETTER OMEGA}", "x" * BODY_LIMIT, "ü" * (BODY_LIMIT // 2), ' {"a": "\'\\"}\r\n\t\x01 '],
     ids=["unicode", "largest", "largest in bytes", "quotes and controls"],
 )
-async def test_a_body_arrives_as_it_was_written(rig: Rig, body: str) -> None:
+async def test_a_body_arrives_as_it_was_written(rig: SignalsBackend, body: str) -> None:
     """R16: any text of up to the limit in bytes comes through unchanged."""
     async with rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -168,7 +168,7 @@ async def test_a_body_arrives_as_it_was_written(rig: Rig, body: str) -> None:
 
 
 @pytest.mark.parametrize("body", ["x" * (BODY_LIMIT + 1), "ü" * BODY_LIMIT, "", "a\0b", "\ud800"])
-async def test_a_body_nobody_could_carry_is_refused_with_all_its_company(rig: Rig, body: str) -> None:
+async def test_a_body_nobody_could_carry_is_refused_with_all_its_company(rig: SignalsBackend, body: str) -> None:
     """R16: one bad body is Invalid, and none of the announcement goes out."""
     async with rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -180,7 +180,7 @@ async def test_a_body_nobody_could_carry_is_refused_with_all_its_company(rig: Ri
     assert refused.value.hint
 
 
-async def test_announcing_nothing_is_no_signal(rig: Rig) -> None:
+async def test_announcing_nothing_is_no_signal(rig: SignalsBackend) -> None:
     """R15: an empty announcement is not an error."""
     async with rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -189,7 +189,7 @@ async def test_announcing_nothing_is_no_signal(rig: Rig) -> None:
         assert first_arrivals(await heard(feed, "something")) == ["something"]
 
 
-async def test_a_lost_connection_is_told_and_mended(rig: Rig) -> None:
+async def test_a_lost_connection_is_told_and_mended(rig: SignalsBackend) -> None:
     """R22: every reconnect is a Resync, after which what was announced meanwhile is known; later signals arrive."""
     async with rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -201,7 +201,7 @@ async def test_a_lost_connection_is_told_and_mended(rig: Rig) -> None:
             await heard(feed, f"later-{n}")
 
 
-async def test_a_listener_that_comes_back_hears_again(rig: Rig) -> None:
+async def test_a_listener_that_comes_back_hears_again(rig: SignalsBackend) -> None:
     """R22: after a restart under the same name a listener resyncs, and hears what comes, not what came."""
     async with rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -212,7 +212,7 @@ async def test_a_listener_that_comes_back_hears_again(rig: Rig) -> None:
         assert first_arrivals(await heard(feed, "back")) == ["back"]
 
 
-async def test_whoever_stops_waiting_loses_nothing(rig: Rig) -> None:
+async def test_whoever_stops_waiting_loses_nothing(rig: SignalsBackend) -> None:
     """R19: a listener may wait with a limit; what comes afterwards is still handed out."""
     async with rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -222,7 +222,7 @@ async def test_whoever_stops_waiting_loses_nothing(rig: Rig) -> None:
         await heard(feed, "after all")
 
 
-async def test_a_listener_that_is_too_slow_is_told_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listener_that_is_too_slow_is_told_so(rig: SignalsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """R22: what waits for a slow listener is bounded; beyond it there is a Resync in place of the signals."""
     monkeypatch.setattr(notifications, "INBOX_LIMIT", 10)
     told = Missed("the listener was too slow")
@@ -236,7 +236,7 @@ async def test_a_listener_that_is_too_slow_is_told_so(rig: Rig, monkeypatch: pyt
         await resynced(feed, told.reason)
 
 
-async def test_a_listener_in_another_process_hears(rig: Rig) -> None:
+async def test_a_listener_in_another_process_hears(rig: SignalsBackend) -> None:
     """R16: signals cross processes; the listener there begins with its own Resync."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.kernel.signals_listener", *rig.child, cwd=ROOT, stdout=asyncio.subprocess.PIPE
@@ -253,7 +253,7 @@ async def test_a_listener_in_another_process_hears(rig: Rig) -> None:
         await child.wait()
 
 
-async def test_a_cancelled_announcement_ends_as_cancelled(rig: Rig) -> None:
+async def test_a_cancelled_announcement_ends_as_cancelled(rig: SignalsBackend) -> None:
     """R15: whoever announces can be stopped at any moment, and the channel still works."""
     for steps in range(40):
         announcing = asyncio.create_task(rig.signals.announce(["perhaps"]))
@@ -265,7 +265,7 @@ async def test_a_cancelled_announcement_ends_as_cancelled(rig: Rig) -> None:
     await rig.signals.announce(["works"])
 
 
-async def test_a_listener_can_be_closed_at_any_moment(rig: Rig) -> None:
+async def test_a_listener_can_be_closed_at_any_moment(rig: SignalsBackend) -> None:
     """R22: closing is prompt whatever the listener is just doing."""
     for steps in range(40):
         async with asyncio.timeout(WITHIN), rig.signals.listen("pod"):
@@ -273,7 +273,7 @@ async def test_a_listener_can_be_closed_at_any_moment(rig: Rig) -> None:
                 await asyncio.sleep(0)
 
 
-async def test_a_channel_that_works_passes_its_check(rig: Rig) -> None:
+async def test_a_channel_that_works_passes_its_check(rig: SignalsBackend) -> None:
     """R23: health tells the truth in good times."""
     await rig.signals.check()
 
@@ -331,7 +331,9 @@ async def test_a_channel_postgres_would_cut_is_refused(db: Database, channel: st
 # Redis alone
 
 
-async def test_an_announcement_is_both_added_and_published(cluster: RedisCluster, cluster_rig: RedisRig) -> None:
+async def test_an_announcement_is_both_added_and_published(
+    cluster: RedisCluster, cluster_rig: RedisSignalsBackend
+) -> None:
     """R15: the stream has it in its field `body`, and whoever subscribes at any node of the cluster gets it."""
     elsewhere = cluster.node((cluster.owner(cluster_rig.stream) + 1) % 3).pubsub()  # type: ignore[no-untyped-call]
     elsewhere.subscribe(f"{cluster_rig.name}:pub")
@@ -342,7 +344,7 @@ async def test_an_announcement_is_both_added_and_published(cluster: RedisCluster
     assert [fields for _, fields in cluster_rig.server.xrange(cluster_rig.stream)] == [{"body": "both"}]
 
 
-async def test_pubsub_alone_is_instant(cluster_rig: RedisRig) -> None:
+async def test_pubsub_alone_is_instant(cluster_rig: RedisSignalsBackend) -> None:
     """R15: what is published arrives without the stream's help."""
     async with cluster_rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -350,7 +352,7 @@ async def test_pubsub_alone_is_instant(cluster_rig: RedisRig) -> None:
         await heard(feed, "only published", within=AT_ONCE)
 
 
-async def test_what_pubsub_lost_is_caught_up_from_the_stream(cluster_rig: RedisRig) -> None:
+async def test_what_pubsub_lost_is_caught_up_from_the_stream(cluster_rig: RedisSignalsBackend) -> None:
     """R15, R22: a signal that is only in the stream is heard, and heard once."""
     async with cluster_rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -360,7 +362,7 @@ async def test_what_pubsub_lost_is_caught_up_from_the_stream(cluster_rig: RedisR
     assert [item.body for item in items if isinstance(item, Signal)] == [f"only added {n}" for n in range(5)]
 
 
-async def test_while_pubsub_is_cut_again_and_again_the_very_signals_arrive(cluster_rig: RedisRig) -> None:
+async def test_while_pubsub_is_cut_again_and_again_the_very_signals_arrive(cluster_rig: RedisSignalsBackend) -> None:
     """R22: a broken Pub/Sub costs no signal, and it is subscribed to again."""
     bodies = [f"v{n}" for n in range(10)]
     async with cluster_rig.signals.listen("pod") as feed:
@@ -376,7 +378,7 @@ async def test_while_pubsub_is_cut_again_and_again_the_very_signals_arrive(clust
 
 
 async def test_silence_is_no_loss_so_long_as_the_server_answers(
-    single_rig: RedisRig, monkeypatch: pytest.MonkeyPatch
+    single_rig: RedisSignalsBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R22: a quiet subscription is asked whether it lives, and goes on."""
     monkeypatch.setattr(redis_listener, "_PING_AFTER", 0.02)
@@ -388,7 +390,7 @@ async def test_silence_is_no_loss_so_long_as_the_server_answers(
         assert await heard(feed, "after the silence") == [Signal("after the silence")]
 
 
-def pings(rig: RedisRig) -> int:
+def pings(rig: RedisSignalsBackend) -> int:
     return int(rig.server.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"])
 
 
@@ -413,7 +415,7 @@ async def test_a_server_that_says_nothing_more_is_a_loss(monkeypatch: pytest.Mon
         service.stop()
 
 
-async def test_a_signal_handed_to_a_dead_connection_is_handed_again(cluster_rig: RedisRig) -> None:
+async def test_a_signal_handed_to_a_dead_connection_is_handed_again(cluster_rig: RedisSignalsBackend) -> None:
     """R22: what Redis counts as delivered and nobody acknowledged is not lost."""
     lost = """
         redis.call('XADD', KEYS[1], '*', 'body', 'swallowed')
@@ -425,7 +427,7 @@ async def test_a_signal_handed_to_a_dead_connection_is_handed_again(cluster_rig:
         await heard(feed, "swallowed")
 
 
-async def test_signals_are_acknowledged(cluster_rig: RedisRig) -> None:
+async def test_signals_are_acknowledged(cluster_rig: RedisSignalsBackend) -> None:
     """R22: Redis keeps nothing pending for a listener that has read all."""
     async with cluster_rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -435,7 +437,7 @@ async def test_signals_are_acknowledged(cluster_rig: RedisRig) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-async def test_a_stream_trimmed_past_the_listener_is_told(cluster_rig: RedisRig, kept: int) -> None:
+async def test_a_stream_trimmed_past_the_listener_is_told(cluster_rig: RedisSignalsBackend, kept: int) -> None:
     """R22: entries that were trimmed before they were read become a Resync, whether or not any is left."""
     add_and_trim = """
         for i = 2, #ARGV do redis.call('XADD', KEYS[1], '*', 'body', ARGV[i]) end
@@ -448,7 +450,7 @@ async def test_a_stream_trimmed_past_the_listener_is_told(cluster_rig: RedisRig,
     assert items == [Signal("last")] * kept + [Resync("the stream was trimmed before it was read")]
 
 
-async def test_a_listener_that_keeps_up_is_not_told_of_trimming(cluster_rig: RedisRig) -> None:
+async def test_a_listener_that_keeps_up_is_not_told_of_trimming(cluster_rig: RedisSignalsBackend) -> None:
     """R22: trimming what was read is no loss: no Resync without need."""
     async with cluster_rig.signals.listen("pod") as feed:
         await begun(cluster_rig, feed)
@@ -457,7 +459,7 @@ async def test_a_listener_that_keeps_up_is_not_told_of_trimming(cluster_rig: Red
             assert await heard(feed, f"v{n}") == [Signal(f"v{n}")]
 
 
-async def begun(rig: RedisRig, feed: Items) -> None:
+async def begun(rig: RedisSignalsBackend, feed: Items) -> None:
     """Past the first entry of an empty stream, which may cause a needless Resync, and quiet."""
     await resynced(feed)
     rig.add("first")
@@ -466,7 +468,7 @@ async def begun(rig: RedisRig, feed: Items) -> None:
     await heard(feed, "second")
 
 
-async def test_a_wiped_redis_is_told_and_used_again(cluster: RedisCluster, cluster_rig: RedisRig) -> None:
+async def test_a_wiped_redis_is_told_and_used_again(cluster: RedisCluster, cluster_rig: RedisSignalsBackend) -> None:
     """R22: when Redis lost its data the listener resyncs, and both paths work as before."""
     async with cluster_rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -511,7 +513,9 @@ async def test_a_failover_is_told_and_the_new_node_used() -> None:
         await asyncio.to_thread(service.stop)
 
 
-async def test_a_stream_that_moves_to_another_node_is_followed(cluster: RedisCluster, cluster_rig: RedisRig) -> None:
+async def test_a_stream_that_moves_to_another_node_is_followed(
+    cluster: RedisCluster, cluster_rig: RedisSignalsBackend
+) -> None:
     """R16, R22: while a slot is moved, for however long, and after it: Resync, and signals on both paths."""
     async with cluster_rig.signals.listen("pod") as feed:
         await resynced(feed)
@@ -525,7 +529,7 @@ async def test_a_stream_that_moves_to_another_node_is_followed(cluster: RedisClu
         await heard(feed, "after")
 
 
-async def test_a_listener_that_closes_leaves_nothing_behind(cluster_rig: RedisRig) -> None:
+async def test_a_listener_that_closes_leaves_nothing_behind(cluster_rig: RedisSignalsBackend) -> None:
     """R22: a listener's group is its own, and gone when it closes."""
     async with cluster_rig.signals.listen("a") as one, cluster_rig.signals.listen("b") as other:
         await resynced(one)
@@ -548,7 +552,7 @@ async def test_leftovers_of_dead_listeners_are_reaped(cluster: RedisCluster) -> 
             await becomes(lambda: rig.groups == alive)
 
 
-def leave_behind(rig: RedisRig, *groups: str) -> None:
+def leave_behind(rig: RedisSignalsBackend, *groups: str) -> None:
     for group in groups:
         rig.server.xgroup_create(rig.stream, group, mkstream=True)
         rig.server.xgroup_createconsumer(rig.stream, group, "listener")
@@ -568,7 +572,7 @@ async def test_a_quiet_listener_is_not_taken_for_dead(cluster: RedisCluster) -> 
         await becomes(has_shown_itself)
 
 
-async def test_a_listener_begins_afresh_where_its_namesake_died(cluster_rig: RedisRig) -> None:
+async def test_a_listener_begins_afresh_where_its_namesake_died(cluster_rig: RedisSignalsBackend) -> None:
     """R22: the leftover group of the same name does not bring the signals of another life."""
     leave_behind(cluster_rig, f"{cluster_rig.name}:pod")
     cluster_rig.add("of another life")
@@ -578,7 +582,7 @@ async def test_a_listener_begins_afresh_where_its_namesake_died(cluster_rig: Red
         assert first_arrivals(await heard(feed, "of this life")) == ["of this life"]
 
 
-async def test_the_lag_is_that_of_the_slowest_listener(cluster_rig: RedisRig) -> None:
+async def test_the_lag_is_that_of_the_slowest_listener(cluster_rig: RedisSignalsBackend) -> None:
     """R26: entries nobody was handed count for the group that is furthest behind, of this channel's groups."""
     assert await cluster_rig.signals.lag() == 0
     leave_behind(cluster_rig, f"{cluster_rig.name}:slow", "another:slower")

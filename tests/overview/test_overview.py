@@ -19,7 +19,7 @@ from penstock.overview.client import OverviewClient
 from penstock.overview.contract import Part
 from penstock.overview.machines import PART_OF
 from tests.harvest.stepper import FEED, feed
-from tests.ingest.harness import KEYED, SUPPLIER, House
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
 from tests.services.postgres import fresh_database
 from tests.support.processes import Result, Up, penstock
 from tests.support.settings import write_config
@@ -41,7 +41,7 @@ def databases() -> Iterator[list[str]]:
         runner.run(stack.aclose())
 
 
-class Plant:
+class OverviewHarness:
     """A Penstock with tokens whose journals are in three databases, and in which every part has moved something."""
 
     def __init__(self, up: Up, folder: Path, databases: list[str]) -> None:
@@ -95,11 +95,11 @@ class Plant:
 
 
 @pytest.fixture(scope="module")
-def plant(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+def plant(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[OverviewHarness]:
     folder = tmp_path_factory.mktemp("plant")
     platform, tracking, refdata = databases
     parts = urlsplit(refdata)
-    house = House(folder / "root", KEYED)
+    house = IngestHarness(folder / "root", KEYED)
     write_config(
         folder,
         {
@@ -118,12 +118,12 @@ def plant(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> Ite
         },
     )
     with Up(folder, env={**WITH_TOKENS, "DB_PASSWORD": parts.password or ""}) as up:
-        plant = Plant(up, folder, databases)
+        plant = OverviewHarness(up, folder, databases)
         _move_everything(plant, house)
         yield plant
 
 
-def _move_everything(plant: Plant, house: House) -> None:
+def _move_everything(plant: OverviewHarness, house: IngestHarness) -> None:
     plant.post("/api/v1/pipeline/files/register", {"filename": FILE, "shards": [0, 1]})
     plant.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
     item = {"key": "EUR", "payload": {"rate": 1.1}}
@@ -143,7 +143,7 @@ def _move_everything(plant: Plant, house: House) -> None:
     until(have_all_ended, "a run of ingest, one of harvest and one of flows have failed")
 
 
-def test_every_part_is_told_in_one_stream(plant: Plant) -> None:
+def test_every_part_is_told_in_one_stream(plant: OverviewHarness) -> None:
     """T17, F18: each move with its part, its subject, who and why, whichever database it was noted in."""
     told = plant.events(last=1000)
     assert {event["part"] for _, event in told} == set(Part)
@@ -154,7 +154,7 @@ def test_every_part_is_told_in_one_stream(plant: Plant) -> None:
     assert all(len(name.split(".")) == 3 for name, _ in told)  # how far each of three journals was told
 
 
-def test_whoever_comes_back_misses_nothing(plant: Plant) -> None:
+def test_whoever_comes_back_misses_nothing(plant: OverviewHarness) -> None:
     """T17: from any event on, all that come after it are told, each once."""
     told = plant.events(last=1000)
     names = [name for name, _ in told]
@@ -163,7 +163,7 @@ def test_whoever_comes_back_misses_nothing(plant: Plant) -> None:
         assert plant.events({"last-event-id": names[place]}) == told[place + 1 :]
 
 
-def test_one_may_ask_for_less(plant: Plant) -> None:
+def test_one_may_ask_for_less(plant: OverviewHarness) -> None:
     """T17: some parts, some subjects, the last so many."""
     everything = [event for _, event in plant.events(last=1000)]
     for part in Part:
@@ -177,7 +177,7 @@ def test_one_may_ask_for_less(plant: Plant) -> None:
     assert plant.events() == []
 
 
-def test_moves_are_told_as_they_are_made(plant: Plant) -> None:
+def test_moves_are_told_as_they_are_made(plant: OverviewHarness) -> None:
     """T17: a stream that is followed goes on with what happens next."""
     with plant.live() as stream:
         lines = stream.iter_lines()
@@ -189,13 +189,13 @@ def test_moves_are_told_as_they_are_made(plant: Plant) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "1-2-3", "1-2-3.4-5-6", "1-2-3.4-5-6.7-8-x", "1-2-3.4-5-6.7-8-9.0-0-0"])
-def test_an_id_that_is_none_is_the_callers_mistake(plant: Plant, name: str) -> None:
+def test_an_id_that_is_none_is_the_callers_mistake(plant: OverviewHarness, name: str) -> None:
     """T9: 422, and a hint."""
     answer = plant.get("/events", {**plant.operator, "last-event-id": name}, follow="false")
     assert (answer.status_code, answer.json()["code"]) == (422, "BAD_EVENT_ID")
 
 
-def test_the_whole_belongs_to_no_tenant(plant: Plant) -> None:
+def test_the_whole_belongs_to_no_tenant(plant: OverviewHarness) -> None:
     """R28: a tenant sees nothing of the house, nor of other tenants; without a token nobody sees anything."""
     for path in ("/events", "/status"):
         assert plant.get(path, {}).status_code == 401
@@ -203,7 +203,7 @@ def test_the_whole_belongs_to_no_tenant(plant: Plant) -> None:
         assert (refused.status_code, refused.json()["code"]) == (403, "NOT_FOR_TENANTS")
 
 
-def test_what_is_broken_is_told_with_the_next_step(plant: Plant) -> None:
+def test_what_is_broken_is_told_with_the_next_step(plant: OverviewHarness) -> None:
     """T16, F18: by every part that has something to tell, and by no other."""
     found = plant.findings()
     assert set(found) == {"tracking", "ingest", "harvest", "flows"}
@@ -217,7 +217,7 @@ def test_what_is_broken_is_told_with_the_next_step(plant: Plant) -> None:
     assert run["hint"] == f"penstock flow show {RUN}; then penstock flow retry {RUN}"
 
 
-def test_the_commands_tell_the_same(plant: Plant) -> None:
+def test_the_commands_tell_the_same(plant: OverviewHarness) -> None:
     """T16: one screen, exit code 1 while something is wrong; the stream a line a move."""
     for act in ("retry", "fail"):
         plant.post(f"/api/v1/pipeline/stages/event-ingest/{act}", {"filename": FILE})
@@ -245,7 +245,7 @@ def test_a_server_that_is_away_is_no_status(tmp_path: Path) -> None:
         assert "hint: is it running?" in done.err
 
 
-def test_whoever_follows_comes_back_after_an_end(plant: Plant, tmp_path: Path) -> None:
+def test_whoever_follows_comes_back_after_an_end(plant: OverviewHarness, tmp_path: Path) -> None:
     """T17: a stream that is cut goes on after the last event, without a gap and without a repetition."""
     told = plant.events(last=1000)
     cut = [b"".join(_event(*one) for one in told[:3]), b"", b"".join(_event(*one) for one in told[3:6])]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from penstock.settings import Settings
-from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings
+from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings
 from tests.services.kafka import Kafka, kafka
 
 
@@ -31,6 +31,6 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 
 
 @pytest.fixture
-async def rig(settings: Settings) -> AsyncIterator[Rig]:
+async def rig(settings: Settings) -> AsyncIterator[RefdataHarness]:
     async with opened(settings) as rig:
         yield rig

@@ -57,7 +57,7 @@ async def create_schemas(url: str) -> None:
         await connection.close()
 
 
-class Rig:
+class RefdataHarness:
     """One refdata, and short words for what tests do with it."""
 
     def __init__(self, platform: RefdataPlatform) -> None:
@@ -111,9 +111,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Rig]:
+async def opened(settings: Settings) -> AsyncIterator[RefdataHarness]:
     async with open_refdata(settings, Telemetry()) as platform:
-        yield Rig(platform)
+        yield RefdataHarness(platform)
 
 
 def upsert(key: str, payload: Any) -> Json:
@@ -142,7 +142,7 @@ def on_bus(body: bytes, tenant: str = "acme", event_id: UUID | None = None) -> t
     return value, message_key(tenant, said["dictCode"])
 
 
-async def published(rig: Rig, count: int) -> AsyncIterator[Message]:
+async def published(rig: RefdataHarness, count: int) -> AsyncIterator[Message]:
     """The first *count* messages on the commands' topic."""
     async with rig.bus.subscribe(rig.topic, worker="reader", delivering=Delivering()) as queue:
         left = count

@@ -57,7 +57,7 @@ def _ledger(code: str) -> Json:
     }
 
 
-class Sent(NamedTuple):
+class SentCommand(NamedTuple):
     """A command that was sent: how it must end is known beforehand."""
 
     tenant: str
@@ -66,9 +66,9 @@ class Sent(NamedTuple):
     must_fail: bool = False
 
 
-def load() -> list[Sent]:
+def load() -> list[SentCommand]:
     """Commands for every kind of dictionary, a snapshot in chunks among them; some cannot be applied."""
-    sent: list[Sent] = []
+    sent: list[SentCommand] = []
     for tenant in TENANTS:
         for number in range(5):
             sent.append(_delta(tenant, "LEDGER", uuid4().hex, number))
@@ -80,27 +80,27 @@ def load() -> list[Sent]:
     return sent + snapshot("acme")
 
 
-def one_delta(tenant: str) -> Sent:
+def one_delta(tenant: str) -> SentCommand:
     """A command nobody else has to do with."""
     return _delta(tenant, "LOOSE", "alone", 1)
 
 
-def snapshot(tenant: str) -> list[Sent]:
+def snapshot(tenant: str) -> list[SentCommand]:
     """A snapshot in three chunks."""
     snapshot_id, sent = uuid4(), []
     for index in (3, 1, 2):
         event_id = uuid4()
         items = [upsert(uuid4().hex, index) for _ in range(2)]
-        sent.append(Sent(tenant, event_id, chunk("WHOLE", snapshot_id, index, 3, *items, eventId=str(event_id))))
+        sent.append(SentCommand(tenant, event_id, chunk("WHOLE", snapshot_id, index, 3, *items, eventId=str(event_id))))
     return sent
 
 
-def _delta(tenant: str, code: str, key: str, payload: Any, *, must_fail: bool = False) -> Sent:
+def _delta(tenant: str, code: str, key: str, payload: Any, *, must_fail: bool = False) -> SentCommand:
     event_id = uuid4()
-    return Sent(tenant, event_id, command(code, upsert(key, payload), eventId=str(event_id)), must_fail)
+    return SentCommand(tenant, event_id, command(code, upsert(key, payload), eventId=str(event_id)), must_fail)
 
 
-class Running:
+class RoleProcess:
     """A role in a process of its own, ready; forked from one that has read the program already."""
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -137,7 +137,7 @@ class Running:
 
 
 @dataclass
-class House:
+class RoleProcesses:
     """Roles as processes, clients that do not give up, and a listener."""
 
     folder: Path
@@ -146,15 +146,15 @@ class House:
     bus: Bus
     redis: RedisServer | None
     client: httpx.AsyncClient
-    running: dict[str, Running] = field(default_factory=dict)
-    sent: list[Sent] = field(default_factory=list)
+    running: dict[str, RoleProcess] = field(default_factory=dict)
+    sent: list[SentCommand] = field(default_factory=list)
     given_up: dict[UUID, str | None] = field(default_factory=dict)
     foreign: list[tuple[str, str]] = field(default_factory=list)
     heard: set[tuple[str, str, int]] = field(default_factory=set)
 
     async def start(self, *names: str) -> None:
         """Have roles running; of one role there may be several, told apart after a dot."""
-        started = await asyncio.gather(*(asyncio.to_thread(Running, name, self.folder) for name in names))
+        started = await asyncio.gather(*(asyncio.to_thread(RoleProcess, name, self.folder) for name in names))
         self.running.update(zip(names, started, strict=True))
 
     def order(self, name: str, point: str, nth: int = 1, how: signal.Signals = signal.SIGKILL) -> None:
@@ -186,14 +186,14 @@ class House:
             running.signal(signal.SIGKILL)
             running.ended()
 
-    async def send(self, sent: Sequence[Sent]) -> None:
+    async def send(self, sent: Sequence[SentCommand]) -> None:
         """Commands of one tenant in order, tenants side by side; who gets no answer asks again, under the same id."""
         self.sent += sent
-        lanes: dict[str, list[Sent]] = defaultdict(list)
+        lanes: dict[str, list[SentCommand]] = defaultdict(list)
         for one in sent:
             lanes[one.tenant].append(one)
 
-        async def walk(lane: Sequence[Sent]) -> None:
+        async def walk(lane: Sequence[SentCommand]) -> None:
             for one in lane:
                 await becomes(partial(self.ask, one), "no answer")
 
@@ -201,7 +201,7 @@ class House:
             for lane in lanes.values():
                 group.create_task(walk(lane))
 
-    async def ask(self, one: Sent) -> bool:
+    async def ask(self, one: SentCommand) -> bool:
         """Send a command once; whether it was answered."""
         try:
             url = f"{self.running['command-api'].api}/v1/tenants/{one.tenant}/updates"
@@ -211,7 +211,7 @@ class House:
         assert answer.status_code in (202, 503), answer.text
         return answer.status_code == 202
 
-    async def send_once(self, one: Sent, ends: str | None) -> bool:
+    async def send_once(self, one: SentCommand, ends: str | None) -> bool:
         """Send a command and never again; it must end so (None: nobody knows it); whether it was answered."""
         self.given_up[one.event_id] = ends
         return await self.ask(one)
@@ -337,7 +337,7 @@ def _told(body: str) -> tuple[str, str, int]:
 @asynccontextmanager
 async def housed(
     folder: Path, url: str, kafka: Kafka | None, redis: RedisServer | None, *, is_static: bool = False, **refdata: Any
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RoleProcesses]:
     """A house nobody lives in yet. With *is_static* Kafka knows a role again that was killed, and does not wait."""
     await create_schemas(url)
     document = _document(url, kafka, redis, is_static=is_static, **refdata)
@@ -351,7 +351,7 @@ async def housed(
         signals = make_invalidations(settings, db)
         stack.push_async_callback(signals.close)
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=10))
-        house = House(folder, settings, db, bus, redis, client)
+        house = RoleProcesses(folder, settings, db, bus, redis, client)
         stack.callback(house.close)
         is_listening = asyncio.Event()
         hearing = asyncio.create_task(house.hear(signals, is_listening))

@@ -21,7 +21,7 @@ from penstock.refdata.mapping import Mapped
 from penstock.refdata.model import Event
 from penstock.roles import adapting
 from penstock.settings import Settings
-from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings, upsert
+from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.services.kafka import Kafka
 from tests.support.types import Json
 
@@ -221,20 +221,20 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 
 
 @pytest.fixture
-async def rig(settings: Settings) -> AsyncIterator[Rig]:
+async def rig(settings: Settings) -> AsyncIterator[RefdataHarness]:
     async with opened(settings) as rig:
         yield rig
 
 
-async def post(rig: Rig, number: int, value: bytes, key: str = "k", **headers: str) -> None:
+async def post(rig: RefdataHarness, number: int, value: bytes, key: str = "k", **headers: str) -> None:
     await rig.bus.publish([Message(topic(rig, number), key, value, headers)])
 
 
-def topic(rig: Rig, number: int) -> str:
+def topic(rig: RefdataHarness, number: int) -> str:
     return rig.platform.settings.refdata.kafka.external_topics[number].topic
 
 
-async def adapted(rig: Rig) -> None:
+async def adapted(rig: RefdataHarness) -> None:
     """Have everything on the topics of others turned into commands, and these applied."""
     async with asyncio.timeout(60), adapting(rig.platform):
         for section in rig.platform.settings.refdata.kafka.external_topics:
@@ -243,7 +243,7 @@ async def adapted(rig: Rig) -> None:
     await rig.apply()
 
 
-async def test_the_lag_of_every_topic_is_told(rig: Rig) -> None:
+async def test_the_lag_of_every_topic_is_told(rig: RefdataHarness) -> None:
     """R26: whoever works on a topic tells how far behind it is."""
     topics = [section.topic for section in rig.platform.settings.refdata.kafka.external_topics]
     lags = [f'kafka_consumer_lag{{topic="{topic}"}}' for topic in topics]
@@ -252,7 +252,7 @@ async def test_the_lag_of_every_topic_is_told(rig: Rig) -> None:
             await rig.bus.backlog(topics[0])
 
 
-async def test_messages_of_others_are_applied(rig: Rig) -> None:
+async def test_messages_of_others_are_applied(rig: RefdataHarness) -> None:
     """R10: three topics, three mappings, one dictionary; in order, and with no digit lost."""
     event_id = uuid4()
     await post(rig, 0, b"1.10", key="a")
@@ -280,7 +280,7 @@ async def test_messages_of_others_are_applied(rig: Rig) -> None:
     assert await rig.version("LOOSE") == 4
 
 
-async def test_what_cannot_be_mapped_is_set_aside(rig: Rig) -> None:
+async def test_what_cannot_be_mapped_is_set_aside(rig: RefdataHarness) -> None:
     """R10: it goes to the dead letters of its own topic, and the partition moves on; so does what nobody may change."""
     bad = {b"{": "MALFORMED", b"\xff\xfe": "MALFORMED", b"null": "MALFORMED", b'"\\u0000"': "MALFORMED"}
     await post(rig, 0, b"0", key="a")
@@ -301,7 +301,7 @@ async def test_what_cannot_be_mapped_is_set_aside(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("value", [b"1e99999999999999999999", b"[" * 300 + b"]" * 300])
-async def test_what_breaks_the_adapter_does_not_stop_it(rig: Rig, value: bytes) -> None:
+async def test_what_breaks_the_adapter_does_not_stop_it(rig: RefdataHarness, value: bytes) -> None:
     """R10: numbers and depths no library expects are set aside or taken; what follows is applied."""
     await post(rig, 0, value, key="a")
     await post(rig, 0, b"1", key="b")
@@ -310,7 +310,7 @@ async def test_what_breaks_the_adapter_does_not_stop_it(rig: Rig, value: bytes) 
     assert (await rig.items("LOOSE"))["b"] == 1
 
 
-async def test_a_message_that_is_read_twice_counts_once(rig: Rig) -> None:
+async def test_a_message_that_is_read_twice_counts_once(rig: RefdataHarness) -> None:
     """R10: handled again after a crash, it is the same event: it has the id its place gives it."""
     section = Mapped(rig.platform.settings.refdata.kafka.external_topics[0])
     events = [section.event(delivery(b"1", "a")), section.event(delivery(b"1", "a"))]
@@ -322,7 +322,7 @@ async def test_a_message_that_is_read_twice_counts_once(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("bus_kind", ["kafka"])  # PostgreSQL's bus has no such messages
-async def test_a_tombstone_of_kafka(rig: Rig, broker: Kafka) -> None:
+async def test_a_tombstone_of_kafka(rig: RefdataHarness, broker: Kafka) -> None:
     """R10: a record without a value, with a key that is no text, or without a key, as other writers make them."""
     await rig.bus.publish([Message(topic(rig, 0), "z", b"0")])  # so that the topic is there
     producer = Producer({"bootstrap.servers": broker.bootstrap})

@@ -15,7 +15,7 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict
-from tests.refdata.harness import Rig, chunk, command, on_bus, upsert
+from tests.refdata.harness import RefdataHarness, chunk, command, on_bus, upsert
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def bus_kind() -> str:
     return "postgres"
 
 
-async def test_an_id_of_another_dictionary_is_not_lost_in_silence(rig: Rig) -> None:
+async def test_an_id_of_another_dictionary_is_not_lost_in_silence(rig: RefdataHarness) -> None:
     """R11: under an id that was another dictionary's nothing is applied, and a dead letter says so."""
     event_id = uuid4()
     for code, payload in (("LOOSE", 1), ("COUNTRY", {"name": "Norway"})):
@@ -36,7 +36,7 @@ async def test_an_id_of_another_dictionary_is_not_lost_in_silence(rig: Rig) -> N
     assert (await rig.update(event_id)).status is Status.COMMITTED
 
 
-async def test_a_repeated_command_is_answered_when_its_dictionary_is_gone(rig: Rig) -> None:
+async def test_a_repeated_command_is_answered_when_its_dictionary_is_gone(rig: RefdataHarness) -> None:
     """R8: the same id and body get the same answer, also after the dictionary was taken out."""
     event_id = str(uuid4())
     await rig.send("LOOSE", upsert("a", 1), eventId=event_id)
@@ -48,7 +48,7 @@ async def test_a_repeated_command_is_answered_when_its_dictionary_is_gone(rig: R
         await rig.refdata.submit("acme", decode(command("LOOSE", upsert("a", 2), eventId=event_id)))
 
 
-async def test_what_nobody_writes_has_versions_too(rig: Rig) -> None:
+async def test_what_nobody_writes_has_versions_too(rig: RefdataHarness) -> None:
     """R1: another loadSql of a read-only dictionary is another version, for known tenants and for who loaded it."""
     brand = Dict("acme", "BRAND")
     assert (await rig.refdata.catalogue.get(brand).provider.load_all(rig.db, brand)).version == 0
@@ -65,7 +65,7 @@ async def test_what_nobody_writes_has_versions_too(rig: Rig) -> None:
     assert await rig.version("BRAND", "globex") == 1
 
 
-async def test_a_null_payload_fails_the_load(rig: Rig) -> None:
+async def test_a_null_payload_fails_the_load(rig: RefdataHarness) -> None:
     """R3: a v that is null is no JSON."""
     sql = "select :tenantId as k, null::jsonb as v"
     catalogue = Catalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
@@ -73,7 +73,7 @@ async def test_a_null_payload_fails_the_load(rig: Rig) -> None:
         await catalogue.get(Dict("acme", "BAD")).provider.load_all(rig.db, Dict("acme", "BAD"))
 
 
-async def test_large_messages_come_in_small_batches(rig: Rig) -> None:
+async def test_large_messages_come_in_small_batches(rig: RefdataHarness) -> None:
     """R11: a batch is bounded by bytes as well as by number, and everything comes in the end."""
     whole, text = uuid4(), "x" * 400_000
     for index in range(1, 25):
@@ -87,7 +87,7 @@ async def test_large_messages_come_in_small_batches(rig: Rig) -> None:
     assert len(await rig.items("LOOSE")) == 48
 
 
-async def test_a_snapshot_with_too_many_items_ends_at_once(rig: Rig) -> None:
+async def test_a_snapshot_with_too_many_items_ends_at_once(rig: RefdataHarness) -> None:
     """R13: it is refused with the chunk that is one too many, not kept until the last."""
     whole = uuid4()
     first = await rig.refdata.submit("acme", decode(chunk("LOOSE", whole, 1, 3, upsert("a", 1), upsert("b", 2))))
@@ -99,7 +99,7 @@ async def test_a_snapshot_with_too_many_items_ends_at_once(rig: Rig) -> None:
     assert (await rig.update(late.event_id)).error_code == "SNAPSHOT_TOO_LARGE"
 
 
-async def test_no_commit_is_too_quick_to_be_heard(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_commit_is_too_quick_to_be_heard(rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R6: who waits hears of a commit that came before its publisher had the answer, whoever else is waiting."""
     monkeypatch.setattr(following, "_LOOK_AGAIN", 60)  # the net must not catch it
     publish, waiting = rig.bus.publish, asyncio.Event()

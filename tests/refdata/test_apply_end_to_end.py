@@ -7,12 +7,12 @@ import pytest
 
 from penstock.kernel.signals import Resync
 from penstock.refdata.contract import Status, decode
-from tests.refdata.harness import Rig, chunk, command, delete, heard, on_bus, published, upsert
+from tests.refdata.harness import RefdataHarness, chunk, command, delete, heard, on_bus, published, upsert
 
 TENANTS = ["acme", "globex"]
 
 
-async def test_the_founding_documents_dictionaries_work(rig: Rig) -> None:
+async def test_the_founding_documents_dictionaries_work(rig: RefdataHarness) -> None:
     """R1, R3: COUNTRY and CURRENCY, as their YAML stands, on tables of just those columns."""
     country = await rig.send("COUNTRY", upsert("NO", {"name": "Norway"}), upsert("SE", {"name": "Sweden"}))
     krone, yen = {"name": "Krone", "digits": 2}, {"name": "Yen", "digits": 0}
@@ -27,7 +27,7 @@ async def test_the_founding_documents_dictionaries_work(rig: Rig) -> None:
     assert (update.status, update.committed_version) == (Status.COMMITTED, 1)
 
 
-async def test_a_snapshot_replaces_all_keys(rig: Rig) -> None:
+async def test_a_snapshot_replaces_all_keys(rig: RefdataHarness) -> None:
     """R13, R4: keys that are not in a SNAPSHOT are gone; it is one version."""
     await rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}))
     await rig.send("CURRENCY", upsert("EUR", {"name": "Euro", "digits": 2}), event_type="SNAPSHOT")
@@ -38,7 +38,7 @@ async def test_a_snapshot_replaces_all_keys(rig: Rig) -> None:
     assert await rig.version("CURRENCY") == 2
 
 
-async def test_another_house_works_with_the_same_artifact(rig: Rig) -> None:
+async def test_another_house_works_with_the_same_artifact(rig: RefdataHarness) -> None:
     """R28, R4: a schema per tenant, numbers for keys, a view with a join, staging and finalizing."""
     await rig.send("PRODUCT", upsert("1", {"brand": 1, "price": 10.5}), upsert("2", {"brand": 2, "price": 3}))
     await rig.send("PRODUCT", upsert("1", {"brand": 1, "price": 7}), tenant="globex")
@@ -55,7 +55,7 @@ async def test_another_house_works_with_the_same_artifact(rig: Rig) -> None:
     assert (await rig.version("PRODUCT"), await rig.version("PRODUCT", "globex")) == (3, 1)
 
 
-async def test_what_lives_in_our_own_table(rig: Rig) -> None:
+async def test_what_lives_in_our_own_table(rig: RefdataHarness) -> None:
     """R2: a dictionary without SQL lives in dictionary_item, digits and all."""
     await rig.send(
         "LOOSE", upsert("a", 1), upsert("b", {"x": [1, None]}), upsert("a", 2), delete("b"), upsert("c", "t")
@@ -68,7 +68,7 @@ async def test_what_lives_in_our_own_table(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("again", [1, 3])
-async def test_an_event_counts_once(rig: Rig, again: int) -> None:
+async def test_an_event_counts_once(rig: RefdataHarness, again: int) -> None:
     """R11: however often it is sent, it is applied once, and a FAILED one stays so."""
     event_id, bad = uuid4(), uuid4()
     for _ in range(1 + again):
@@ -81,7 +81,7 @@ async def test_an_event_counts_once(rig: Rig, again: int) -> None:
     assert await rig.version("CURRENCY") == 0
 
 
-async def test_tenants_are_apart_all_the_way(rig: Rig) -> None:
+async def test_tenants_are_apart_all_the_way(rig: RefdataHarness) -> None:
     """R28: one dictionary, one key, one id: each tenant has its own on the bus, in the tables and in what is told."""
     same_id = str(uuid4())
     for tenant in TENANTS:
@@ -101,7 +101,7 @@ async def test_tenants_are_apart_all_the_way(rig: Rig) -> None:
     assert [await rig.version("LOOSE", tenant) for tenant in TENANTS] == [1, 3]
 
 
-async def test_nobody_writes_under_anothers_key(rig: Rig) -> None:
+async def test_nobody_writes_under_anothers_key(rig: RefdataHarness) -> None:
     """R28: who may write to one tenant's key of the topic changes nothing of another's by what the message says."""
     await rig.send("LOOSE", upsert("k", "globex"), tenant="globex")
     smuggled, event_id = command("LOOSE", upsert("k", "acme was here")), uuid4()

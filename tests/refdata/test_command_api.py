@@ -18,17 +18,17 @@ from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, forged, shared, signed
-from tests.refdata.harness import Rig, command, create_schemas, opened, refdata_settings, upsert
+from tests.refdata.harness import RefdataHarness, command, create_schemas, opened, refdata_settings, upsert
 from tests.support.http import answered, problem
 from tests.support.types import Json
 
 BAD = upsert("EUR", {"name": "Euro", "digits": 9})  # CURRENCY has at most 4
 
 
-class Api:
+class CommandApiClient:
     """Requests to one application, and what they must answer."""
 
-    def __init__(self, http: httpx.AsyncClient, rig: Rig) -> None:
+    def __init__(self, http: httpx.AsyncClient, rig: RefdataHarness) -> None:
         self.http = http
         self.rig = rig
 
@@ -52,7 +52,7 @@ class Api:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, authenticator: Authenticator | None = None) -> AsyncIterator[Api]:
+async def serving(settings: Settings, authenticator: Authenticator | None = None) -> AsyncIterator[CommandApiClient]:
     async with AsyncExitStack() as stack:
         rig = await stack.enter_async_context(opened(settings))
         telemetry = rig.platform.telemetry
@@ -60,7 +60,7 @@ async def serving(settings: Settings, authenticator: Authenticator | None = None
         app = make_command_api(web, Pulse({}, needs=[]), rig.refdata)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
-        yield Api(await stack.enter_async_context(http), rig)
+        yield CommandApiClient(await stack.enter_async_context(http), rig)
 
 
 @pytest.fixture
@@ -70,20 +70,20 @@ async def settings(database_url: str) -> Settings:
 
 
 @pytest.fixture
-async def idle(settings: Settings) -> AsyncIterator[Api]:
+async def idle(settings: Settings) -> AsyncIterator[CommandApiClient]:
     """An API whose commands nobody applies."""
     async with serving(settings) as api:
         yield api
 
 
 @pytest.fixture
-async def api(idle: Api) -> AsyncIterator[Api]:
+async def api(idle: CommandApiClient) -> AsyncIterator[CommandApiClient]:
     """An API whose commands are applied at once."""
     async with applying(idle.rig.platform):
         yield idle
 
 
-async def test_async_answers_at_once_and_tells_where_to_ask(api: Api) -> None:
+async def test_async_answers_at_once_and_tells_where_to_ask(api: CommandApiClient) -> None:
     """R6, R7: 202 with eventId, status and a statusUrl; asked there, it ends COMMITTED with its version."""
     taken = await api.taken(command("LOOSE", upsert("a", 1)), consistencyMode="ASYNC")
     assert (set(taken), taken["status"]) == ({"eventId", "status", "statusUrl"}, "PENDING")
@@ -93,7 +93,7 @@ async def test_async_answers_at_once_and_tells_where_to_ask(api: Api) -> None:
     assert (found["status"], found["committedVersion"], found["error"]) == ("COMMITTED", 1, None)
 
 
-async def test_wait_commit_answers_with_the_version(api: Api) -> None:
+async def test_wait_commit_answers_with_the_version(api: CommandApiClient) -> None:
     """R6: 200 with eventId and committedVersion, and it is committed then."""
     event_id = str(uuid4())
     body = command("LOOSE", upsert("a", 1), eventId=event_id)
@@ -102,7 +102,7 @@ async def test_wait_commit_answers_with_the_version(api: Api) -> None:
     assert (await api.committed(command("LOOSE", upsert("a", 2))))["committedVersion"] == 2
 
 
-async def test_wait_commit_answers_202_when_it_takes_too_long(idle: Api) -> None:
+async def test_wait_commit_answers_202_when_it_takes_too_long(idle: CommandApiClient) -> None:
     """R6: at the time-out it is 202 PENDING, after 300 ms unless told otherwise; what was sent is applied later."""
     loop, taken = asyncio.get_running_loop(), dict[str, Any]()
 
@@ -121,7 +121,7 @@ async def test_wait_commit_answers_202_when_it_takes_too_long(idle: Api) -> None
     assert (await idle.get(taken["statusUrl"].removeprefix("/v1/tenants/")))["committedVersion"] == 7
 
 
-async def test_wait_commit_tells_why_it_failed(api: Api) -> None:
+async def test_wait_commit_tells_why_it_failed(api: CommandApiClient) -> None:
     """R6: FAILED meanwhile is 422 with the reason, its code and the eventId; asked again, the same."""
     event_id = str(uuid4())
     body = command("CURRENCY", BAD, eventId=event_id)
@@ -137,7 +137,7 @@ async def test_wait_commit_tells_why_it_failed(api: Api) -> None:
 
 
 @pytest.mark.parametrize("waits", [49, 1001, 0, -1, "x", "1e2", "", 10**30])
-async def test_how_long_to_wait_has_bounds(idle: Api, waits: Any) -> None:
+async def test_how_long_to_wait_has_bounds(idle: CommandApiClient, waits: Any) -> None:
     """R6: timeoutMs is 50 to 1000; anything else is 422, and nothing is taken in."""
     answer = await idle.post(command("LOOSE", upsert("a", 1)), consistencyMode="WAIT_COMMIT", timeoutMs=waits)
     assert "timeoutMs" in problem(answer, 422, "MALFORMED")["detail"]
@@ -145,7 +145,7 @@ async def test_how_long_to_wait_has_bounds(idle: Api, waits: Any) -> None:
     assert (await idle.get("acme/updates", status="PENDING"))["updates"] == []
 
 
-async def test_the_same_again_is_the_same(idle: Api) -> None:
+async def test_the_same_again_is_the_same(idle: CommandApiClient) -> None:
     """R8: one id, one body, however it is spelt: one update, PENDING and COMMITTED alike."""
     event_id = str(uuid4())
     spelt = [
@@ -162,7 +162,7 @@ async def test_the_same_again_is_the_same(idle: Api) -> None:
     assert await idle.rig.version("LOOSE") == 1
 
 
-async def test_an_id_is_for_one_command(idle: Api) -> None:
+async def test_an_id_is_for_one_command(idle: CommandApiClient) -> None:
     """R8: another body or dictionary under a known id is 409, in every state; another tenant's id is another's."""
     event_id, bad = str(uuid4()), str(uuid4())
     await idle.taken(command("LOOSE", upsert("a", 1), eventId=event_id))
@@ -184,14 +184,14 @@ async def test_an_id_is_for_one_command(idle: Api) -> None:
 
 
 @pytest.mark.parametrize("digits", ["12345678901234567890123", "0.12345678901234567890123"])
-async def test_another_number_is_another_body(idle: Api, digits: str) -> None:
+async def test_another_number_is_another_body(idle: CommandApiClient, digits: str) -> None:
     """R8: bodies that differ in the last digit of a long number are not the same."""
     body = command("LOOSE", upsert("a", "N"), eventId=str(uuid4())).replace(b'"N"', b"%s")
     await idle.taken(body % digits.encode())
     problem(await idle.post(body % (digits[:-1] + "4").encode()), 409, "EVENT_ID_REUSED")
 
 
-async def test_limits(idle: Api) -> None:
+async def test_limits(idle: CommandApiClient) -> None:
     """R8: what is too large is 413, too many items or too long a key 422; what is just within is taken."""
     fits, over = "k" * 512, "k" * 513
     problem(await idle.post(command("LOOSE", upsert("a", "x" * COMMAND_LIMIT))), 413, "COMMAND_TOO_LARGE")
@@ -211,7 +211,7 @@ async def test_limits(idle: Api) -> None:
     assert await idle.rig.version("LOOSE") == 4
 
 
-async def test_what_is_taken_is_not_too_large_afterwards(idle: Api) -> None:
+async def test_what_is_taken_is_not_too_large_afterwards(idle: CommandApiClient) -> None:
     """R8: a body just within the limit is applied, though it grows by its id and tenant on the way."""
     bare = len(command("LOOSE", upsert("a", "")))
     taken = await idle.taken(command("LOOSE", upsert("a", "x" * (COMMAND_LIMIT - bare))))
@@ -223,7 +223,7 @@ def nested(depth: int) -> bytes:
     return command("LOOSE", upsert("a", "N")).replace(b'"N"', b"[" * depth + b"]" * depth)
 
 
-async def test_what_is_nested_too_deeply_is_refused(idle: Api) -> None:
+async def test_what_is_nested_too_deeply_is_refused(idle: CommandApiClient) -> None:
     """R8: a hundred levels are taken, hundreds of thousands are not, and nothing breaks."""
     await idle.taken(nested(100))
     for depth in (2_000, 100_000, 400_000):
@@ -231,7 +231,7 @@ async def test_what_is_nested_too_deeply_is_refused(idle: Api) -> None:
 
 
 @pytest.mark.parametrize("depth", [300, 900])
-async def test_no_depth_breaks_the_api(idle: Api, depth: int) -> None:
+async def test_no_depth_breaks_the_api(idle: CommandApiClient, depth: int) -> None:
     """R8: a few hundred levels are taken or refused, never a 500."""
     assert (await idle.post(nested(depth))).status_code in (202, 422)
 
@@ -253,7 +253,7 @@ REFUSED: dict[tuple[int, str], list[bytes]] = {
 }
 
 
-async def test_every_refusal_is_a_problem(idle: Api) -> None:
+async def test_every_refusal_is_a_problem(idle: CommandApiClient) -> None:
     """R6, R8: whatever is wrong is said under a stable code with a hint, in both modes, and nothing stays PENDING."""
     for expected, bodies in REFUSED.items():
         for body in bodies:
@@ -278,7 +278,7 @@ async def test_every_refusal_is_a_problem(idle: Api) -> None:
     assert await idle.rig.db.fetch("SELECT FROM update_request") == []
 
 
-async def walked(api: Api, path: str, name: str, **params: Any) -> list[Json]:
+async def walked(api: CommandApiClient, path: str, name: str, **params: Any) -> list[Json]:
     """All pages of a listing, three at a time."""
     found: list[Json] = []
     cursor: Json = {}
@@ -291,7 +291,7 @@ async def walked(api: Api, path: str, name: str, **params: Any) -> list[Json]:
         cursor = {"cursor": page["next"]}
 
 
-async def test_updates_are_listed_page_by_page(idle: Api) -> None:
+async def test_updates_are_listed_page_by_page(idle: CommandApiClient) -> None:
     """R7: the PENDING and the FAILED of a tenant, the latest first, each once; of one dictionary when asked."""
     ids = [(await idle.taken(command("CURRENCY", BAD)))["eventId"] for _ in range(8)]
     other = (await idle.taken(command("LOOSE", upsert("a", 1))))["eventId"]
@@ -309,7 +309,7 @@ async def test_updates_are_listed_page_by_page(idle: Api) -> None:
     assert (await idle.get("acme/updates", limit=8))["next"] is None
 
 
-async def test_history_is_told_page_by_page(idle: Api) -> None:
+async def test_history_is_told_page_by_page(idle: CommandApiClient) -> None:
     """R30: every version and what made it, the latest first, of this tenant only."""
     for n in range(7):
         await idle.taken(command("LOOSE", upsert(f"k{n}", n), sourceRevision=n))
@@ -323,7 +323,7 @@ async def test_history_is_told_page_by_page(idle: Api) -> None:
     assert (await idle.get("globex/history/LOOSE"))["versions"][0]["version"] == 1
 
 
-async def test_a_cursor_is_nobodys_to_make_up(idle: Api) -> None:
+async def test_a_cursor_is_nobodys_to_make_up(idle: CommandApiClient) -> None:
     """R7: whatever is not a cursor of the listing is 422 BAD_CURSOR, never a crash."""
     now, good = "2026-01-01T00:00:00+00:00", str(uuid4())
     made: list[list[Any]] = [

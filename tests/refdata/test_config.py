@@ -18,7 +18,15 @@ from penstock.kernel.errors import BadConfig
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection
 from penstock.settings import Settings, load_settings
-from tests.refdata.harness import DOCUMENT, OTHER, Rig, create_schemas, dictionaries, refdata_settings, upsert
+from tests.refdata.harness import (
+    DOCUMENT,
+    OTHER,
+    RefdataHarness,
+    create_schemas,
+    dictionaries,
+    refdata_settings,
+    upsert,
+)
 from tests.services.postgres import fresh_database
 from tests.support.processes import penstock
 from tests.support.types import Json
@@ -322,9 +330,9 @@ def postgres_of(url: str, **more: Any) -> Json:
 
 
 @asynccontextmanager
-async def opened_on(settings: Settings) -> AsyncIterator[Rig]:
+async def opened_on(settings: Settings) -> AsyncIterator[RefdataHarness]:
     async with open_refdata(settings, Telemetry()) as platform:
-        yield Rig(platform)
+        yield RefdataHarness(platform)
 
 
 async def tables_in(url: str, schema: str) -> set[str]:

@@ -23,7 +23,7 @@ from penstock.refdata import contract
 from penstock.refdata.config import KEY_TEMPLATE, RefdataSection
 from penstock.refdata.contract import INVALIDATIONS, decode, encode, message_key
 from penstock.refdata.model import KEYS_TOLD
-from tests.refdata.harness import Rig, chunk, command, delete, heard, on_bus, published, upsert
+from tests.refdata.harness import RefdataHarness, chunk, command, delete, heard, on_bus, published, upsert
 from tests.support.types import Json
 
 ROOT = Path(__file__).parent.parent.parent
@@ -68,7 +68,7 @@ SENT = {
 }
 
 
-async def test_commands_on_the_bus_are_as_published(rig: Rig) -> None:
+async def test_commands_on_the_bus_are_as_published(rig: RefdataHarness) -> None:
     """R9, R27: what the API puts on the bus is valid under the schema, its key and its headers as AsyncAPI says."""
     for body in SENT.values():
         await rig.refdata.submit("acme", decode(body))
@@ -82,7 +82,7 @@ async def test_commands_on_the_bus_are_as_published(rig: Rig) -> None:
     assert {name for message in messages for name in message.headers} <= set(declared["headers"]["properties"])
 
 
-async def test_announcements_are_as_published(rig: Rig) -> None:
+async def test_announcements_are_as_published(rig: RefdataHarness) -> None:
     """R15, R27: what the relay announces is valid under the schema, with keys, without, and with a trace."""
     async with rig.platform.signals.listen("contracts") as feed:
         assert isinstance(await anext(feed), Resync)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.refdata.crash_points import ADAPTING, CHANGING, REFUSING, RELAYING, REPLACING, SENDING, SWEEPING
-from tests.refdata.role_processes import ROLES, House, housed, load, one_delta
+from tests.refdata.role_processes import ROLES, RoleProcesses, housed, load, one_delta
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer, redis_binary
 from tests.support.require import require
@@ -25,7 +25,7 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture
 async def house(
     tmp_path: Path, database_url: str, bus_kind: str, request: pytest.FixtureRequest
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RoleProcesses]:
     """All on PostgreSQL, as it is embedded; or on Kafka and Redis, as it is in production."""
     is_kafka = bus_kind == "kafka"
     broker: Kafka | None = request.getfixturevalue("broker") if is_kafka else None
@@ -36,7 +36,7 @@ async def house(
         yield house
 
 
-async def test_an_applier_may_die_anywhere(house: House) -> None:
+async def test_an_applier_may_die_anywhere(house: RoleProcesses) -> None:
     """R11, R13: killed after the take, inside the transaction, at its end and after it; in snapshots and refusals."""
     await house.start("command-api", "apply", "relay")
     for point in (*CHANGING, *REPLACING, *REFUSING):
@@ -49,7 +49,7 @@ async def test_an_applier_may_die_anywhere(house: House) -> None:
         await house.check()
 
 
-async def test_the_command_api_may_die_anywhere(house: House) -> None:
+async def test_the_command_api_may_die_anywhere(house: RoleProcesses) -> None:
     """R8: killed before and after the note and the produce; who repeats gets one commit, who does not gets an end."""
     await house.start("command-api", "apply", "relay")
     ends = {"opening": None, "opened": "NOT_DELIVERED", "published": "COMMITTED"}
@@ -66,7 +66,7 @@ async def test_the_command_api_may_die_anywhere(house: House) -> None:
         await house.check()
 
 
-async def test_the_sweeper_may_die_anywhere(house: House) -> None:
+async def test_the_sweeper_may_die_anywhere(house: RoleProcesses) -> None:
     """R8: killed before and after its produce; what nobody repeated ends all the same, what is on the bus commits."""
     await house.start("command-api", "apply", "relay")
     for point in SWEEPING:
@@ -82,7 +82,7 @@ async def test_the_sweeper_may_die_anywhere(house: House) -> None:
         await house.check()
 
 
-async def test_the_adapter_may_die_anywhere(house: House) -> None:
+async def test_the_adapter_may_die_anywhere(house: RoleProcesses) -> None:
     """R10: killed after the take, before and after the note and the produce, before and after it settles."""
     await house.start("kafka-adapter", "apply", "relay")
     for point in ADAPTING:
@@ -94,7 +94,7 @@ async def test_the_adapter_may_die_anywhere(house: House) -> None:
         await house.check()
 
 
-async def test_what_a_dead_adapter_holds_is_not_given_up(house: House) -> None:
+async def test_what_a_dead_adapter_holds_is_not_given_up(house: RoleProcesses) -> None:
     """R8, R10: nobody can repeat a foreign message under another id, so the sweeper must not end it."""
     await house.start("kafka-adapter", "apply", "relay")
     house.order("kafka-adapter", "opened")
@@ -107,7 +107,7 @@ async def test_what_a_dead_adapter_holds_is_not_given_up(house: House) -> None:
     await house.check()
 
 
-async def test_the_relay_may_die_anywhere(house: House) -> None:
+async def test_the_relay_may_die_anywhere(house: RoleProcesses) -> None:
     """R15: killed before and after it announced, before and after its mark is committed; every commit is told."""
     await house.start("command-api", "apply", "relay")
     for point in RELAYING:
@@ -121,7 +121,7 @@ async def test_the_relay_may_die_anywhere(house: House) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_anybody_may_die_anywhere(house: House) -> None:
+async def test_anybody_may_die_anywhere(house: RoleProcesses) -> None:
     """R8, R10, R11, R13, R15: round after round, some role is killed at some step of its work."""
     points = {
         "command-api": SENDING,

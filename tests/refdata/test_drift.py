@@ -9,7 +9,7 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.drift import DriftWatch
 from penstock.refdata.model import Dict, Mark
-from tests.refdata.harness import Rig, upsert
+from tests.refdata.harness import RefdataHarness, upsert
 
 DRIFTS = 'penstock_refdata_drifts_total{dict_code="COUNTRY"}'
 
@@ -19,7 +19,7 @@ def bus_kind() -> str:
     return "postgres"
 
 
-async def test_a_change_past_us_is_told_and_changes_nothing(rig: Rig) -> None:
+async def test_a_change_past_us_is_told_and_changes_nothing(rig: RefdataHarness) -> None:
     """R5: driftCheckSql finds what was written without a version; versions and reads stay as they are."""
     watch = DriftWatch(rig.db, rig.platform.metrics)
     known = rig.refdata.catalogue.all()
@@ -36,7 +36,7 @@ async def test_a_change_past_us_is_told_and_changes_nothing(rig: Rig) -> None:
     assert f"{DRIFTS} 1.0" in rig.platform.telemetry.exposition().decode()
 
 
-async def test_a_drift_check_that_fails_stops_nothing(rig: Rig) -> None:
+async def test_a_drift_check_that_fails_stops_nothing(rig: RefdataHarness) -> None:
     """R5: it is diagnostics: a statement that cannot be run is logged, the next one is asked."""
     watch = DriftWatch(rig.db, rig.platform.metrics)
     load, drift = "select :tenantId as k, '1'::jsonb as v", "select length(:tenantId) / 0"
@@ -46,7 +46,7 @@ async def test_a_drift_check_that_fails_stops_nothing(rig: Rig) -> None:
     assert await watch.look(Catalogue(RefdataSection.model_validate({"dictionaries": [broken]})).all()) == 0
 
 
-async def test_statements_are_tried_before_they_are_needed(rig: Rig) -> None:
+async def test_statements_are_tried_before_they_are_needed(rig: RefdataHarness) -> None:
     """R1, R3: a statement PostgreSQL would not take is named with its key, also a loadSql without k and v."""
     good = rig.refdata.catalogue.all()
     assert await definitions.check(rig.db, good) == {}
@@ -62,7 +62,7 @@ async def test_statements_are_tried_before_they_are_needed(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"), [("(null::text, '1'), ('a', '2')", "a null key"), ("('a', '1'), ('a', '2')", "more than once")]
 )
-async def test_a_load_with_bad_keys_fails(rig: Rig, rows: str, said: str) -> None:
+async def test_a_load_with_bad_keys_fails(rig: RefdataHarness, rows: str, said: str) -> None:
     """R3: null or duplicate k fails the load clearly."""
     sql = f"select k, v::jsonb as v from (values {rows}) as t (k, v) where :tenantId <> ''"
     catalogue = Catalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
@@ -71,7 +71,7 @@ async def test_a_load_with_bad_keys_fails(rig: Rig, rows: str, said: str) -> Non
         await catalogue.get(target).provider.load_all(rig.db, target)
 
 
-async def test_version_and_rows_are_of_one_snapshot(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_version_and_rows_are_of_one_snapshot(rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R2: what is committed while a dictionary is being loaded is in neither the version nor the rows."""
     await rig.send("LOOSE", upsert("n", 1))
     await rig.apply()

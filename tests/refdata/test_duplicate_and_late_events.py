@@ -21,9 +21,9 @@ from penstock.refdata.model import Dict, Refusal, Verdict
 from penstock.refdata.provider import ItemTableProvider
 from penstock.refdata.reading import Read
 from penstock.refdata.workers import adapter_handler
-from tests.refdata.harness import Rig, delete, upsert
+from tests.refdata.harness import RefdataHarness, delete, upsert
 from tests.refdata.test_adapter import PLAIN, delivery
-from tests.refdata.test_retention_and_journal import House
+from tests.refdata.test_retention_and_journal import RetentionHarness
 
 SECOND = timedelta(seconds=1)
 LOOSE = Dict("acme", "LOOSE")
@@ -37,9 +37,9 @@ def bus_kind() -> str:
 
 
 @pytest.fixture
-def house(rig: Rig, clock: ManualClock) -> House:
+def house(rig: RefdataHarness, clock: ManualClock) -> RetentionHarness:
     rig.db.clock = clock
-    return House(rig, clock)
+    return RetentionHarness(rig, clock)
 
 
 async def refused(*_: Any, **__: Any) -> None:
@@ -60,7 +60,7 @@ def stumbling(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> 
     return left
 
 
-async def unsent(house: House) -> UUID:
+async def unsent(house: RetentionHarness) -> UUID:
     """An update that was noted, and whose command did not reach the bus."""
     event_id, now = uuid4(), house.clock.now()
     async with house.rig.db.connection() as connection:
@@ -68,13 +68,13 @@ async def unsent(house: House) -> UUID:
     return event_id
 
 
-async def keys_told(rig: Rig) -> list[int | None]:
+async def keys_told(rig: RefdataHarness) -> list[int | None]:
     """How many keys each version names, oldest first; None where it has no `keys`."""
     query = "SELECT jsonb_array_length(payload -> 'keys') FROM outbox_event ORDER BY id"
     return [row[0] for row in await rig.db.fetch(query)]
 
 
-async def test_the_events_epoch_is_when_it_occurred(rig: Rig) -> None:
+async def test_the_events_epoch_is_when_it_occurred(rig: RefdataHarness) -> None:
     """R3: `:eventEpoch` is occurredAt in milliseconds, for upsertSql and deleteSql alike."""
     epochs = []
     for item, at in ((upsert("NO", {"name": "Norway"}), "01:46:40Z"), (delete("NO"), "01:46:41.5Z")):
@@ -89,7 +89,7 @@ async def test_the_events_epoch_is_when_it_occurred(rig: Rig) -> None:
     [(100, "k", 100), (101, "k", None), (11, "k" * 509, 11), (12, "k" * 509, None), (20, "k" * 509, None),
      (10, "é" * 400, None)],
 )  # fmt: skip
-async def test_few_changed_keys_are_told(rig: Rig, count: int, text: str, told: int | None) -> None:
+async def test_few_changed_keys_are_told(rig: RefdataHarness, count: int, text: str, told: int | None) -> None:
     """R15: at most 100 keys of at most 6,000 bytes are named; of more there is no `keys`, and it is announced."""
     await rig.send("LOOSE", *(upsert(f"{text}{number:03}", 1) for number in range(count)))
     await rig.apply()
@@ -97,7 +97,7 @@ async def test_few_changed_keys_are_told(rig: Rig, count: int, text: str, told: 
     assert await rig.relay() == 1
 
 
-async def test_a_snapshot_names_no_keys(house: House) -> None:
+async def test_a_snapshot_names_no_keys(house: RetentionHarness) -> None:
     """R15: everything may have changed, whether it came in one piece or in two."""
     snapshot_id = uuid4()
     await house.rig.send("LOOSE", upsert("a", 1), event_type="SNAPSHOT")
@@ -109,7 +109,7 @@ async def test_a_snapshot_names_no_keys(house: House) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [ENDS, ENDS[::-1]], ids=["committed", "failed"])
-async def test_an_update_ends_once(house: House, first: Verdict, second: Verdict) -> None:
+async def test_an_update_ends_once(house: RetentionHarness, first: Verdict, second: Verdict) -> None:
     """R7: what is final stays as it is, to its moment, and nothing is noted of the second end."""
     event_id, seen = await unsent(house), []
     for verdict in (first, second):
@@ -122,7 +122,7 @@ async def test_an_update_ends_once(house: House, first: Verdict, second: Verdict
 
 
 @pytest.mark.parametrize(("first", "second"), [ENDS, ENDS[::-1]], ids=["committed", "failed"])
-async def test_a_snapshot_ends_once(house: House, first: Verdict, second: Verdict) -> None:
+async def test_a_snapshot_ends_once(house: RetentionHarness, first: Verdict, second: Verdict) -> None:
     """R13: what is final stays as it is, to its moment, and nothing is noted of the second end."""
     snapshot_id, seen = uuid4(), []
     async with house.rig.db.transaction() as tx:
@@ -136,7 +136,7 @@ async def test_a_snapshot_ends_once(house: House, first: Verdict, second: Verdic
     assert (seen[0][0][0]["status"], seen[0][1]) == (first.status.value, 1)
 
 
-async def test_a_bus_that_is_down_puts_off_the_look(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bus_that_is_down_puts_off_the_look(house: RetentionHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R8: what could not be looked for is looked for at the next sweep, not ten minutes later."""
     await unsent(house)
     house.clock.advance(house.rig.refdata.section.give_up_after + SECOND)
@@ -148,7 +148,7 @@ async def test_a_bus_that_is_down_puts_off_the_look(house: House, monkeypatch: p
     assert [await house.upkeep.sweep() for _ in range(2)] == [1, 0]
 
 
-async def test_a_fresh_update_is_not_looked_for(house: House) -> None:
+async def test_a_fresh_update_is_not_looked_for(house: RetentionHarness) -> None:
     """R8: not before giveUpAfter has passed."""
     await unsent(house)
     assert await house.upkeep.sweep() == 0
@@ -158,7 +158,7 @@ async def test_a_fresh_update_is_not_looked_for(house: House) -> None:
     assert await house.upkeep.sweep() == 1
 
 
-async def test_what_was_sent_to_look_is_not_set_aside(house: House) -> None:
+async def test_what_was_sent_to_look_is_not_set_aside(house: RetentionHarness) -> None:
     """R8: the update ends as NOT_DELIVERED; the message that ended it was no command, and did what it should."""
     event_id = await unsent(house)
     house.clock.advance(house.rig.refdata.section.give_up_after + SECOND)
@@ -168,7 +168,7 @@ async def test_what_was_sent_to_look_is_not_set_aside(house: House) -> None:
     assert await house.rig.dead() == []
 
 
-async def test_a_snapshots_time_counts_from_its_last_chunk(house: House) -> None:
+async def test_a_snapshots_time_counts_from_its_last_chunk(house: RetentionHarness) -> None:
     """R13: chunks that come slowly, each within snapshots.expireAfter of the one before, are a snapshot."""
     snapshot_id, last = uuid4(), uuid4()
     for index in (1, 2, 3):
@@ -181,7 +181,9 @@ async def test_a_snapshots_time_counts_from_its_last_chunk(house: House) -> None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a mistake of ours"), TimeoutError("nobody answers")], ids=type)
-async def test_our_own_trouble_is_not_the_events(rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_our_own_trouble_is_not_the_events(
+    rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """R11: what went wrong with us, more often than an event may fail, ends with the event applied, once."""
     left = stumbling(monkeypatch, error, times=3)
     event_id = await rig.send("LOOSE", upsert("a", 1))
@@ -192,7 +194,7 @@ async def test_our_own_trouble_is_not_the_events(rig: Rig, monkeypatch: pytest.M
 
 
 async def test_a_bus_that_is_down_does_not_count_against_foreign_messages(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R10: all of the batch is tried again for as long as it takes, what cannot be read included."""
     monkeypatch.setattr(rig.refdata, "submit_all", refused)
@@ -202,7 +204,9 @@ async def test_a_bus_that_is_down_does_not_count_against_foreign_messages(
     assert outcomes == [Retry("BUS_DOWN: nobody answers", counts=False)] * 3
 
 
-async def test_what_somebody_else_judged_meanwhile_is_told_as_before(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_somebody_else_judged_meanwhile_is_told_as_before(
+    rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R11: between a failed statement and its refusal another worker commits the event: so it stays."""
     original, verdicts = Applier._refuse, []
 

@@ -24,7 +24,7 @@ from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.reloading import _Reloader
 from penstock.settings import load_settings
-from tests.refdata.harness import DOCUMENT, Rig, create_schemas, dictionaries, upsert
+from tests.refdata.harness import DOCUMENT, RefdataHarness, create_schemas, dictionaries, upsert
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.types import Json
@@ -41,7 +41,7 @@ def redefined(dictionary: Json) -> Json:
     return {**dictionary, "loadSql": dictionary["loadSql"] + "  and 1 = 1\n"}
 
 
-class House:
+class HotReloadHarness:
     """A running Penstock, the file it was started with, and what it logs."""
 
     def __init__(self, folder: Path, url: str, *known: Json, **sections: Any) -> None:
@@ -89,13 +89,13 @@ async def schemas(database_url: str) -> str:
 
 
 @pytest.fixture
-def house(schemas: str, tmp_path: Path) -> Iterator[House]:
-    house = House(tmp_path, schemas, CURRENCY)
+def house(schemas: str, tmp_path: Path) -> Iterator[HotReloadHarness]:
+    house = HotReloadHarness(tmp_path, schemas, CURRENCY)
     with house.up:
         yield house
 
 
-def test_a_new_dictionary_works_when_the_file_changes(house: House) -> None:
+def test_a_new_dictionary_works_when_the_file_changes(house: HotReloadHarness) -> None:
     """R1: a dictionary is configuration only: no restart, no signal, and those before it go on."""
     assert house.submit("FRESH", upsert("a", 1)).status_code == 404
     house.write(CURRENCY, {"code": "FRESH"}, COUNTRY)
@@ -106,7 +106,7 @@ def test_a_new_dictionary_works_when_the_file_changes(house: House) -> None:
     assert (told["dictionaries"], told["redefined"]) == (["CURRENCY", "FRESH", "COUNTRY"], 0)
 
 
-def test_a_dictionary_that_is_taken_out_takes_no_more(house: House) -> None:
+def test_a_dictionary_that_is_taken_out_takes_no_more(house: HotReloadHarness) -> None:
     """R1: what is gone from the file is unknown, what is not enabled says so, and a tenant must be listed."""
     house.write(COUNTRY, {**CURRENCY, "enabled": False})
     until(lambda: house.submit("CURRENCY", NOK).status_code == 422, "CURRENCY to be disabled")
@@ -119,7 +119,7 @@ def test_a_dictionary_that_is_taken_out_takes_no_more(house: House) -> None:
     assert house.submit("CURRENCY", NOK).json()["code"] == "UNKNOWN_TENANT"
 
 
-def test_a_signal_makes_it_look_again(house: House) -> None:
+def test_a_signal_makes_it_look_again(house: HotReloadHarness) -> None:
     """R1: SIGHUP takes over even what a look at the file does not show: same size, same time, same inode."""
     house.write(CURRENCY, {"code": "FIRST"})
     until(lambda: house.submit("FIRST").status_code == 200, "FIRST to be accepted")
@@ -143,7 +143,7 @@ def test_a_signal_makes_it_look_again(house: House) -> None:
         ("refdata: {dictionaries: [{code: X, loadSql: select 1}]}", "loadSql"),
     ],
 )
-def test_a_wrong_configuration_changes_nothing(house: House, text: str, told: str) -> None:
+def test_a_wrong_configuration_changes_nothing(house: HotReloadHarness, text: str, told: str) -> None:
     """R1: the old one is kept, the log says so as an error, with the place; the next good one is taken."""
     house.replace(text)
     refused = house.until_logged("configuration_refused")
@@ -159,7 +159,7 @@ def test_a_wrong_configuration_changes_nothing(house: House, text: str, told: st
     assert house.sources("CURRENCY") == ["REST", "REST"]
 
 
-def test_statements_postgresql_would_not_take_change_nothing(house: House) -> None:
+def test_statements_postgresql_would_not_take_change_nothing(house: HotReloadHarness) -> None:
     """R1: SQL is tried before it is taken over; nothing is bumped by what is refused."""
     assert house.submit("CURRENCY", NOK).status_code == 200
     broken = {**CURRENCY, "loadSql": "select k, v from no_such_table where tenant_id = :tenantId"}
@@ -170,7 +170,7 @@ def test_statements_postgresql_would_not_take_change_nothing(house: House) -> No
     assert house.submit("FRESH").status_code == 404
 
 
-def test_what_is_not_enabled_need_not_work(house: House) -> None:
+def test_what_is_not_enabled_need_not_work(house: HotReloadHarness) -> None:
     """R1: a dictionary whose tables are not there yet can wait in the file, not enabled, and holds up no other."""
     later = {"code": "LATER", "enabled": False, "loadSql": "select k, v from not_yet where tenant_id = :tenantId"}
     house.write(CURRENCY, later, {"code": "FRESH"})
@@ -179,7 +179,7 @@ def test_what_is_not_enabled_need_not_work(house: House) -> None:
     assert house.submit("FRESH").status_code == 200
 
 
-def test_a_file_that_is_gone_changes_nothing(house: House) -> None:
+def test_a_file_that_is_gone_changes_nothing(house: HotReloadHarness) -> None:
     """R1: a file that was removed is an error in the log; when it is back it counts."""
     house.file.unlink()
     assert house.until_logged("configuration_refused")["code"] == "CONFIG_UNREADABLE"
@@ -188,7 +188,7 @@ def test_a_file_that_is_gone_changes_nothing(house: House) -> None:
     until(lambda: house.submit("FRESH").status_code == 200, "FRESH to be accepted")
 
 
-def test_another_way_to_read_is_another_version_for_every_tenant(house: House) -> None:
+def test_another_way_to_read_is_another_version_for_every_tenant(house: HotReloadHarness) -> None:
     """R1: a changed loadSql bumps the version of that dictionary, for all who have it, once; nothing else does."""
     for tenant in TENANTS:
         assert house.submit("CURRENCY", NOK, tenant=tenant).json()["committedVersion"] == 1
@@ -205,7 +205,7 @@ def test_another_way_to_read_is_another_version_for_every_tenant(house: House) -
     assert (bumped["version"], bumped["eventType"], bumped["keys"]) == (2, "CONFIG", None)
 
 
-def test_nothing_but_the_way_to_read_makes_a_version(house: House) -> None:
+def test_nothing_but_the_way_to_read_makes_a_version(house: HotReloadHarness) -> None:
     """R1: another way to write, to check or to reload, another order, SIGHUP or a restart leave the version alone."""
     house.submit("CURRENCY", NOK)
     other = {
@@ -221,23 +221,23 @@ def test_nothing_but_the_way_to_read_makes_a_version(house: House) -> None:
     house.until_logged("configuration_reloaded", 6)
     assert house.sources("CURRENCY") == ["REST"]
     assert house.up.stop() == 0
-    again = House(house.file.parent, house.url, CURRENCY)
+    again = HotReloadHarness(house.file.parent, house.url, CURRENCY)
     with again.up:
         assert again.sources("CURRENCY") == ["REST"]
 
 
-def test_a_change_while_nobody_ran_counts_too(house: House) -> None:
+def test_a_change_while_nobody_ran_counts_too(house: HotReloadHarness) -> None:
     """R1: a loadSql that changed between a stop and a start bumps the version at the start."""
     house.submit("CURRENCY", NOK)
     assert house.up.stop() == 0
-    again = House(house.file.parent, house.url, redefined(CURRENCY))
+    again = HotReloadHarness(house.file.parent, house.url, redefined(CURRENCY))
     with again.up:
         assert again.sources("CURRENCY") == ["REST", "CONFIG"]
 
 
 def test_two_processes_bump_once(schemas: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """R1: however many see the new loadSql, at whatever moment, it is one version."""
-    houses = [House(tmp_path_factory.mktemp("up"), schemas, CURRENCY) for _ in range(2)]
+    houses = [HotReloadHarness(tmp_path_factory.mktemp("up"), schemas, CURRENCY) for _ in range(2)]
     with houses[0].up, houses[1].up:
         for tenant in TENANTS:
             assert houses[0].submit("CURRENCY", NOK, tenant=tenant).status_code == 200
@@ -250,7 +250,7 @@ def test_two_processes_bump_once(schemas: str, tmp_path_factory: pytest.TempPath
             assert houses[1].sources("CURRENCY", tenant) == ["REST", "CONFIG", "CONFIG", "CONFIG"]
 
 
-def test_what_needs_a_restart_is_said(house: House) -> None:
+def test_what_needs_a_restart_is_said(house: HotReloadHarness) -> None:
     """R1: only dictionaries and tenants change while running; another setting is told, once, and the rest taken."""
     house.write(CURRENCY, {"code": "FRESH"}, telemetry={"journal_retention": "P10D"})
     assert house.until_logged("restart_needed")["level"] == "warning"
@@ -303,7 +303,7 @@ async def other_connections(url: str) -> "AsyncIterator[list[asyncpg.Connection[
 async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path) -> None:
     """R1: what was never read before is not read otherwise than before, also when versions exist already."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, _):
-        rig = Rig(platform)
+        rig = RefdataHarness(platform)
         await rig.send("CURRENCY", NOK)
         await rig.apply()
         await rig.db.execute("DELETE FROM dictionary_definition")
@@ -314,7 +314,7 @@ async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path)
 async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path) -> None:
     """R1: eight that compare at the same moment make one version, and lose none."""
     async with in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file):
-        rig = Rig(platform)
+        rig = RefdataHarness(platform)
         await rig.send("CURRENCY", NOK)
         await rig.apply()
         _write(file, schemas, redefined(CURRENCY), COUNTRY)
@@ -331,7 +331,7 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
         in_process(tmp_path, schemas, CURRENCY) as (platform, file),
         other_connections(schemas) as (holder, looker),
     ):
-        rig, reloader = Rig(platform), _Reloader(platform.settings, platform.telemetry, platform)
+        rig, reloader = RefdataHarness(platform), _Reloader(platform.settings, platform.telemetry, platform)
         await rig.send("CURRENCY", NOK)
         await rig.apply()
         _write(file, schemas, redefined(CURRENCY))
@@ -351,7 +351,7 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
         in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file),
         other_connections(schemas) as (applier, looker),
     ):
-        rig = Rig(platform)
+        rig = RefdataHarness(platform)
         for tenant in TENANTS:
             await rig.send("CURRENCY", NOK, tenant=tenant)
             await rig.send("COUNTRY", upsert("NO", {"name": "Norway"}), tenant=tenant)
@@ -371,7 +371,7 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
 async def test_two_ways_to_read_never_have_one_version(schemas: str, tmp_path: Path) -> None:
     """R1: a process that has not reloaded yet must not give out what it reads under the version of the new way."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
-        rig, target = Rig(platform), Dict("acme", "CURRENCY")
+        rig, target = RefdataHarness(platform), Dict("acme", "CURRENCY")
         await rig.send("CURRENCY", NOK)
         await rig.apply()
         _write(file, schemas, {**CURRENCY, "loadSql": CURRENCY["loadSql"].replace("ccy as k", "lower(ccy) as k")})

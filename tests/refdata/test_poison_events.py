@@ -15,7 +15,7 @@ from penstock.settings import Settings
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
-    Rig,
+    RefdataHarness,
     command,
     create_schemas,
     delete,
@@ -92,18 +92,18 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 
 
 @pytest.fixture
-async def rig(settings: Settings) -> AsyncIterator[Rig]:
+async def rig(settings: Settings) -> AsyncIterator[RefdataHarness]:
     async with opened(settings) as rig:
         yield rig
 
 
-async def outcomes(rig: Rig, *event_ids: UUID, tenant: str = "acme") -> list[Any]:
+async def outcomes(rig: RefdataHarness, *event_ids: UUID, tenant: str = "acme") -> list[Any]:
     """For each its version, or the code it failed with."""
     updates = [await rig.update(event_id, tenant) for event_id in event_ids]
     return [update.committed_version or update.error_code for update in updates]
 
 
-async def versions(rig: Rig, code: str) -> list[int]:
+async def versions(rig: RefdataHarness, code: str) -> list[int]:
     """The versions told to the pods, in order."""
     rows = await rig.db.fetch("SELECT version FROM outbox_event WHERE dict_code = $1 ORDER BY id", code)
     return [row["version"] for row in rows]
@@ -116,7 +116,7 @@ def poison(**more: Any) -> tuple[UUID, bytes]:
     return event_id, msgspec.json.encode({**body, **more})
 
 
-async def test_what_nobody_can_read_is_only_set_aside(rig: Rig) -> None:
+async def test_what_nobody_can_read_is_only_set_aside(rig: RefdataHarness) -> None:
     """R11: a message that does not even say whose it is ends as a dead letter with the reason; others are applied."""
     unreadable = {
         b"": "MALFORMED: not JSON",
@@ -147,7 +147,7 @@ async def test_what_nobody_can_read_is_only_set_aside(rig: Rig) -> None:
     assert await rig.items("LOOSE") == {"a": len(unreadable)}
 
 
-async def test_what_is_refused_fails_under_its_id(rig: Rig) -> None:
+async def test_what_is_refused_fails_under_its_id(rig: RefdataHarness) -> None:
     """R11: a message that says whose it is ends FAILED with a stable code and a readable reason, and set aside."""
     far = {"key": "k" * 513, "payload": 1}
     event_id, value = poison(items=[upsert("a", "X")])
@@ -186,7 +186,7 @@ async def test_what_is_refused_fails_under_its_id(rig: Rig) -> None:
     assert sorted(reason.partition(":")[0] for reason in await rig.dead()) == sorted(code for code, _, _ in refused)
 
 
-async def test_an_unknown_tenant_fails(rig: Rig) -> None:
+async def test_an_unknown_tenant_fails(rig: RefdataHarness) -> None:
     """R11: nothing is made for a tenant that is not configured, not even a version."""
     value, key = on_bus(command("LOOSE", upsert("a", 1)), "umbrella", event_id := uuid4())
     await rig.publish(value, key)
@@ -195,14 +195,14 @@ async def test_an_unknown_tenant_fails(rig: Rig) -> None:
     assert await rig.db.fetch("SELECT FROM dictionary_meta WHERE tenant_id = 'umbrella'") == []
 
 
-async def test_a_name_ends_where_it_ends(rig: Rig) -> None:
+async def test_a_name_ends_where_it_ends(rig: RefdataHarness) -> None:
     """R11: a line break behind a tenant's name does not make it another name."""
     await rig.publish(poison(tenantId="acme\n")[1], "acme\n:LOOSE")
     await rig.apply()
     assert (await rig.dead())[0].startswith("MALFORMED")
 
 
-async def test_failures_of_the_users_sql(rig: Rig) -> None:
+async def test_failures_of_the_users_sql(rig: RefdataHarness) -> None:
     """R11: whatever a statement fails with, its event alone is FAILED, with PostgreSQL's code and words."""
     good = [await rig.send("TRAP", upsert("first", {"n": 0, "word": "taken"}))]
     bad: dict[str, UUID] = {}
@@ -220,7 +220,7 @@ async def test_failures_of_the_users_sql(rig: Rig) -> None:
     assert len(await rig.dead()) == len(SQL_POISON)
 
 
-async def test_a_snapshot_that_cannot_be_applied_fails(rig: Rig) -> None:
+async def test_a_snapshot_that_cannot_be_applied_fails(rig: RefdataHarness) -> None:
     """R11, R13: a SNAPSHOT whose statement fails changes nothing, and the next DELTA follows the last version."""
     before = await rig.send("TRAP", upsert("a", {"n": 1}))
     bad = await rig.send("TRAP", upsert("b", {"n": 1}), event_type="SNAPSHOT")
@@ -230,7 +230,7 @@ async def test_a_snapshot_that_cannot_be_applied_fails(rig: Rig) -> None:
     assert sorted(await rig.items("TRAP")) == ["a", "c"]
 
 
-async def test_many_bad_ones_among_two_hundred(rig: Rig) -> None:
+async def test_many_bad_ones_among_two_hundred(rig: RefdataHarness) -> None:
     """R11: in a batch of 200 every bad one fails and every good one commits, in order and without a gap."""
     is_bad = [number % 7 == 0 or 90 <= number < 110 for number in range(200)]
     ids = [uuid4() for _ in is_bad]
@@ -245,14 +245,14 @@ async def test_many_bad_ones_among_two_hundred(rig: Rig) -> None:
     assert await rig.version("TRAP") == len(await versions(rig, "TRAP")) == 200 - sum(is_bad)
 
 
-async def test_what_works_once_per_transaction_works(rig: Rig) -> None:
+async def test_what_works_once_per_transaction_works(rig: RefdataHarness) -> None:
     """R11: a statement that cannot be run twice in a transaction (a temporary table, say) holds no event up."""
     ids = [await rig.send("TRAP", upsert(f"k{n}", {"n": n, "how": "twice"})) for n in range(5)]
     await rig.apply()
     assert await outcomes(rig, *ids) == [1, 2, 3, 4, 5]
 
 
-async def test_injection_changes_nothing_but_data(rig: Rig) -> None:
+async def test_injection_changes_nothing_but_data(rig: RefdataHarness) -> None:
     """R3: SQL in keys and payloads is text there and nothing else."""
     nasty = ["'; DROP TABLE mdm_country; --", "$1", ":key", "\\'", '"', "$$", "%s", "{0}", "a\nb", "Ω\u202e", "/*"]
     await rig.send("COUNTRY", *[upsert(text, {"name": text}) for text in nasty])
@@ -264,7 +264,7 @@ async def test_injection_changes_nothing_but_data(rig: Rig) -> None:
     assert await rig.dead() == []
 
 
-async def test_an_older_revision_is_refused(rig: Rig) -> None:
+async def test_an_older_revision_is_refused(rig: RefdataHarness) -> None:
     """R12: lower is FAILED STALE_REVISION, equal is accepted, none leaves the last one as it is."""
     revisions = [5, 5, 4, None, 4, -7, 6, None, 5, 6]
     ids = []
@@ -280,7 +280,7 @@ async def test_an_older_revision_is_refused(rig: Rig) -> None:
     assert await rig.items("LOOSE") == {"a": 9}
 
 
-async def test_a_statement_that_takes_too_long_fails_in_the_end(rig: Rig) -> None:
+async def test_a_statement_that_takes_too_long_fails_in_the_end(rig: RefdataHarness) -> None:
     """R11: it is tried max_attempts times, then FAILED STATEMENT_TIMEOUT; what is behind it is applied."""
     slow = await rig.send("TRAP", upsert("slow", {"n": 1, "how": "slow"}))
     after = await rig.send("TRAP", upsert("a", {"n": 1}))
@@ -289,7 +289,7 @@ async def test_a_statement_that_takes_too_long_fails_in_the_end(rig: Rig) -> Non
     assert [reason.partition(":")[0] for reason in await rig.dead()] == ["STATEMENT_TIMEOUT"]
 
 
-async def test_what_is_before_a_slow_statement_is_not_blamed(rig: Rig) -> None:
+async def test_what_is_before_a_slow_statement_is_not_blamed(rig: RefdataHarness) -> None:
     """R11: what is in front of a slow one is committed, and done with; only that one is tried again and set aside."""
     before = [await rig.send("TRAP", upsert(f"k{n}", {"n": n})) for n in range(3)]
     slow = await rig.send("TRAP", upsert("slow", {"n": 1, "how": "slow"}))

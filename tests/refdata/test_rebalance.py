@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.refdata.role_processes import House, housed, load
+from tests.refdata.role_processes import RoleProcesses, housed, load
 from tests.services.kafka import Kafka
 from tests.support.waiting import becomes
 
@@ -17,7 +17,7 @@ AWAKE = "apply.5"
 @pytest.fixture
 async def house(
     tmp_path: Path, database_url: str, bus_kind: str, request: pytest.FixtureRequest
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RoleProcesses]:
     broker: Kafka | None = request.getfixturevalue("broker") if bus_kind == "kafka" else None
     if broker is not None:
         broker.needs_real("makes no topics when it is asked to")
@@ -26,7 +26,7 @@ async def house(
         yield house
 
 
-async def freeze(house: House, orders: dict[str, str]) -> None:
+async def freeze(house: RoleProcesses, orders: dict[str, str]) -> None:
     """Give them work until each has frozen at its point."""
     for name, point in orders.items():
         house.order(name, point, how=signal.SIGSTOP)
@@ -42,7 +42,7 @@ async def freeze(house: House, orders: dict[str, str]) -> None:
     await becomes(are_frozen, "they do not freeze")
 
 
-async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(house: House) -> None:
+async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(house: RoleProcesses) -> None:
     """R11: frozen after the take, inside the transaction, before its end and after it; others go on without them."""
     await house.start(*FROZEN, AWAKE)
     await freeze(house, FROZEN)
@@ -59,7 +59,7 @@ async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(house: House)
     await house.check()
 
 
-async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(house: House) -> None:
+async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(house: RoleProcesses) -> None:
     """R10, R15: frozen between their two steps, others do both; when they wake up, nothing is applied twice."""
     frozen = {"relay.1": "announced", "kafka-adapter.1": "opened"}
     await house.start("apply", "kafka-adapter", *frozen)
@@ -77,7 +77,7 @@ async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(house: House) 
 
 
 @pytest.mark.parametrize("bus_kind", ["postgres"])
-async def test_an_applier_that_freezes_while_it_settles_holds_up_nobody(house: House) -> None:
+async def test_an_applier_that_freezes_while_it_settles_holds_up_nobody(house: RoleProcesses) -> None:
     """R11: what it was about to settle is another's after the lease, though it froze in the bus's own transaction."""
     await house.start("apply.1", "apply.2")
     await freeze(house, {"apply.1": "freeing"})

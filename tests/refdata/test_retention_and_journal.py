@@ -18,7 +18,16 @@ from penstock.kernel.machine import Machine
 from penstock.refdata.chores import Upkeep, lag_chore
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import SNAPSHOT, UPDATE
-from tests.refdata.harness import Rig, chunk, create_schemas, delete, on_bus, opened, refdata_settings, upsert
+from tests.refdata.harness import (
+    RefdataHarness,
+    chunk,
+    create_schemas,
+    delete,
+    on_bus,
+    opened,
+    refdata_settings,
+    upsert,
+)
 
 DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
 KEPT = {"processedEvents": "P10D", "tombstones": "P5D", "updates": "P20D", "history": "P40D"}
@@ -56,10 +65,10 @@ TABLES = {
 }  # fmt: skip
 
 
-class House:
+class RetentionHarness:
     """Refdata in which time stands still, and who keeps it in order."""
 
-    def __init__(self, rig: Rig, clock: ManualClock) -> None:
+    def __init__(self, rig: RefdataHarness, clock: ManualClock) -> None:
         self.rig, self.clock = rig, clock
         platform = rig.platform
         self.upkeep = Upkeep(platform.db, platform.bus, platform.refdata, platform.metrics, "keeper")
@@ -86,20 +95,20 @@ class House:
 
 
 @pytest.fixture
-async def house(database_url: str, clock: ManualClock) -> AsyncIterator[House]:
+async def house(database_url: str, clock: ManualClock) -> AsyncIterator[RetentionHarness]:
     await create_schemas(database_url)
     async with _house(database_url, clock, retention=KEPT) as house:
         yield house
 
 
 @asynccontextmanager
-async def _house(url: str, clock: ManualClock, **refdata: Any) -> AsyncIterator[House]:
+async def _house(url: str, clock: ManualClock, **refdata: Any) -> AsyncIterator[RetentionHarness]:
     async with opened(refdata_settings(url, **refdata)) as rig:
         rig.db.clock = clock
-        yield House(rig, clock)
+        yield RetentionHarness(rig, clock)
 
 
-async def test_processed_events_are_remembered_for_their_time(house: House) -> None:
+async def test_processed_events_are_remembered_for_their_time(house: RetentionHarness) -> None:
     """R14: a repeated event is known until retention.processedEvents has passed, and not longer."""
     await house.rig.send("LOOSE", upsert("a", 1))
     await house.rig.apply()
@@ -109,7 +118,7 @@ async def test_processed_events_are_remembered_for_their_time(house: House) -> N
     assert await house.count("processed_event") == 0
 
 
-async def test_a_repeated_event_is_not_applied_twice_within_its_time(house: House) -> None:
+async def test_a_repeated_event_is_not_applied_twice_within_its_time(house: RetentionHarness) -> None:
     """R11, R14: the last moment counts; nine days and two prunings later it is still the same event."""
     event_id, later = uuid4(), uuid4()
     first = on_bus(b'{"dictCode":"LOOSE","eventType":"DELTA","items":[{"key":"a","payload":1}]}', event_id=event_id)
@@ -124,7 +133,7 @@ async def test_a_repeated_event_is_not_applied_twice_within_its_time(house: Hous
     assert (await house.rig.items("LOOSE"), await house.rig.version("LOOSE")) == ({"a": 2}, 2)
 
 
-async def test_tombstones_are_remembered_for_their_time(house: House) -> None:
+async def test_tombstones_are_remembered_for_their_time(house: RetentionHarness) -> None:
     """R14: a deleted item is a tombstone until retention.tombstones; what is there is never pruned."""
     await house.rig.send("LOOSE", upsert("a", 1), upsert("b", 2))
     await house.rig.apply()
@@ -139,7 +148,7 @@ async def test_tombstones_are_remembered_for_their_time(house: House) -> None:
     assert await house.rig.items("LOOSE") == {"b": 2}
 
 
-async def test_a_tombstone_that_came_back_to_life_stays(house: House) -> None:
+async def test_a_tombstone_that_came_back_to_life_stays(house: RetentionHarness) -> None:
     """R14: an item that was deleted and put again is an item."""
     for item in (upsert("a", 1), delete("a"), upsert("a", 3)):
         await house.rig.send("LOOSE", item)
@@ -148,7 +157,7 @@ async def test_a_tombstone_that_came_back_to_life_stays(house: House) -> None:
     assert await house.rig.items("LOOSE") == {"a": 3}
 
 
-async def test_updates_are_remembered_for_their_time(house: House) -> None:
+async def test_updates_are_remembered_for_their_time(house: RetentionHarness) -> None:
     """R14: how an update ended is told until retention.updates; one under way is never forgotten."""
     done = await house.rig.send("LOOSE", upsert("a", 1))
     failed = await house.rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
@@ -162,7 +171,7 @@ async def test_updates_are_remembered_for_their_time(house: House) -> None:
     assert (await house.rig.update(pending)).status is Status.PENDING
 
 
-async def test_an_update_is_remembered_as_long_as_its_event(house: House) -> None:
+async def test_an_update_is_remembered_as_long_as_its_event(house: RetentionHarness) -> None:
     """R8, R14: one that waited long and ended just now is still answered, and sent again it counts once."""
     event_id = await house.rig.send("LOOSE", upsert("a", 1))
     house.clock.advance(25 * DAY)
@@ -173,7 +182,7 @@ async def test_an_update_is_remembered_as_long_as_its_event(house: House) -> Non
     assert (await house.rig.update(event_id)).committed_version == await house.rig.version("LOOSE") == 1
 
 
-async def test_snapshot_sets_are_remembered_for_their_time(house: House) -> None:
+async def test_snapshot_sets_are_remembered_for_their_time(house: RetentionHarness) -> None:
     """R13, R14: an ended set goes with its chunks and events; an open one stays however old it is."""
     ended, begun = uuid4(), uuid4()
     for index in (1, 2):
@@ -188,7 +197,7 @@ async def test_snapshot_sets_are_remembered_for_their_time(house: House) -> None
     assert await house.rig.items("LOOSE") == {"1": 1, "2": 2}
 
 
-async def test_history_is_remembered_for_its_time(house: House) -> None:
+async def test_history_is_remembered_for_its_time(house: RetentionHarness) -> None:
     """R14, R15: versions go when they were announced and retention.history has passed; never unannounced."""
     await house.rig.send("LOOSE", upsert("a", 1))
     await house.rig.apply()
@@ -202,7 +211,7 @@ async def test_history_is_remembered_for_its_time(house: House) -> None:
     assert await house.rig.version("LOOSE") == 2
 
 
-async def test_all_of_the_old_goes_however_much_it_is(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_of_the_old_goes_however_much_it_is(house: RetentionHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R14: pruning goes in small pieces, and to the end."""
     monkeypatch.setattr("penstock.refdata.store.PRUNED_AT_ONCE", 3)
     for number in range(10):
@@ -230,7 +239,7 @@ async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: M
         assert await house.rig.version("LOOSE") == 0
 
 
-async def test_a_delta_that_changes_nothing_commits_a_version(house: House) -> None:
+async def test_a_delta_that_changes_nothing_commits_a_version(house: RetentionHarness) -> None:
     """R14: the same payload, a key that is not there, no items at all: each is a version of its own."""
     for items in ([upsert("a", 1)], [upsert("a", 1)], [delete("nobody")], []):
         await house.rig.send("LOOSE", *items)
@@ -280,7 +289,7 @@ async def test_outbox_rows_are_unpublished_unless_said(db: Database) -> None:
     assert tuple(row) == (1, False)
 
 
-async def test_the_journal_has_each_move_once(house: House) -> None:
+async def test_the_journal_has_each_move_once(house: RetentionHarness) -> None:
     """R14: commits, refusals, chunks, whole sets and expiries are moves of their machines, each noted once."""
     ended, begun, bad = uuid4(), uuid4(), uuid4()
     done = await house.rig.send("LOOSE", upsert("a", 1))
@@ -307,7 +316,7 @@ async def test_the_journal_has_each_move_once(house: House) -> None:
     assert sorted(moves, key=str) == sorted(expected, key=str)
 
 
-async def test_the_journal_tells_who_and_why(house: House) -> None:
+async def test_the_journal_tells_who_and_why(house: RetentionHarness) -> None:
     """R14: an entry names the worker and the reason's code."""
     await house.rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
     await house.rig.apply(name="worker-7")
@@ -315,7 +324,7 @@ async def test_the_journal_tells_who_and_why(house: House) -> None:
     assert (noted.actor, noted.reason, noted.at) == ("worker-7", "SQL_ERROR", house.clock.now())
 
 
-async def test_metrics_are_told_to_prometheus(house: House) -> None:
+async def test_metrics_are_told_to_prometheus(house: RetentionHarness) -> None:
     """R26: what was judged, what waits on the bus, in the outbox, and for how long, in a real exposition."""
     rig = house.rig
     body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
@@ -339,7 +348,7 @@ async def test_metrics_are_told_to_prometheus(house: House) -> None:
     assert told["penstock_refdata_outbox_waiting"] == [({}, 1)]
 
 
-async def test_a_change_past_us_is_counted_and_nothing_else(house: House) -> None:
+async def test_a_change_past_us_is_counted_and_nothing_else(house: RetentionHarness) -> None:
     """R5, R26: driftCheckSql tells once of rows somebody else changed, and not of our own; the version stays."""
     rig = house.rig
     for name in ("Krone", "Kroner"):
@@ -352,7 +361,7 @@ async def test_a_change_past_us_is_counted_and_nothing_else(house: House) -> Non
     assert await rig.version("CURRENCY") == 2
 
 
-async def test_metrics_are_there_before_anything_happened(house: House) -> None:
+async def test_metrics_are_there_before_anything_happened(house: RetentionHarness) -> None:
     """R26: every result begins at 0, so that a rate is known from the first event on."""
     await house.upkeep.show()
     told = _exposed(house.rig)
@@ -363,7 +372,7 @@ async def test_metrics_are_there_before_anything_happened(house: House) -> None:
     assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 0)]
 
 
-def _exposed(rig: Rig) -> dict[str, list[tuple[dict[str, str], float]]]:
+def _exposed(rig: RefdataHarness) -> dict[str, list[tuple[dict[str, str], float]]]:
     """The samples a scrape would read, by name."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(generate_latest(rig.platform.telemetry.registry).decode()):
@@ -373,7 +382,7 @@ def _exposed(rig: Rig) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 @pytest.mark.parametrize("totals", [(2, 1), (1, 2)])
-async def test_a_snapshot_names_one_number_of_chunks(house: House, totals: tuple[int, int]) -> None:
+async def test_a_snapshot_names_one_number_of_chunks(house: RetentionHarness, totals: tuple[int, int]) -> None:
     """R13: what differs from the set in chunksTotal is FAILED, also when it, or the first, says it is the only one."""
     snapshot_id = uuid4()
     await house.send_chunk(snapshot_id, 1, totals[0], upsert("a", 1))
@@ -383,7 +392,7 @@ async def test_a_snapshot_names_one_number_of_chunks(house: House, totals: tuple
 
 
 @pytest.mark.parametrize("numbers", [{}, {"chunkIndex": 1, "chunksTotal": 1}])
-async def test_a_snapshot_in_one_piece_counts_once(house: House, numbers: dict[str, int]) -> None:
+async def test_a_snapshot_in_one_piece_counts_once(house: RetentionHarness, numbers: dict[str, int]) -> None:
     """R13: sent again under its snapshotId it undoes nothing that came since; with another content it is refused."""
     rig, told = house.rig, dict[str, Any]({"event_type": "SNAPSHOT", "snapshotId": str(uuid4()), **numbers})
     await rig.send("LOOSE", upsert("a", 1), **told)

@@ -72,7 +72,7 @@ PLACES = st.lists(st.tuples(st.integers(0, 3), st.none() | VALUE), max_size=4)
 WHOLE = st.dictionaries(st.integers(0, 3), VALUE, max_size=4)
 
 
-class Sent(NamedTuple):
+class SentEvent(NamedTuple):
     """An event as it goes over the bus."""
 
     target: Dict
@@ -166,14 +166,14 @@ class ModelSet:
 
 
 @dataclass
-class Model:
+class SnapshotModel:
     """R11–R13 in plain Python: one event after another, nothing concurrent, nothing stored."""
 
     dicts: dict[Dict, ModelDict] = field(default_factory=lambda: {target: ModelDict() for target in TARGETS})
     sets: dict[tuple[Dict, UUID], ModelSet] = field(default_factory=dict)
     told: dict[tuple[str, UUID], Told] = field(default_factory=dict)
 
-    def judge(self, sent: Sent, now: datetime) -> Told | None:
+    def judge(self, sent: SentEvent, now: datetime) -> Told | None:
         """What becomes of an event; None when it was judged before."""
         key = (sent.target.tenant_id, sent.event_id)
         if key in self.told:
@@ -197,7 +197,7 @@ class Model:
             self.told[key] = dictionary.commit(items, sent.revision)
         return self.told[key]
 
-    def judge_chunk(self, sent: Sent, now: datetime) -> Told:
+    def judge_chunk(self, sent: SentEvent, now: datetime) -> Told:
         opened = ModelSet(sent.total, sent.revision, now)
         known = self.sets.setdefault((sent.target, sent.snapshot_id), opened)
         if sent.total != known.total:
@@ -262,7 +262,7 @@ def value_of(code: str, text: str) -> int:
     return int(found["digits"] if code == "CURRENCY" else found["price"] if code == "PRODUCT" else found)
 
 
-def delivery_of(sent: Sent) -> Delivery:
+def delivery_of(sent: SentEvent) -> Delivery:
     code = sent.target.dict_code
     items = [delete(key) if value is None else upsert(key, payload_of(code, value)) for key, value in sent.items]
     more: Json = {} if sent.revision is None else {"sourceRevision": sent.revision}
@@ -276,7 +276,7 @@ def delivery_of(sent: Sent) -> Delivery:
     return Delivery(Message("commands", key, value), 1, 0, 0, 0)
 
 
-class Walk(RuleBasedStateMachine):
+class SnapshotLifecycle(RuleBasedStateMachine):
     url: str
 
     def __init__(self) -> None:
@@ -289,9 +289,9 @@ class Walk(RuleBasedStateMachine):
         known = [*dictionaries(DOCUMENT), *dictionaries(OTHER), {"code": "SPARE"}]
         self.catalogue = Catalogue(refdata_settings(self.url, dictionaries=known).refdata)
         self.applier = Applier(self.db, self.catalogue, "walker", max_items=MOST_ITEMS)
-        self.model = Model()
+        self.model = SnapshotModel()
         self.plans: list[Plan] = []
-        self.came: list[Sent] = []
+        self.came: list[SentEvent] = []
         self.numbers = 0
 
     def run(self, work: Awaitable[R]) -> R:
@@ -362,13 +362,13 @@ class Walk(RuleBasedStateMachine):
         self.clock.advance(timedelta(seconds=seconds))
         assert self.run(snapshots.expire(self.db, EXPIRE_AFTER, "walker")) == self.model.expire(self.clock.now())
 
-    def sent(self, act: Act) -> Sent | None:
+    def sent(self, act: Act) -> SentEvent | None:
         if isinstance(act, Delta):
             return self.delta(act, self.new_id())
         if isinstance(act, Whole):
             keys = KEYS[act.target.dict_code]
             items = tuple((keys[place], value) for place, value in act.values.items())
-            return Sent(act.target, self.new_id(), "whole", items, act.revision)
+            return SentEvent(act.target, self.new_id(), "whole", items, act.revision)
         if isinstance(act, Chunk):
             return self.chunk(self.plans[act.plan % len(self.plans)], act.place, act.change) if self.plans else None
         if not self.came:
@@ -379,16 +379,16 @@ class Walk(RuleBasedStateMachine):
         other = self.delta(act.other, before.event_id)
         return other._replace(target=Dict(before.target.tenant_id, other.target.dict_code))
 
-    def delta(self, act: Delta, event_id: UUID) -> Sent:
+    def delta(self, act: Delta, event_id: UUID) -> SentEvent:
         keys = KEYS[act.target.dict_code]
         items = tuple((keys[place], value) for place, value in act.places)
-        return Sent(act.target, event_id, "delta", items, act.revision)
+        return SentEvent(act.target, event_id, "delta", items, act.revision)
 
-    def chunk(self, plan: Plan, place: int, change: str = "") -> Sent:
+    def chunk(self, plan: Plan, place: int, change: str = "") -> SentEvent:
         total = len(plan.parts)
         index = place % total
         items = plan.parts[index]
-        sent = Sent(plan.target, self.new_id(), "chunk", items, plan.revision, plan.snapshot_id, index + 1, total)
+        sent = SentEvent(plan.target, self.new_id(), "chunk", items, plan.revision, plan.snapshot_id, index + 1, total)
         if change == "content":
             key = KEYS[plan.target.dict_code][0]
             return sent._replace(items=() if items else ((key, 1),))
@@ -398,7 +398,7 @@ class Walk(RuleBasedStateMachine):
             return sent._replace(revision=(plan.revision or 0) + 1)
         return sent._replace(kind="beyond", place=total + 1) if change == "beyond" else sent
 
-    def settle(self, batch: list[Sent]) -> None:
+    def settle(self, batch: list[SentEvent]) -> None:
         """Settle *batch* at once; what is said of each is what the model says, one after another."""
 
         async def verdicts() -> list[Verdict]:
@@ -464,7 +464,7 @@ class Walk(RuleBasedStateMachine):
 async def test_dictionaries_behave_like_the_model(database_url: str) -> None:
     """R11, R12, R13: whatever comes in whatever order, items, versions, answers and outbox equal a plain model."""
     await create_schemas(database_url)
-    machine = type("Run", (Walk,), {"url": database_url})
+    machine = type("Run", (SnapshotLifecycle,), {"url": database_url})
     await asyncio.to_thread(
         run_state_machine_as_test,
         machine,

@@ -33,7 +33,7 @@ from tests.kernel.test_embedded import servers
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
-    Rig,
+    RefdataHarness,
     command,
     create_schemas,
     dictionaries,
@@ -103,7 +103,7 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 
 
 @pytest.fixture
-async def small(database_url: str) -> AsyncIterator[Rig]:
+async def small(database_url: str) -> AsyncIterator[RefdataHarness]:
     """On PostgreSQL's bus only, for what is the same on both."""
     async with opened(await flaky_settings(database_url, None)) as rig:
         yield rig
@@ -127,7 +127,7 @@ async def blocked(outside: "asyncpg.Connection[asyncpg.Record]") -> int:
     return int(pid)
 
 
-async def ended(rig: Rig, event_id: UUID, within: float = 60) -> Update:
+async def ended(rig: RefdataHarness, event_id: UUID, within: float = 60) -> Update:
     """The update, once it is no longer PENDING."""
     async with asyncio.timeout(within):
         while True:
@@ -140,7 +140,7 @@ async def ended(rig: Rig, event_id: UUID, within: float = 60) -> Update:
             await happens(rung, 0.05)
 
 
-async def applied_once(rig: Rig, *event_ids: UUID) -> None:
+async def applied_once(rig: RefdataHarness, *event_ids: UUID) -> None:
     """Nothing failed, nothing was set aside, and every version is there once."""
     updates = [await rig.update(event_id) for event_id in event_ids]
     assert [(update.status, update.error_message) for update in updates] == [(Status.COMMITTED, None)] * len(updates)
@@ -154,7 +154,7 @@ async def applied_once(rig: Rig, *event_ids: UUID) -> None:
 @pytest.mark.parametrize(
     "how", ["cut", "40001", "40P01", "55P03", "57P01", "57P02", "57P03", "53300", "53200", "08006", "25006", "25P03"]
 )
-async def test_trouble_of_the_moment_is_nobodys_fault(small: Rig, how: str) -> None:
+async def test_trouble_of_the_moment_is_nobodys_fault(small: RefdataHarness, how: str) -> None:
     """R11: a connection cut, a deadlock, a serialization failure …: tried again, without counting, until it works."""
     ids = [await small.send("FLAKY", upsert(key, {"how": how, "times": 2})) for key in "abc"]
     await small.apply(max_attempts=1)
@@ -162,7 +162,7 @@ async def test_trouble_of_the_moment_is_nobodys_fault(small: Rig, how: str) -> N
 
 
 @pytest.mark.parametrize("how", ["cut", "40001"])
-async def test_trouble_of_the_moment_on_both_buses(rig: Rig, how: str) -> None:
+async def test_trouble_of_the_moment_on_both_buses(rig: RefdataHarness, how: str) -> None:
     """R11: with what is before and behind it in the partition, whatever the bus; deltas and a snapshot alike."""
     ids = [
         await rig.send("FLAKY", upsert("a", {"times": 0})),
@@ -175,14 +175,14 @@ async def test_trouble_of_the_moment_on_both_buses(rig: Rig, how: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["57P05", "58030"])
-async def test_sessions_that_were_ended_are_nobodys_fault(small: Rig, state: str) -> None:
+async def test_sessions_that_were_ended_are_nobodys_fault(small: RefdataHarness, state: str) -> None:
     """R11: idle for too long, or on a disk that fails: not for the event to answer."""
     event_id = await small.send("FLAKY", upsert("a", {"how": state, "times": 1}))
     await small.apply(max_attempts=1)
     await applied_once(small, event_id)
 
 
-async def test_a_process_that_froze_in_a_transaction(small: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_froze_in_a_transaction(small: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R11: the server ended its transaction meanwhile; awake again, it begins anew and fails nothing."""
     original, calls = ItemTableProvider.apply_delta, []
 
@@ -212,7 +212,9 @@ async def _gone(url: str, pid: int) -> None:
     await connection.close()
 
 
-async def test_a_connection_cut_from_outside(rig: Rig, outside: "asyncpg.Connection[asyncpg.Record]") -> None:
+async def test_a_connection_cut_from_outside(
+    rig: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]"
+) -> None:
     """R11: the backend is terminated in the middle of a transaction; nothing of it stays, and it is done again."""
     ids = [await rig.send("FLAKY", upsert(key, {"how": "wait", "times": 2})) for key in "abc"]
     await outside.execute("SELECT pg_advisory_lock(42)")
@@ -223,7 +225,7 @@ async def test_a_connection_cut_from_outside(rig: Rig, outside: "asyncpg.Connect
     await applied_once(rig, *ids)
 
 
-async def test_a_real_deadlock(small: Rig, outside: "asyncpg.Connection[asyncpg.Record]") -> None:
+async def test_a_real_deadlock(small: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]") -> None:
     """R11: the applier is the victim of a deadlock with somebody else's transaction, and tries again."""
     event_id = await small.send("FLAKY", upsert("a", {"how": "pair", "times": 1}))
     await outside.execute("SET deadlock_timeout = '1min'")
@@ -237,7 +239,7 @@ async def test_a_real_deadlock(small: Rig, outside: "asyncpg.Connection[asyncpg.
 
 
 async def test_a_function_that_was_replaced_meanwhile(
-    small: Rig, outside: "asyncpg.Connection[asyncpg.Record]"
+    small: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
     """R11: a statement prepared before its function got another result is prepared again; its event does not fail."""
     first = await small.send("PRODUCT", upsert("1", {"brand": 1, "price": 1}))
@@ -287,7 +289,7 @@ async def test_postgresql_restarts_in_the_middle(tmp_path: Path) -> None:
 _WHOLE = [upsert(str(n), n) for n in range(5_000)]
 
 
-async def _strike(folder: Path, rig: Rig, number: int) -> None:
+async def _strike(folder: Path, rig: RefdataHarness, number: int) -> None:
     """Stop the server, each time in another way, once some of the round is under way."""
     how = (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT)[number % 3]
     for _ in range(randrange(20)):
@@ -296,7 +298,7 @@ async def _strike(folder: Path, rig: Rig, number: int) -> None:
         server.send_signal(how)
 
 
-async def _insist(rig: Rig, *items: Json, code: str = "FLAKY", **more: Any) -> UUID:
+async def _insist(rig: RefdataHarness, *items: Json, code: str = "FLAKY", **more: Any) -> UUID:
     """Send under one id until it is taken, as a client does who gets 503."""
     event_id = uuid4()
     async with asyncio.timeout(60):
@@ -307,13 +309,13 @@ async def _insist(rig: Rig, *items: Json, code: str = "FLAKY", **more: Any) -> U
                 await happens(rig.refdata.bell.next(""), 0.1)
 
 
-def upkeep(rig: Rig) -> Upkeep:
+def upkeep(rig: RefdataHarness) -> Upkeep:
     """The sweeper of somebody whose clock shows two minutes more."""
     rig.db.clock = ManualClock(rig.db.clock.now() + timedelta(minutes=2))
     return Upkeep(rig.db, rig.bus, rig.refdata, rig.platform.metrics, "sweeper")
 
 
-async def unsent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> UUID:
+async def unsent(rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UUID:
     """An update that was noted, and whose command did not reach the bus."""
 
     async def publish(_: Sequence[Message], **__: Any) -> None:
@@ -328,7 +330,9 @@ async def unsent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> UUID:
     return event_id
 
 
-async def test_a_command_the_bus_did_not_take_is_sent_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_the_bus_did_not_take_is_sent_again(
+    rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R8: the same id again, once the bus is back, commits it, once."""
     event_id = await unsent(rig, monkeypatch)
     for _ in range(2):
@@ -337,7 +341,7 @@ async def test_a_command_the_bus_did_not_take_is_sent_again(rig: Rig, monkeypatc
     await applied_once(rig, event_id)
 
 
-async def test_a_command_that_never_reached_the_bus_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_that_never_reached_the_bus_ends(rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R8: nobody sends it again: the sweeper ends it as FAILED NOT_DELIVERED; sent too late, it stays so."""
     event_id = await unsent(rig, monkeypatch)
     other = await rig.send("FLAKY", upsert("b", {"times": 0}))
@@ -353,7 +357,7 @@ async def test_a_command_that_never_reached_the_bus_ends(rig: Rig, monkeypatch: 
     assert list(await rig.items("FLAKY")) == ["b"]
 
 
-async def test_what_only_waits_is_not_given_up(rig: Rig) -> None:
+async def test_what_only_waits_is_not_given_up(rig: RefdataHarness) -> None:
     """R8: a backlog older than giveUpAfter is looked for, found on the bus, and committed."""
     ids = [await rig.send("FLAKY", upsert(key, {"times": 0})) for key in "abc"]
     assert await upkeep(rig).sweep() == 3

@@ -14,7 +14,7 @@ from penstock.settings import Settings
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
-    Rig,
+    RefdataHarness,
     chunk,
     command,
     create_schemas,
@@ -37,7 +37,7 @@ async def kept_settings(database_url: str) -> Settings:
     )
 
 
-async def snapshot(rig: Rig, code: str, *keys: str, value: int = 1, **more: Any) -> Status:
+async def snapshot(rig: RefdataHarness, code: str, *keys: str, value: int = 1, **more: Any) -> Status:
     """Send a SNAPSHOT with these keys; how it ended."""
     items = [upsert(key, {"name": f"{key}{value}"}) for key in keys]
     update = await rig.refdata.submit("acme", decode(command(code, *items, event_type="SNAPSHOT", **more)))

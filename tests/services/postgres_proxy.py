@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 _NAME = ".s.PGSQL.5432"
 
 
-class Gate(AbstractAsyncContextManager["Gate"]):
+class PostgresProxy(AbstractAsyncContextManager["PostgresProxy"]):
     """A socket like that of the server of *url*, which lets everything through until it is told not to."""
 
     def __init__(self, url: str) -> None:

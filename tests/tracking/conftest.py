@@ -22,7 +22,7 @@ from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from tests.services.postgres import fresh_database
 from tests.support.processes import PipelineApid
-from tests.tracking.harness import BASE, Api
+from tests.tracking.harness import BASE, TrackingHarness
 
 MAX_ATTEMPTS = 3
 POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"  # the run's server, see tests/conftest.py
@@ -57,8 +57,8 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def api(http: httpx.AsyncClient) -> Api:
-    return Api(http)
+def api(http: httpx.AsyncClient) -> TrackingHarness:
+    return TrackingHarness(http)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ async def server(apid: tuple[PipelineApid, str]) -> str:
 
 
 @pytest.fixture
-async def live(server: str) -> AsyncIterator[Api]:
+async def live(server: str) -> AsyncIterator[TrackingHarness]:
     """The API of that server, over the network."""
     async with httpx.AsyncClient(base_url=server + BASE, timeout=60) as client:
-        yield Api(client)
+        yield TrackingHarness(client)

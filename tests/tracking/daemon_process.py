@@ -11,7 +11,7 @@ def work(item: Item) -> None:
     sys.stdin.readline()
 
 
-class Daemon(StageDaemon):
+class AsyncDaemon(StageDaemon):
     """Tells when the signal has arrived: what it is given to do after that must not be begun."""
 
     def stop(self) -> None:
@@ -26,7 +26,7 @@ class SyncDaemon(SyncStageDaemon):
 
 
 async def run_async(url: str) -> None:
-    async with Daemon("shard-worker", url, batch=5) as daemon:
+    async with AsyncDaemon("shard-worker", url, batch=5) as daemon:
         async for item in daemon:
             await asyncio.to_thread(work, item)
 

@@ -19,7 +19,7 @@ SECOND = timedelta(seconds=1)
 LEASE = timedelta(seconds=60)
 
 
-class Api:
+class TrackingHarness:
     """Requests that must succeed, or must be refused in the way the test says."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
@@ -95,7 +95,7 @@ async def expire(tracking: Tracking, clock: ManualClock, after: timedelta = LEAS
     return await tracking.reap()
 
 
-async def why(api: Api, filename: str = FILE) -> tuple[str | None, str, str, str]:
+async def why(api: TrackingHarness, filename: str = FILE) -> tuple[str | None, str, str, str]:
     """Return the stage, status, explanation and hint of `GET /why`."""
     told = await api.get(f"/files/{filename}/0/why")
     return told["stage"], told["status"], told["why"], told["hint"] or ""

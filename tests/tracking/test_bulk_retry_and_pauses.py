@@ -9,7 +9,19 @@ from penstock.kernel.clock import ManualClock
 from penstock.tracking.service import Tracking
 from tests.support.types import Json
 from tests.tracking.conftest import MAX_ATTEMPTS
-from tests.tracking.harness import FILE, INGEST, SECOND, SENDER, SPLITTER, WORKER, Api, expire, names, reported, why
+from tests.tracking.harness import (
+    FILE,
+    INGEST,
+    SECOND,
+    SENDER,
+    SPLITTER,
+    WORKER,
+    TrackingHarness,
+    expire,
+    names,
+    reported,
+    why,
+)
 
 CHOICES: list[tuple[Json, list[tuple[str, int]]]] = [
     ({"filename_prefix": "b"}, [("b", 0), ("b", 1)]),
@@ -26,7 +38,7 @@ CHOICES: list[tuple[Json, list[tuple[str, int]]]] = [
 
 @pytest.mark.parametrize(("chosen", "expected"), CHOICES, ids=lambda value: str(value)[:40])
 async def test_bulk_retry_by_filter(
-    api: Api, clock: ManualClock, chosen: Json, expected: list[tuple[str, int]]
+    api: TrackingHarness, clock: ManualClock, chosen: Json, expected: list[tuple[str, int]]
 ) -> None:
     """T19: all failed rows of a stage, or those of a prefix, of shards, of a time, of an error; and no others."""
     for name in ("a", "b"):
@@ -42,7 +54,7 @@ async def test_bulk_retry_by_filter(
     assert await api.status("c", SENDER) == "failed"
 
 
-async def test_a_failure_has_the_time_of_its_own_stage(api: Api, clock: ManualClock) -> None:
+async def test_a_failure_has_the_time_of_its_own_stage(api: TrackingHarness, clock: ManualClock) -> None:
     """T16, T19: what another stage of the row does later does not make its failure younger."""
     await api.queue_up(SPLITTER, FILE)
     await api.move(WORKER, "fail", FILE)
@@ -55,7 +67,7 @@ async def test_a_failure_has_the_time_of_its_own_stage(api: Api, clock: ManualCl
 
 
 async def test_bulk_retry_gives_back_all_attempts_and_says_who(
-    api: Api, tracking: Tracking, clock: ManualClock
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock
 ) -> None:
     """T15, T19: a row set back in bulk begins anew, and its history tells by whom."""
     await api.queue_up(WORKER, FILE)
@@ -68,7 +80,7 @@ async def test_bulk_retry_gives_back_all_attempts_and_says_who(
     assert [item["attempt"] for item in await api.claim(WORKER)] == [1]
 
 
-async def test_bulk_retry_of_files(api: Api) -> None:
+async def test_bulk_retry_of_files(api: TrackingHarness) -> None:
     """T2, T19: event-ingest is retried file by file; single shards of it cannot be."""
     for name in ("a", "b"):
         await api.post("/files/register", filename=name, shards=[0, 1])
@@ -78,7 +90,7 @@ async def test_bulk_retry_of_files(api: Api) -> None:
     assert [await api.status(name, INGEST, 1) for name in ("a", "b")] == ["new", "failed"]
 
 
-async def test_a_paused_stage_hands_out_nothing(api: Api) -> None:
+async def test_a_paused_stage_hands_out_nothing(api: TrackingHarness) -> None:
     """T12, T19: while a stage is paused nothing of it is claimed; other stages go on, and after resume it does too."""
     await api.queue_up(WORKER, FILE)
     await api.queue_up(SPLITTER, "other")
@@ -99,7 +111,7 @@ async def test_a_paused_stage_hands_out_nothing(api: Api) -> None:
     assert names(await api.claim(WORKER)) == [(FILE, 0)]
 
 
-async def test_a_paused_stage_starts_nothing_and_ends_what_runs(api: Api) -> None:
+async def test_a_paused_stage_starts_nothing_and_ends_what_runs(api: TrackingHarness) -> None:
     """T8, T19: `start` is refused with the state and who paused it; what is under way may end."""
     await api.queue_up(WORKER, FILE, 0, 1, 2)
     await api.move(WORKER, "start", FILE, 0, worker="w1")
@@ -113,7 +125,7 @@ async def test_a_paused_stage_starts_nothing_and_ends_what_runs(api: Api) -> Non
     assert await api.report(WORKER, reported(claimed, "done")) == [("settled", "done")]
 
 
-async def test_resume_wakes_who_waits(api: Api) -> None:
+async def test_resume_wakes_who_waits(api: TrackingHarness) -> None:
     """T12, T19: a worker that waits at a paused stage gets its row when the stage is resumed."""
     await api.queue_up(WORKER, FILE)
     await api.post("/queues/shard-worker/pause")

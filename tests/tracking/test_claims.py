@@ -6,12 +6,24 @@ from datetime import timedelta
 from penstock.kernel.clock import ManualClock
 from penstock.tracking.service import Tracking
 from tests.tracking.conftest import MAX_ATTEMPTS
-from tests.tracking.harness import FILE, INGEST, SECOND, SENDER, SPLITTER, WORKER, Api, expire, held, names, reported
+from tests.tracking.harness import (
+    FILE,
+    INGEST,
+    SECOND,
+    SENDER,
+    SPLITTER,
+    WORKER,
+    TrackingHarness,
+    expire,
+    held,
+    names,
+    reported,
+)
 
 # T12
 
 
-async def test_a_claim_starts_the_oldest_rows(api: Api, clock: ManualClock) -> None:
+async def test_a_claim_starts_the_oldest_rows(api: TrackingHarness, clock: ManualClock) -> None:
     """T12: rows come oldest first, up to the limit, each started, with a fence, an attempt and a lease."""
     await api.queue_up(WORKER, "second", 1, 0)
     clock.advance(SECOND)
@@ -30,7 +42,7 @@ async def test_a_claim_starts_the_oldest_rows(api: Api, clock: ManualClock) -> N
     assert await api.claim(WORKER, "w3") == []
 
 
-async def test_without_a_word_one_row_is_claimed_for_a_minute(api: Api) -> None:
+async def test_without_a_word_one_row_is_claimed_for_a_minute(api: TrackingHarness) -> None:
     """T12: `limit` and `lease_seconds` may be left out."""
     await api.queue_up(WORKER, FILE, 0, 1)
     items = (await api.post("/queues/shard-worker/claim", worker="w1"))["items"]
@@ -38,7 +50,7 @@ async def test_without_a_word_one_row_is_claimed_for_a_minute(api: Api) -> None:
     assert items[0]["lease_until"] == "2026-01-01T00:01:00Z"
 
 
-async def test_only_what_is_ready_is_handed_out(api: Api) -> None:
+async def test_only_what_is_ready_is_handed_out(api: TrackingHarness) -> None:
     """T8, T12: nothing is claimed before the stage before it is done, and nothing that failed."""
     await api.queue_up(SPLITTER, "too-early")
     await api.queue_up(WORKER, "failed")
@@ -47,7 +59,7 @@ async def test_only_what_is_ready_is_handed_out(api: Api) -> None:
     assert await api.claim(SENDER) == []
 
 
-async def test_fences_grow_with_every_claim(api: Api) -> None:
+async def test_fences_grow_with_every_claim(api: TrackingHarness) -> None:
     """T12: each time a row is handed out, in whatever stage, its fence is higher."""
     await api.queue_up(SPLITTER, FILE)
     fences = []
@@ -59,7 +71,7 @@ async def test_fences_grow_with_every_claim(api: Api) -> None:
     assert fences == sorted(set(fences))
 
 
-async def test_claimers_at_once_share_nothing(api: Api) -> None:
+async def test_claimers_at_once_share_nothing(api: TrackingHarness) -> None:
     """T12: eight workers at once get every row, and none of them twice."""
     await api.queue_up(SPLITTER, FILE, *range(40))
     claims = await asyncio.gather(*(api.claim(SPLITTER, f"w{n}", limit=5) for n in range(8)))
@@ -68,7 +80,7 @@ async def test_claimers_at_once_share_nothing(api: Api) -> None:
     assert sorted(got) == list(range(40))
 
 
-async def test_a_claim_waits_for_work(api: Api) -> None:
+async def test_a_claim_waits_for_work(api: TrackingHarness) -> None:
     """T12: a claim that may wait gets the row as soon as it is ready."""
     await api.post("/files/register", filename=FILE, shards=[0])
     waiting = asyncio.create_task(api.claim(SPLITTER, wait_seconds=30))
@@ -80,7 +92,7 @@ async def test_a_claim_waits_for_work(api: Api) -> None:
 # T13
 
 
-async def test_reports_are_answered_one_by_one(api: Api) -> None:
+async def test_reports_are_answered_one_by_one(api: TrackingHarness) -> None:
     """T13: settled, unchanged, superseded, unknown: each report gets its own result, in order, and where its row is."""
     await api.queue_up(WORKER, FILE, 0, 1, 2)
     done, failed, again = await api.claim(WORKER)
@@ -107,7 +119,7 @@ async def test_reports_are_answered_one_by_one(api: Api) -> None:
     assert [await api.status(FILE, WORKER, shard) for shard in (0, 1, 2)] == ["done", "failed", "new"]
 
 
-async def test_a_report_said_twice_is_unchanged(api: Api, clock: ManualClock) -> None:
+async def test_a_report_said_twice_is_unchanged(api: TrackingHarness, clock: ManualClock) -> None:
     """T13: a worker that did not hear the answer may say it again: nothing changes, for every outcome."""
     for outcome in ("done", "failed", "retry", "release"):
         await api.queue_up(WORKER, outcome)
@@ -120,7 +132,7 @@ async def test_a_report_said_twice_is_unchanged(api: Api, clock: ManualClock) ->
         await api.http.post("/stages/shard-worker/fail", json={"filename": outcome, "shard": 0})
 
 
-async def test_of_two_reports_in_a_batch_the_first_counts(api: Api) -> None:
+async def test_of_two_reports_in_a_batch_the_first_counts(api: TrackingHarness) -> None:
     """T13: of two reports on one row in one batch the first is believed; the same again is unchanged."""
     await api.queue_up(WORKER, FILE, 0, 1)
     one, two = await api.claim(WORKER)
@@ -131,7 +143,7 @@ async def test_of_two_reports_in_a_batch_the_first_counts(api: Api) -> None:
     assert await api.steps(FILE, WORKER, 0) == [("new", "started"), ("started", "done")]
 
 
-async def test_an_old_fence_changes_nothing(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_an_old_fence_changes_nothing(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
     """T13: whose lease ran out is told so, whatever it says; the row belongs to the one who claimed it after."""
     await api.queue_up(WORKER, FILE)
     (lost,) = await api.claim(WORKER, "slow")
@@ -144,7 +156,7 @@ async def test_an_old_fence_changes_nothing(api: Api, tracking: Tracking, clock:
     assert await api.report(WORKER, reported(lost, "failed")) == [("superseded", "done")]
 
 
-async def test_a_report_on_a_row_in_another_stage_is_superseded(api: Api) -> None:
+async def test_a_report_on_a_row_in_another_stage_is_superseded(api: TrackingHarness) -> None:
     """T13: a fence holds for the stage it was claimed in."""
     await api.queue_up(WORKER, FILE)
     (item,) = await api.claim(WORKER)
@@ -152,7 +164,7 @@ async def test_a_report_on_a_row_in_another_stage_is_superseded(api: Api) -> Non
     assert await api.status(FILE, WORKER) == "started"
 
 
-async def test_a_retry_waits_and_counts(api: Api, clock: ManualClock) -> None:
+async def test_a_retry_waits_and_counts(api: TrackingHarness, clock: ManualClock) -> None:
     """T13: `retry` hands the row out again when its time has come, as the next attempt; at last it fails for good."""
     await api.queue_up(WORKER, FILE)
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -166,7 +178,7 @@ async def test_a_retry_waits_and_counts(api: Api, clock: ManualClock) -> None:
     assert await api.claim(WORKER) == []
 
 
-async def test_a_release_costs_nothing(api: Api, clock: ManualClock) -> None:
+async def test_a_release_costs_nothing(api: TrackingHarness, clock: ManualClock) -> None:
     """T13: what was not begun goes back to its place in the queue at once, as if never claimed."""
     await api.queue_up(WORKER, "older")
     clock.advance(SECOND)
@@ -180,7 +192,7 @@ async def test_a_release_costs_nothing(api: Api, clock: ManualClock) -> None:
 # T14
 
 
-async def test_a_heartbeat_extends_what_it_names(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_a_heartbeat_extends_what_it_names(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
     """T14: leases of the named items are extended; what nobody named runs out."""
     await api.queue_up(WORKER, FILE, 0, 1)
     kept, _ = await api.claim(WORKER, lease_seconds=10)
@@ -198,7 +210,7 @@ async def test_a_heartbeat_extends_what_it_names(api: Api, tracking: Tracking, c
 
 
 async def test_a_heartbeat_without_items_extends_all_a_worker_holds(
-    api: Api, tracking: Tracking, clock: ManualClock
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock
 ) -> None:
     """T14: a worker that names no items keeps all it holds of the stage, and nothing of others."""
     await api.queue_up(WORKER, FILE, 0, 1, 2)
@@ -214,7 +226,7 @@ async def test_a_heartbeat_without_items_extends_all_a_worker_holds(
     assert [await api.status(FILE, WORKER, shard) for shard in (0, 1, 2)] == ["started", "started", "new"]
 
 
-async def test_a_heartbeat_tells_what_was_lost(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_a_heartbeat_tells_what_was_lost(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
     """T14: items taken back, ended or unknown are lost; a heartbeat does not bring them back."""
     await api.queue_up(WORKER, FILE, 0, 1)
     late, ended = await api.claim(WORKER)
@@ -227,7 +239,9 @@ async def test_a_heartbeat_tells_what_was_lost(api: Api, tracking: Tracking, clo
     assert await api.status(FILE, WORKER) == "new"
 
 
-async def test_a_row_lost_and_claimed_again_is_both(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_a_row_lost_and_claimed_again_is_both(
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock
+) -> None:
     """T14: under its old fence an item is lost, also for a worker that holds the row again under a new one."""
     await api.queue_up(WORKER, FILE)
     (old,) = await api.claim(WORKER)
@@ -237,7 +251,7 @@ async def test_a_row_lost_and_claimed_again_is_both(api: Api, tracking: Tracking
     assert (answer["extended"], answer["lost"]) == ([held(new)], [held(old)])
 
 
-async def test_a_heartbeat_never_shortens_a_lease(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_a_heartbeat_never_shortens_a_lease(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
     """T14: a heartbeat for a second leaves a minute's lease a minute."""
     await api.queue_up(WORKER, FILE)
     items = await api.claim(WORKER)
@@ -245,7 +259,9 @@ async def test_a_heartbeat_never_shortens_a_lease(api: Api, tracking: Tracking, 
     assert await expire(tracking, clock, 5 * SECOND) == 0
 
 
-async def test_a_lease_that_ran_out_goes_back_through_failed(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_a_lease_that_ran_out_goes_back_through_failed(
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock
+) -> None:
     """T14: the reaper puts the row back to new, by way of failed, and both moves are in the history with the reason."""
     await api.queue_up(WORKER, FILE)
     await api.claim(WORKER, "gone")
@@ -258,7 +274,9 @@ async def test_a_lease_that_ran_out_goes_back_through_failed(api: Api, tracking:
         assert "gone" in move["reason"]
 
 
-async def test_after_max_attempts_it_has_failed_for_good(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_after_max_attempts_it_has_failed_for_good(
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock
+) -> None:
     """T14: the lease that runs out on the last attempt leaves the row failed, until somebody retries it."""
     await api.queue_up(WORKER, FILE)
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -271,7 +289,9 @@ async def test_after_max_attempts_it_has_failed_for_good(api: Api, tracking: Tra
     assert [item["attempt"] for item in await api.claim(WORKER)] == [1]
 
 
-async def test_a_start_without_a_lease_is_never_taken_back(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_a_start_without_a_lease_is_never_taken_back(
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock
+) -> None:
     """T8, T14: the document's own `start` knows no lease: its daemon may take as long as it needs."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE, worker="w")

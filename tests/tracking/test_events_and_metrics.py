@@ -14,7 +14,7 @@ from penstock.kernel.live import Batch
 from penstock.kernel.telemetry import Telemetry
 from penstock.tracking.service import Tracking
 from tests.support.sse import EventStream
-from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, Api, expire, reported
+from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness, expire, reported
 
 
 async def next_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str, str]]:
@@ -26,7 +26,7 @@ async def next_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str
     return [(noted.entry.subject, noted.entry.target) for noted in found]
 
 
-async def test_moves_are_told_as_they_are_made(api: Api, tracking: Tracking) -> None:
+async def test_moves_are_told_as_they_are_made(api: TrackingHarness, tracking: Tracking) -> None:
     """T17: a watcher hears every move made from its beginning on, in order."""
     async with aclosing(tracking.live.moves(await tracking.live.start(None))) as moves:
         await api.queue_up(WORKER, FILE)
@@ -34,7 +34,7 @@ async def test_moves_are_told_as_they_are_made(api: Api, tracking: Tracking) -> 
         assert await next_moves(moves, 4) == expected
 
 
-async def test_a_watcher_goes_on_where_it_left_off(api: Api, tracking: Tracking) -> None:
+async def test_a_watcher_goes_on_where_it_left_off(api: TrackingHarness, tracking: Tracking) -> None:
     """T17: from any position on, every move after it is told, once."""
     await api.queue_up(WORKER, FILE, 0, 1)
     async with aclosing(tracking.live.moves((BEGINNING,))) as moves:
@@ -91,13 +91,13 @@ class Watcher:
                 self._heard.set()
 
 
-async def test_a_greeted_watcher_misses_nothing(api: Api, app: FastAPI) -> None:
+async def test_a_greeted_watcher_misses_nothing(api: TrackingHarness, app: FastAPI) -> None:
     """T17: whoever has received the beginning of the stream receives every move made after it."""
     watcher = Watcher(app, lambda: api.post("/files/register", filename=FILE, shards=[0]))
     assert FILE in await watcher.heard()
 
 
-async def test_events_stream_over_http(live: Api) -> None:
+async def test_events_stream_over_http(live: TrackingHarness) -> None:
     """T17: `GET /events` tells moves as server-sent events; Last-Event-ID goes on, filters leave out."""
     async with live.http.stream("GET", "/events") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -136,7 +136,7 @@ def metrics(telemetry: Telemetry) -> dict[str, float]:
 
 
 async def test_prometheus_sees_the_pipeline(
-    api: Api, tracking: Tracking, clock: ManualClock, telemetry: Telemetry
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock, telemetry: Telemetry
 ) -> None:
     """T17: gauges per stage and status, the oldest age per queue, and a counter of leases that ran out."""
     await api.queue_up(WORKER, "old")
@@ -166,7 +166,7 @@ async def test_prometheus_sees_the_pipeline(
 
 
 async def test_the_oldest_row_is_the_one_that_came_first(
-    api: Api, tracking: Tracking, clock: ManualClock, telemetry: Telemetry
+    api: TrackingHarness, tracking: Tracking, clock: ManualClock, telemetry: Telemetry
 ) -> None:
     """T17: the age of a queue is that of its oldest row, also when that one is tried again after younger ones."""
     await api.queue_up(WORKER, "old")

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 from penstock.kernel.clock import ManualClock
 from penstock.tracking.service import Tracking
-from tests.tracking.harness import FILE, INGEST, SECOND, SENDER, WORKER, Api, expire, reported, why
+from tests.tracking.harness import FILE, INGEST, SECOND, SENDER, WORKER, TrackingHarness, expire, reported, why
 
 
-async def test_why_tells_of_a_file_that_is_not_complete(api: Api, clock: ManualClock) -> None:
+async def test_why_tells_of_a_file_that_is_not_complete(api: TrackingHarness, clock: ManualClock) -> None:
     """T16: a row waits for its producer, who has not said that the file is complete, or has not begun again."""
     await api.post("/files/register", filename=FILE, shards=[0], worker="producer-1")
     clock.advance(5 * SECOND)
@@ -23,7 +23,7 @@ async def test_why_tells_of_a_file_that_is_not_complete(api: Api, clock: ManualC
     assert "/stages/event-ingest/start" in hint
 
 
-async def test_why_tells_of_a_row_nobody_takes(api: Api, clock: ManualClock) -> None:
+async def test_why_tells_of_a_row_nobody_takes(api: TrackingHarness, clock: ManualClock) -> None:
     """T16: how long a row has waited, what is before it, and that nobody works on its stage."""
     await api.queue_up(WORKER, "before", 0, 1)
     await api.queue_up(WORKER, FILE)
@@ -39,7 +39,7 @@ async def test_why_tells_of_a_row_nobody_takes(api: Api, clock: ManualClock) -> 
     assert (await why(api))[3] == ""
 
 
-async def test_why_tells_who_holds_a_row(api: Api, tracking: Tracking, clock: ManualClock) -> None:
+async def test_why_tells_who_holds_a_row(api: TrackingHarness, tracking: Tracking, clock: ManualClock) -> None:
     """T16: who works on it, since when, in which attempt and for how long; or that its lease ran out."""
     await api.queue_up(WORKER, FILE)
     await api.claim(WORKER, "w7")
@@ -54,7 +54,7 @@ async def test_why_tells_who_holds_a_row(api: Api, tracking: Tracking, clock: Ma
     assert "ran out 5 seconds ago" in (await why(api))[2]
 
 
-async def test_why_tells_of_a_start_without_a_lease(api: Api) -> None:
+async def test_why_tells_of_a_start_without_a_lease(api: TrackingHarness) -> None:
     """T16: a row started without a lease is waited for without end; what to do if its worker is gone."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE, worker="by hand")
@@ -65,7 +65,7 @@ async def test_why_tells_of_a_start_without_a_lease(api: Api) -> None:
     assert "/stages/shard-worker/fail" in hint
 
 
-async def test_why_tells_how_it_failed(api: Api, clock: ManualClock) -> None:
+async def test_why_tells_how_it_failed(api: TrackingHarness, clock: ManualClock) -> None:
     """T16: the last error, when it was, and that a retry is needed."""
     await api.queue_up(SENDER, FILE)
     await api.move(SENDER, "fail", FILE, error="an old one")
@@ -79,7 +79,7 @@ async def test_why_tells_how_it_failed(api: Api, clock: ManualClock) -> None:
     assert "/stages/mysql-sender/retry" in hint
 
 
-async def test_why_tells_of_a_later_try(api: Api) -> None:
+async def test_why_tells_of_a_later_try(api: TrackingHarness) -> None:
     """T16: a row that is tried again later says when, and after how many attempts."""
     await api.queue_up(WORKER, FILE)
     (item,) = await api.claim(WORKER)
@@ -90,7 +90,7 @@ async def test_why_tells_of_a_later_try(api: Api) -> None:
     assert "attempt 1" in words
 
 
-async def test_why_tells_of_a_pause(api: Api, clock: ManualClock) -> None:
+async def test_why_tells_of_a_pause(api: TrackingHarness, clock: ManualClock) -> None:
     """T16, T19: a row of a paused stage names who paused it, when and why, and how to go on."""
     await api.queue_up(WORKER, FILE)
     await api.post("/queues/shard-worker/pause", worker="ann", reason="moving house")
@@ -102,7 +102,7 @@ async def test_why_tells_of_a_pause(api: Api, clock: ManualClock) -> None:
     assert "/queues/shard-worker/resume" in hint
 
 
-async def test_why_tells_that_all_is_done(api: Api, clock: ManualClock) -> None:
+async def test_why_tells_that_all_is_done(api: TrackingHarness, clock: ManualClock) -> None:
     """T16: a row at the end of its way says so, and since when."""
     await api.queue_up(SENDER, FILE)
     await api.move(SENDER, "start", FILE)

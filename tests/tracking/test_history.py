@@ -3,10 +3,10 @@
 from penstock.kernel.clock import ManualClock
 from tests.support.http import problem
 from tests.support.types import Json
-from tests.tracking.harness import FILE, INGEST, SECOND, SPLITTER, WORKER, Api, reported
+from tests.tracking.harness import FILE, INGEST, SECOND, SPLITTER, WORKER, TrackingHarness, reported
 
 
-async def test_history_tells_who_when_and_why(api: Api, clock: ManualClock) -> None:
+async def test_history_tells_who_when_and_why(api: TrackingHarness, clock: ManualClock) -> None:
     """T15: every move of every row, oldest first, with its author, its time, its reason and its fence."""
     await api.post("/files/register", filename=FILE, shards=[0], worker="producer")
     clock.advance(SECOND)
@@ -39,7 +39,7 @@ async def test_history_tells_who_when_and_why(api: Api, clock: ManualClock) -> N
     }
 
 
-async def test_reports_are_noted_under_their_workers_name(api: Api) -> None:
+async def test_reports_are_noted_under_their_workers_name(api: TrackingHarness) -> None:
     """T13, T15: the worker that claimed a row is the author of its end; the error it gave is the reason."""
     await api.queue_up(WORKER, FILE)
     (item,) = await api.claim(WORKER, "w7")
@@ -48,7 +48,7 @@ async def test_reports_are_noted_under_their_workers_name(api: Api) -> None:
     assert (last["actor"], last["reason"], last["to"], last["fence"]) == ("w7", "bad line 3", "failed", item["fence"])
 
 
-async def test_history_comes_in_pages(api: Api) -> None:
+async def test_history_comes_in_pages(api: TrackingHarness) -> None:
     """T15: page by page, no move twice and none left out, also within one batch of moves."""
     await api.queue_up(WORKER, FILE, 0, 1, 2)
     await api.queue_up(WORKER, "other", 0)

@@ -40,7 +40,7 @@ MOVES = {
 
 
 @dataclass
-class ModelRow:
+class PipelineModelRow:
     """What a row must look like."""
 
     status: dict[Stage, Status] = field(default_factory=lambda: dict.fromkeys(Stage, Status.NEW))
@@ -65,7 +65,7 @@ class ModelRow:
         return self.status[stage] is Status.NEW and (before is None or self.status[before] is Status.DONE)
 
 
-class Walk(RuleBasedStateMachine):
+class PipelineLifecycle(RuleBasedStateMachine):
     url: str
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Walk(RuleBasedStateMachine):
         section = TrackingSection(lease=LEASE, max_attempts=MAX_ATTEMPTS)
         bell = Bell(self.db, store.CHANNEL)
         self.tracking = Tracking(self.db, bell, section, TrackingMetrics(CollectorRegistry()))
-        self.rows: dict[tuple[str, int], ModelRow] = {}
+        self.rows: dict[tuple[str, int], PipelineModelRow] = {}
         self.paused: set[Stage] = set()
         self.handed_out: list[tuple[Stage, tuple[str, int], int]] = []
 
@@ -94,7 +94,7 @@ class Walk(RuleBasedStateMachine):
     def now(self) -> float:
         return (self.clock.now() - self.start_of_time).total_seconds()
 
-    def file(self, filename: str) -> list[ModelRow]:
+    def file(self, filename: str) -> list[PipelineModelRow]:
         return [row for (name, _), row in sorted(self.rows.items()) if name == filename]
 
     @rule(filename=FILES, shards=st.sets(SHARDS, min_size=1), worker=st.none() | WORKERS)
@@ -110,7 +110,9 @@ class Walk(RuleBasedStateMachine):
         assert self.run(work) is bool(new)
         for shard in new:
             producer = known[0].worker if known else worker
-            row = ModelRow(born=self.now, due=self.now, number=len(self.rows), worker=producer, updated=self.now)
+            row = PipelineModelRow(
+                born=self.now, due=self.now, number=len(self.rows), worker=producer, updated=self.now
+            )
             row.status[Stage.EVENT_INGEST] = state
             row.attempts[Stage.EVENT_INGEST] = int(state is Status.STARTED)
             row.moves.append((Stage.EVENT_INGEST, None, state))
@@ -148,7 +150,7 @@ class Walk(RuleBasedStateMachine):
             if allowed:
                 self.step(row, stage, name, worker)
 
-    def may_move(self, row: ModelRow, stage: Stage, name: str, worker: str | None) -> bool:
+    def may_move(self, row: PipelineModelRow, stage: Stage, name: str, worker: str | None) -> bool:
         sources, _ = MOVES[name]
         if row.status[stage] not in sources:
             return False
@@ -157,11 +159,11 @@ class Walk(RuleBasedStateMachine):
         is_held = name in ("done", "fail") and row.status[stage] is Status.STARTED
         return not (is_held and worker and row.worker and worker != row.worker)
 
-    def has_moved(self, row: ModelRow, stage: Stage, name: str, worker: str | None) -> bool:
+    def has_moved(self, row: PipelineModelRow, stage: Stage, name: str, worker: str | None) -> bool:
         is_there = row.status[stage] is MOVES[name][1]
         return is_there and (name != "start" or (worker is not None and worker == row.worker))
 
-    def step(self, row: ModelRow, stage: Stage, name: str, worker: str | None) -> None:
+    def step(self, row: PipelineModelRow, stage: Stage, name: str, worker: str | None) -> None:
         if row.status[stage] is Status.STARTED:
             row.expires = None
         row.go(stage, self.now, MOVES[name][1])
@@ -204,7 +206,7 @@ class Walk(RuleBasedStateMachine):
             assert (result.answer is Answer.UNCHANGED) == (row.status[stage] is wanted)
         assert result.status is row.status[stage]
 
-    def end(self, row: ModelRow, stage: Stage, said: Said, wait: int) -> None:
+    def end(self, row: PipelineModelRow, stage: Stage, said: Said, wait: int) -> None:
         row.expires = None
         if said in (Said.DONE, Said.FAILED):
             row.go(stage, self.now, Status.DONE if said is Said.DONE else Status.FAILED)
@@ -317,7 +319,7 @@ class Walk(RuleBasedStateMachine):
 @pytest.mark.soak
 async def test_the_pipeline_behaves_like_the_model(database_url: str) -> None:
     """T1, T4, T7, T8, T12, T13, T14, T15, T19: whatever several workers do, table, counts and history equal a model."""
-    machine = type("Run", (Walk,), {"url": database_url})
+    machine = type("Run", (PipelineLifecycle,), {"url": database_url})
     await asyncio.to_thread(
         run_state_machine_as_test,
         machine,

@@ -1,10 +1,10 @@
 """T5: paging through a queue by cursor and by offset."""
 
 from penstock.kernel.clock import ManualClock
-from tests.tracking.harness import FILE, SECOND, SPLITTER, WORKER, Api
+from tests.tracking.harness import FILE, SECOND, SPLITTER, WORKER, TrackingHarness
 
 
-async def test_a_cursor_skips_nothing_while_the_queue_moves(api: Api, clock: ManualClock) -> None:
+async def test_a_cursor_skips_nothing_while_the_queue_moves(api: TrackingHarness, clock: ManualClock) -> None:
     """T5: rows leave and enter between pages; of those that stayed none is skipped and none comes twice."""
     for n in range(10):
         await api.queue_up(WORKER, f"f{n}")
@@ -20,7 +20,7 @@ async def test_a_cursor_skips_nothing_while_the_queue_moves(api: Api, clock: Man
     assert seen == ["f0", "f1", "f2", "f3", "f4", "f6", "f7", "f8", "f9", "f10"]
 
 
-async def test_a_cursor_tells_apart_rows_of_one_moment(api: Api) -> None:
+async def test_a_cursor_tells_apart_rows_of_one_moment(api: TrackingHarness) -> None:
     """T5: rows that came in one moment are paged one by one."""
     await api.queue_up(SPLITTER, FILE, *range(5))
     shards, cursor = [], None
@@ -32,7 +32,7 @@ async def test_a_cursor_tells_apart_rows_of_one_moment(api: Api) -> None:
     assert shards == list(range(5))
 
 
-async def test_offsets_still_work(api: Api, clock: ManualClock) -> None:
+async def test_offsets_still_work(api: TrackingHarness, clock: ManualClock) -> None:
     """T5: `limit` and `offset` as the document has them; past the end there is nothing."""
     await api.queue_up(SPLITTER, FILE, *range(5))
     for offset, expected in ((0, [0, 1]), (2, [2, 3]), (4, [4]), (6, [])):
@@ -40,7 +40,7 @@ async def test_offsets_still_work(api: Api, clock: ManualClock) -> None:
         assert [item["shard"] for item in page["items"]] == expected
 
 
-async def test_a_queue_by_the_time_of_its_rows(api: Api, clock: ManualClock) -> None:
+async def test_a_queue_by_the_time_of_its_rows(api: TrackingHarness, clock: ManualClock) -> None:
     """T5: `updated_since` is the first moment that counts, `updated_before` the first that does not."""
     for n in range(3):
         await api.queue_up(SPLITTER, f"f{n}")

@@ -8,7 +8,7 @@ from penstock.kernel.errors import Transient
 from penstock.tracking import store
 from penstock.tracking.service import Tracking
 from tests.support.http import problem
-from tests.tracking.harness import Api
+from tests.tracking.harness import TrackingHarness
 
 
 async def test_one_watcher_too_many_is_told_so(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ async def test_one_watcher_too_many_is_told_so(tracking: Tracking, monkeypatch: 
 
 
 async def test_a_listing_that_takes_too_long_is_given_up(
-    api: Api, db: Database, monkeypatch: pytest.MonkeyPatch
+    api: TrackingHarness, db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T6: a listing must not keep a connection from the queues: it ends with a 503, and the next one works."""
     quick = "SET LOCAL statement_timeout = '50ms'"

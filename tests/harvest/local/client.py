@@ -16,7 +16,7 @@ PAGE = """query { as(token: $token) { diamonds_by_query(query: $query, offset: $
   order: {type: price, direction: ASC}) { items { id price } total_count } } }"""
 
 
-class Client:
+class LocalSourceClient:
     """Answers as data; what is not 200 fails, unless it is what is asked for."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
@@ -24,9 +24,9 @@ class Client:
 
     @staticmethod
     @asynccontextmanager
-    async def of(url: str) -> "AsyncIterator[Client]":
+    async def of(url: str) -> "AsyncIterator[LocalSourceClient]":
         async with aiohttp.ClientSession(url) as session:
-            yield Client(session)
+            yield LocalSourceClient(session)
 
     async def get(self, path: str, *, status: int = 200, **params: Any) -> Any:
         async with self.session.get(path, params=params) as answer:

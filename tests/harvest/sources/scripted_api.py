@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Api:
+class ScriptedApi:
     """Gives the answers it was told, one after the other, the last one for ever; and keeps what it was asked."""
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Api:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Api]:
-    api = Api()
+async def running() -> AsyncIterator[ScriptedApi]:
+    api = ScriptedApi()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", api.handle)
     server = TestServer(app)
@@ -71,7 +71,7 @@ async def cuts(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def never(api: Api) -> Answer:
+def never(api: ScriptedApi) -> Answer:
     """No answer, until the test ends."""
 
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -13,7 +13,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.retry_after import retry_after
 from tests.harvest.sources.conftest import Opened
-from tests.harvest.sources.scripted_api import Answer, Api, cuts, never, pages, says
+from tests.harvest.sources.scripted_api import Answer, ScriptedApi, cuts, never, pages, says
 
 FINE = pages(2)[0]
 
@@ -32,7 +32,7 @@ async def failed(source: Source) -> SourceFailed:
     "trouble", [says(status=500), says(status=502), says(status=503), says(text="{"), cuts], ids=range(5)
 )
 async def test_a_failure_of_the_moment_is_tried_again(
-    api: Api, rest: Opened, trouble: Answer, harvest_db: Database
+    api: ScriptedApi, rest: Opened, trouble: Answer, harvest_db: Database
 ) -> None:
     """H15: errors, cut connections and broken answers cost a try; the answer after them ends the failures."""
     api.will(trouble, trouble, FINE)
@@ -51,7 +51,9 @@ async def test_a_failure_of_the_moment_is_tried_again(
     ],
     ids=["error", "garbage", "cut"],
 )
-async def test_tries_come_to_an_end(api: Api, rest: Opened, trouble: Answer, code: str, harvest_db: Database) -> None:
+async def test_tries_come_to_an_end(
+    api: ScriptedApi, rest: Opened, trouble: Answer, code: str, harvest_db: Database
+) -> None:
     """H15: after so many tries the failure is told; every one of them counted against the source."""
     api.will(trouble)
     async with rest(call={"attempts": 2}) as source:
@@ -62,7 +64,7 @@ async def test_tries_come_to_an_end(api: Api, rest: Opened, trouble: Answer, cod
     assert await harvest_db.fetchval("SELECT failures FROM harvest_feed") == 2
 
 
-async def test_silence_times_out(api: Api, rest: Opened) -> None:
+async def test_silence_times_out(api: ScriptedApi, rest: Opened) -> None:
     """H15: a source that never answers is waited for no longer than `timeout`."""
     api.will(never(api))
     async with rest(call={"attempts": 1, "timeout": 0.1}) as source:
@@ -71,7 +73,7 @@ async def test_silence_times_out(api: Api, rest: Opened) -> None:
     assert "0.1 s" in error.message
 
 
-async def test_nobody_there(api: Api, rest: Opened) -> None:
+async def test_nobody_there(api: ScriptedApi, rest: Opened) -> None:
     """H15: a closed port is a failure like any other."""
     async with rest(url="http://127.0.0.1:1", call={"attempts": 1}) as source:
         assert (await failed(source)).code == "SOURCE_UNREACHABLE"
@@ -81,7 +83,7 @@ async def test_nobody_there(api: Api, rest: Opened) -> None:
     ("status", "code"),
     [(400, "SOURCE_REFUSED"), (404, "SOURCE_REFUSED"), (401, "SOURCE_UNAUTHORIZED"), (403, "SOURCE_UNAUTHORIZED")],
 )
-async def test_a_refusal_is_told_at_once(api: Api, rest: Opened, status: int, code: str) -> None:
+async def test_a_refusal_is_told_at_once(api: ScriptedApi, rest: Opened, status: int, code: str) -> None:
     """H15: what is wrong with the request is not asked again; the error says what the source said of it."""
     api.will(says(status=status, text="no such \0 field " + "x" * 1_000))
     async with rest() as source:
@@ -94,7 +96,7 @@ async def test_a_refusal_is_told_at_once(api: Api, rest: Opened, status: int, co
     assert len(api.asked) == 1
 
 
-async def test_an_answer_too_large_is_not_read(api: Api, rest: Opened) -> None:
+async def test_an_answer_too_large_is_not_read(api: ScriptedApi, rest: Opened) -> None:
     """H15: reading stops where `page_bytes` ends."""
     written = 0
 
@@ -118,7 +120,7 @@ async def test_an_answer_too_large_is_not_read(api: Api, rest: Opened) -> None:
     assert written < 50_000_000  # what the system's buffers took
 
 
-async def test_a_redirect_is_not_followed(api: Api, rest: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_redirect_is_not_followed(api: ScriptedApi, rest: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """H15: a secret goes to the host in the configuration, and to no other."""
     monkeypatch.setenv("TOKEN", "s3same")
     api.will(says(status=302, Location=f"{api.url.replace('127.0.0.1', 'localhost')}/elsewhere?key=s3same"), FINE)
@@ -129,7 +131,7 @@ async def test_a_redirect_is_not_followed(api: Api, rest: Opened, monkeypatch: p
     assert len(api.asked) == 1
 
 
-async def test_a_secret_is_sent_and_never_told(api: Api, rest: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_is_sent_and_never_told(api: ScriptedApi, rest: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """H15: an answer that repeats a secret does not bring it into an error, nor does a parameter."""
     monkeypatch.setenv("TOKEN", "Bearer s3same")
     api.will(says(status=400, text="what is Bearer s3same?"))
@@ -141,7 +143,9 @@ async def test_a_secret_is_sent_and_never_told(api: Api, rest: Opened, monkeypat
     assert "hush" not in str(error)
 
 
-async def test_a_short_pause_is_waited_for_and_a_long_one_told(api: Api, rest: Opened, harvest_db: Database) -> None:
+async def test_a_short_pause_is_waited_for_and_a_long_one_told(
+    api: ScriptedApi, rest: Opened, harvest_db: Database
+) -> None:
     """H15: Retry-After in seconds; the request goes on after a moment, and is put back when it takes longer."""
     api.will(says(status=429, Retry_After="0.1"), FINE)
     async with rest() as source:
@@ -157,7 +161,7 @@ async def test_a_short_pause_is_waited_for_and_a_long_one_told(api: Api, rest: O
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_pause_until_a_date(api: Api, rest: Opened, harvest_db: Database, status: int) -> None:
+async def test_a_pause_until_a_date(api: ScriptedApi, rest: Opened, harvest_db: Database, status: int) -> None:
     """H15: Retry-After as a date, with either status."""
     until = harvest_db.clock.now() + timedelta(minutes=1)
     api.will(says(status=status, Retry_After=format_datetime(until, usegmt=True)))
@@ -168,7 +172,7 @@ async def test_a_pause_until_a_date(api: Api, rest: Opened, harvest_db: Database
     assert abs(kept - until) < timedelta(seconds=2)
 
 
-async def test_failures_break_off(api: Api, rest: Opened) -> None:
+async def test_failures_break_off(api: ScriptedApi, rest: Opened) -> None:
     """H15: once the breaker is open the source is not asked any more, and the error says why."""
     api.will(says(status=500, text="out of paper"))
     async with rest(call={"attempts": 10, "break_after": 2, "break_for": 60}) as source:

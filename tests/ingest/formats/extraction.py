@@ -26,7 +26,7 @@ Row = tuple[int, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Made:
+class Extracted:
     """Facts by their row numbers and payloads, bad rows by their row numbers and reasons."""
 
     facts: list[dict[str, Any]]
@@ -49,7 +49,7 @@ def supplier(columns: dict[str, Any] | None = None, **more: Any) -> Supplier:
     return Supplier.model_validate({**DQ, "columns": columns or {}, **more})
 
 
-def made(file: Path, config: Supplier | None = None) -> Made:
+def made(file: Path, config: Supplier | None = None) -> Extracted:
     """All that *file* becomes on the way of a run."""
     with TemporaryDirectory() as folder, closing(Processed(Path(folder))) as processed:
         process(file, config or supplier(STOCK), NAMES, processed, lambda _rows, _part: None)
@@ -58,7 +58,7 @@ def made(file: Path, config: Supplier | None = None) -> Made:
         facts, bad = (
             [json.loads(line) for line in one.path.read_text().splitlines()] for one in (processed.facts, processed.bad)
         )
-        return Made(facts, bad, processed.stats)
+        return Extracted(facts, bad, processed.stats)
 
 
 def refused(file: Path, config: Supplier | None = None, code: FailureCode = FailureCode.FILE_UNREADABLE) -> str:

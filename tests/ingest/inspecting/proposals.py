@@ -17,7 +17,7 @@ SUPPLIER = "acme"
 
 
 @dataclass(frozen=True)
-class Ran:
+class ProposalRun:
     """What a run left behind."""
 
     manifest: Manifest
@@ -43,7 +43,7 @@ def proposed(file: Path) -> Inspection:
     return inspection
 
 
-def ran(file: Path, inspection: Inspection, root: Path) -> Ran:
+def ran(file: Path, inspection: Inspection, root: Path) -> ProposalRun:
     """A whole run over *file* with the configuration as it was proposed."""
     tree = FolderTree(root)
     tree.prepare(SUPPLIER)
@@ -55,7 +55,7 @@ def ran(file: Path, inspection: Inspection, root: Path) -> Ran:
     assert manifest is not None
     facts = root / layout.CURRENT / SUPPLIER / layout.FACTS
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
-    return Ran(manifest, [json.loads(line) for line in lines])
+    return ProposalRun(manifest, [json.loads(line) for line in lines])
 
 
 def columns(inspection: Inspection) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.settings import Settings
-from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings
-from tests.refdata.pod.harness import PodRig, running_pod
-from tests.services.postgres_proxy import Gate
+from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings
+from tests.refdata.pod.harness import PodHarness, running_pod
+from tests.services.postgres_proxy import PostgresProxy
 from tests.services.redis import RedisCluster, redis_binary
 from tests.support.require import require
 
@@ -18,7 +18,7 @@ from tests.support.require import require
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 
 
-Pods = Callable[..., AbstractAsyncContextManager[PodRig]]
+Pods = Callable[..., AbstractAsyncContextManager[PodHarness]]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def pods(database_url: str, tmp_path: Path) -> Pods:
     await create_schemas(database_url)
 
     @asynccontextmanager
-    async def running(**query: Any) -> AsyncIterator[PodRig]:
+    async def running(**query: Any) -> AsyncIterator[PodHarness]:
         async with running_pod(refdata_settings(database_url, query={**QUERY, **query}), tmp_path) as rig:
             yield rig
 
@@ -41,21 +41,21 @@ async def pod_settings(database_url: str) -> Settings:
 
 
 @pytest.fixture
-async def pod(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodRig]:
+async def pod(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarness]:
     async with running_pod(pod_settings, tmp_path) as rig:
         yield rig
 
 
 @pytest.fixture
-async def gate(database_url: str) -> AsyncIterator[Gate]:
+async def gate(database_url: str) -> AsyncIterator[PostgresProxy]:
     """The way to the primary, which can be shut."""
     await create_schemas(database_url)
-    async with Gate(database_url) as gate:
+    async with PostgresProxy(database_url) as gate:
         yield gate
 
 
 @pytest.fixture
-async def writer(database_url: str, gate: Gate) -> AsyncIterator[Rig]:
+async def writer(database_url: str, gate: PostgresProxy) -> AsyncIterator[RefdataHarness]:
     """Somebody for whom the primary is always there."""
     async with opened(refdata_settings(database_url)) as rig:
         yield rig

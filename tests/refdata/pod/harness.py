@@ -22,14 +22,16 @@ from penstock.refdata.pod.server import Server
 from penstock.refdata.pod.state import State
 from penstock.servers import listening
 from penstock.settings import Settings
-from tests.refdata.harness import Rig, opened, upsert
+from tests.refdata.harness import RefdataHarness, opened, upsert
 from tests.support.types import Json
 
 
-class PodRig:
+class PodHarness:
     """One pod, the way in beside it, and short words for what tests do with both."""
 
-    def __init__(self, rig: Rig, pod: Pod, server: Server, address: str, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, rig: RefdataHarness, pod: Pod, server: Server, address: str, session: aiohttp.ClientSession
+    ) -> None:
         self.rig = rig
         self.pod = pod
         self.server = server
@@ -57,15 +59,15 @@ class PodRig:
 
     async def get(
         self, path: str, *, tenant: str = "acme", least: int | None = None, headers: Mapping[str, str] | None = None
-    ) -> "Answer":
+    ) -> "PodAnswer":
         """GET `…/dictionaries/{path}` of *tenant*, from version *least* on."""
         given = {**({} if least is None else {"X-Min-Version": str(least)}), **(headers or {})}
         url = f"{self.address}/v1/tenants/{tenant}/dictionaries/{path}"
         async with self.session.get(url, headers=given) as response:
-            return Answer(response.status, response.headers, await response.read())
+            return PodAnswer(response.status, response.headers, await response.read())
 
 
-class Answer:
+class PodAnswer:
     """What came back."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
@@ -89,7 +91,7 @@ class Answer:
 @asynccontextmanager
 async def running_pod(
     settings: Settings, folder: Path, authenticator: Authenticator | None = None, *, follows: bool = True
-) -> AsyncIterator[PodRig]:
+) -> AsyncIterator[PodHarness]:
     """A pod on the database of *settings*; one that does not *follow* never reaches its primary."""
     telemetry = Telemetry()
     async with opened(settings) as rig, aiohttp.ClientSession() as session:
@@ -111,7 +113,7 @@ async def running_pod(
             try:
                 async with _following(pod, rig, follows=follows):
                     pod.pulse.is_serving = True
-                    yield PodRig(rig, pod, server, address, session)
+                    yield PodHarness(rig, pod, server, address, session)
             finally:
                 await session.close()
                 stopping.set()
@@ -126,7 +128,7 @@ async def running_pod(
 
 
 @asynccontextmanager
-async def _following(pod: Pod, rig: Rig, *, follows: bool) -> AsyncIterator[None]:
+async def _following(pod: Pod, rig: RefdataHarness, *, follows: bool) -> AsyncIterator[None]:
     if not follows:
         yield
         return

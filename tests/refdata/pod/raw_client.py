@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from penstock.refdata.pod.link import Document
-from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.harness import PodHarness
 from tests.support.waiting import becomes
 
 ACME = "/v1/tenants/acme/dictionaries/LOOSE"
@@ -18,7 +18,7 @@ _PATIENCE = 20.0  # seconds; only a broken promise takes so long
 _NO_BODY = (204, 304)
 
 
-class Reply(NamedTuple):
+class RawReply(NamedTuple):
     """One response."""
 
     status: int
@@ -48,13 +48,13 @@ class Reply(NamedTuple):
         return self.status, headers, {**self.json, "request_id": ""} if is_problem else self.body
 
 
-class Wire:
+class RawConnection:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    async def ask(self, request: bytes) -> Reply:
+    async def ask(self, request: bytes) -> RawReply:
         self.writer.write(request)
         return await self.reply(is_head=request.startswith(b"HEAD"))
 
@@ -69,7 +69,7 @@ class Wire:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
-    async def reply(self, *, is_head: bool = False) -> Reply:
+    async def reply(self, *, is_head: bool = False) -> RawReply:
         """The next response."""
         async with asyncio.timeout(_PATIENCE):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -80,7 +80,7 @@ class Wire:
             assert first.startswith("HTTP/1.1 ")
             status = int(first.split(" ")[1])
             body = b"" if is_head or status in _NO_BODY else await self._body(headers)
-            return Reply(status, headers, body)
+            return RawReply(status, headers, body)
 
     async def chunk(self) -> bytes:
         """The next chunk of a stream; empty at its end."""
@@ -113,7 +113,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def connected(address: str, *, is_narrow: bool = False) -> AsyncIterator[Wire]:
+async def connected(address: str, *, is_narrow: bool = False) -> AsyncIterator[RawConnection]:
     """A connection to the pod at *address*; a narrow one holds little that is not read."""
     host, _, port = address.removeprefix("http://").partition(":")
     sock = socket.socket()
@@ -125,7 +125,7 @@ async def connected(address: str, *, is_narrow: bool = False) -> AsyncIterator[W
     if is_narrow:
         writer.transport.pause_reading()  # type: ignore[attr-defined] # a stream's
     try:
-        yield Wire(reader, writer)
+        yield RawConnection(reader, writer)
     finally:
         writer.transport.abort()
 
@@ -136,13 +136,13 @@ def asking(path: str, *headers: str, method: str = "GET", http: str = "1.1", bod
     return f"{method} {path} HTTP/{http}\r\n{lines}\r\n".encode("latin-1") + body
 
 
-async def once(address: str, request: bytes) -> Reply:
+async def once(address: str, request: bytes) -> RawReply:
     """The answer to *request* on a connection of its own."""
     async with connected(address) as wire:
         return await wire.ask(request)
 
 
-async def stuck(pod: PodRig) -> asyncio.Transport:
+async def stuck(pod: PodHarness) -> asyncio.Transport:
     """The pod's end of the one connection whose client does not read what it is told."""
     found: list[asyncio.Transport] = []
 
@@ -154,12 +154,12 @@ async def stuck(pod: PodRig) -> asyncio.Transport:
     return found[0]
 
 
-class Slow:
+class SlowPage:
     """A page of the pod that is answered when a test lets it be."""
 
     path = "/slow"
 
-    def __init__(self, pod: PodRig) -> None:
+    def __init__(self, pod: PodHarness) -> None:
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
         self._others = pod.pod.desk._pages
         pod.pod.desk._pages = self._page

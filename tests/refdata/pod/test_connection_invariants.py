@@ -15,8 +15,8 @@ from penstock.refdata.pod.front import Front
 from penstock.refdata.pod.memory import Memory
 from penstock.refdata.sdk import Dictionaries
 from penstock.settings import Settings
-from tests.refdata.pod.harness import PodRig, running_pod
-from tests.refdata.pod.raw_client import ACME, LOCAL, Slow, Wire, asking, connected, stuck
+from tests.refdata.pod.harness import PodHarness, running_pod
+from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, SlowPage, asking, connected, stuck
 from tests.refdata.pod.test_tenants import bearer, guard, token
 from tests.support.waiting import becomes
 
@@ -24,23 +24,23 @@ A = asking(f"{ACME}/items/a")
 LOOSE = Dict("acme", "LOOSE")
 
 
-async def warm(wire: Wire, request: bytes = A) -> None:
+async def warm(wire: RawConnection, request: bytes = A) -> None:
     """Ask so often that the next answer is a straight one."""
     assert [(await wire.ask(request)).status for _ in range(3)] == [200] * 3
 
 
 @pytest.fixture
-async def filled(pod: PodRig) -> PodRig:
+async def filled(pod: PodHarness) -> PodHarness:
     await pod.hold("LOOSE", {"a": 1})
     return pod
 
 
-def _only(pod: PodRig) -> Connection:
+def _only(pod: PodHarness) -> Connection:
     (connection,) = pod.server._connections
     return connection
 
 
-async def test_a_warm_connection_is_refused_what_was_taken_back(filled: PodRig) -> None:
+async def test_a_warm_connection_is_refused_what_was_taken_back(filled: PodHarness) -> None:
     """R21, R30: a head that was good once is no leave to read less than it names, when readers are sent back."""
     first = await filled.rig.refdata.keeping.keep(LOOSE)
     version = await filled.hold("LOOSE", {"a": 2})
@@ -57,7 +57,7 @@ async def test_a_warm_connection_is_refused_what_was_taken_back(filled: PodRig) 
         assert (refused.status, refused.code) == (409, "VERSION_PINNED")
 
 
-async def test_a_warm_connection_sees_a_swap_at_once(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_warm_connection_sees_a_swap_at_once(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R18: the next request after a swap sees it, not the next after the pod looked at its clock."""
     async with connected(filled.address) as wire:
         await warm(wire)
@@ -92,10 +92,10 @@ async def test_a_grant_ends_though_others_read_on(
             assert seen == [given.decode()]
 
 
-async def test_a_straight_answer_waits_for_its_turn(filled: PodRig) -> None:
+async def test_a_straight_answer_waits_for_its_turn(filled: PodHarness) -> None:
     """R17: a request that comes alone, behind a slow one that is under way, is answered after it."""
     await filled.session.close()
-    slow = Slow(filled)
+    slow = SlowPage(filled)
     async with connected(filled.address) as wire:
         await warm(wire)
         wire.writer.write(asking(slow.path))
@@ -112,7 +112,7 @@ async def test_a_straight_answer_waits_for_its_turn(filled: PodRig) -> None:
         assert [(await first).body, (await wire.reply()).body] == [b"at last", b"1"]
 
 
-async def test_who_is_answered_straight_is_not_silent(filled: PodRig) -> None:
+async def test_who_is_answered_straight_is_not_silent(filled: PodHarness) -> None:
     """R17: a client that asks is not let go, though nobody reads its heads any more."""
     await filled.session.close()
     async with connected(filled.address) as wire:
@@ -124,7 +124,7 @@ async def test_who_is_answered_straight_is_not_silent(filled: PodRig) -> None:
         assert (await wire.ask(A)).status == 200
 
 
-async def test_a_pod_that_stops_lets_warm_connections_go(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_that_stops_lets_warm_connections_go(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: the last straight answer says that it is the last, and is."""
     monkeypatch.setattr("penstock.refdata.pod.server._SWEEP_EVERY", 3600.0)  # nobody else lets them go
     async with connected(filled.address) as wire, connected(filled.address) as other:
@@ -136,7 +136,7 @@ async def test_a_pod_that_stops_lets_warm_connections_go(filled: PodRig, monkeyp
             assert await one.rest() == b""
 
 
-async def test_a_stream_is_no_quicker_than_its_reader(filled: PodRig) -> None:
+async def test_a_stream_is_no_quicker_than_its_reader(filled: PodHarness) -> None:
     """R17: of all items the pod holds a piece for whoever does not read, not all of them."""
     for part in range(10):
         version = await filled.put("LOOSE", {f"k{part}.{number}": "x" * 4_000 for number in range(200)})
@@ -149,10 +149,10 @@ async def test_a_stream_is_no_quicker_than_its_reader(filled: PodRig) -> None:
         assert transport.get_write_buffer_size() < 4_000_000
 
 
-async def test_requests_behind_a_slow_one_are_not_piled_up(filled: PodRig) -> None:
+async def test_requests_behind_a_slow_one_are_not_piled_up(filled: PodHarness) -> None:
     """R17: while an answer is due, whoever sends on and on is not read on and on."""
     await filled.session.close()
-    slow = Slow(filled)
+    slow = SlowPage(filled)
     async with connected(filled.address) as wire:
         wire.writer.write(asking(slow.path))
         await slow.is_asked.wait()
@@ -183,7 +183,7 @@ async def test_a_client_reads_no_older_than_it_read(monkeypatch: pytest.MonkeyPa
     assert (asked, client.versions) == ([None, 5, 9, 9], {"LOOSE": 9})
 
 
-async def test_pages_that_are_full_before_their_limit_go_on(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_that_are_full_before_their_limit_go_on(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a page may end at its size, too; whatever ends it, all pages together are all items."""
     monkeypatch.setattr("penstock.refdata.pod.reads._PAGE_SIZE", 300)
     items = {f"k{number:02}": number for number in range(20)}
@@ -198,7 +198,7 @@ async def test_pages_that_are_full_before_their_limit_go_on(pod: PodRig, monkeyp
     assert pages > 3
 
 
-async def test_requests_are_counted_by_what_became_of_them(filled: PodRig) -> None:
+async def test_requests_are_counted_by_what_became_of_them(filled: PodHarness) -> None:
     """R26: each answer is one, straight or not, under its status; who waits for a version is counted, too."""
 
     def counted(name: str = "requests", **labels: str) -> float:
@@ -228,7 +228,7 @@ async def test_requests_are_counted_by_what_became_of_them(filled: PodRig) -> No
         assert counted("barrier_waits") == waits + 1
 
 
-async def test_a_stream_that_breaks_is_not_taken_for_all(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_breaks_is_not_taken_for_all(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: half an answer ends with the connection, not as a whole one does; the next is told everything."""
     request = asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson")
     async with connected(filled.address) as wire:
@@ -245,7 +245,7 @@ async def test_a_stream_that_breaks_is_not_taken_for_all(filled: PodRig, monkeyp
         assert (await wire.ask(request)).body == b'{"key":"a","value":1}\n'
 
 
-async def test_what_goes_wrong_here_is_answered(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_goes_wrong_here_is_answered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: 500 under an id, from the loader or from who serves, and the connection goes on."""
 
     async def broken(_given: object) -> None:
@@ -260,7 +260,7 @@ async def test_what_goes_wrong_here_is_answered(filled: PodRig, monkeypatch: pyt
         assert (await wire.ask(A)).status == 200
 
 
-async def test_who_left_is_counted_no_more(filled: PodRig) -> None:
+async def test_who_left_is_counted_no_more(filled: PodHarness) -> None:
     """R26: the connections that are open are those that are open now."""
 
     def count() -> float | None:

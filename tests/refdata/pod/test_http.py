@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.refdata.pod.parsing import BODY_LIMIT
-from tests.refdata.pod.harness import PodRig
-from tests.refdata.pod.raw_client import ACME, LOCAL, Reply, Slow, asking, connected, once, stuck
+from tests.refdata.pod.harness import PodHarness
+from tests.refdata.pod.raw_client import ACME, LOCAL, RawReply, SlowPage, asking, connected, once, stuck
 from tests.support.waiting import becomes
 
 A, B = f"{ACME}/items/a", f"{ACME}/items/b"
@@ -12,14 +12,14 @@ NDJSON = "Accept: application/x-ndjson"
 
 
 @pytest.fixture
-async def filled(pod: PodRig) -> PodRig:
+async def filled(pod: PodHarness) -> PodHarness:
     """Two items, held."""
     version = await pod.put("LOOSE", {"a": {"n": 1}, "b": {"n": 2}})
     await pod.holds("LOOSE", version)
     return pod
 
 
-async def test_a_connection_is_kept_alive(filled: PodRig) -> None:
+async def test_a_connection_is_kept_alive(filled: PodHarness) -> None:
     """R17: one request after the other, whatever the answers are, and nothing said about closing."""
     async with connected(filled.address) as wire:
         for path, status in [
@@ -33,9 +33,9 @@ async def test_a_connection_is_kept_alive(filled: PodRig) -> None:
             assert (answer.status, "connection" in answer.headers) == (status, False)
 
 
-async def test_pipelined_requests_are_answered_in_order(filled: PodRig) -> None:
+async def test_pipelined_requests_are_answered_in_order(filled: PodHarness) -> None:
     """R17: fast ones behind slow ones wait for their turn: a barrier, a page of the loader's, a refusal, a stream."""
-    slow = Slow(filled)
+    slow = SlowPage(filled)
     least = await filled.put("LOOSE", {"c": 3})
     requests = [
         asking(A),
@@ -61,7 +61,7 @@ async def test_pipelined_requests_are_answered_in_order(filled: PodRig) -> None:
     assert answers[9].json["version"] == least
 
 
-async def test_requests_may_be_cut_anywhere(filled: PodRig) -> None:
+async def test_requests_may_be_cut_anywhere(filled: PodHarness) -> None:
     """R17: however the packets fall, the answers are the same."""
     requests = [asking(A), asking(f"{ACME}/items/x%C3%A9", LOCAL, "X-Min-Version: 1"), asking("/nowhere")]
     data = b"".join(requests)
@@ -74,9 +74,9 @@ async def test_requests_may_be_cut_anywhere(filled: PodRig) -> None:
         assert [(await wire.reply()).meaning for _ in requests] == whole
 
 
-async def test_hundreds_of_requests_in_one_packet(filled: PodRig) -> None:
+async def test_hundreds_of_requests_in_one_packet(filled: PodHarness) -> None:
     """R17: also behind a slow one each gets its own answer."""
-    slow = Slow(filled)
+    slow = SlowPage(filled)
     paths = [A, B, f"{ACME}/items/x", f"{ACME}/items?keys=a"] * 150
     async with connected(filled.address) as wire:
         wire.writer.write(asking(slow.path) + b"".join(map(asking, paths)))
@@ -88,7 +88,7 @@ async def test_hundreds_of_requests_in_one_packet(filled: PodRig) -> None:
     assert {answer.body for answer in answers[::4]} == {b'{"n": 1}'}
 
 
-async def test_what_a_client_does_not_read_is_not_piled_up(pod: PodRig) -> None:
+async def test_what_a_client_does_not_read_is_not_piled_up(pod: PodHarness) -> None:
     """R17: whoever pipelines requests and reads no answer makes the pod hold a few of them, not all."""
     version = await pod.put("LOOSE", {"big": "x" * 200_000})
     await pod.holds("LOOSE", version)
@@ -112,7 +112,7 @@ HEADS = [
 ]
 
 
-async def test_head_is_get_without_the_body(filled: PodRig) -> None:
+async def test_head_is_get_without_the_body(filled: PodHarness) -> None:
     """R17: the same status and headers, no body, and the connection goes on."""
     async with connected(filled.address) as wire:
         for path, headers in HEADS:
@@ -124,12 +124,12 @@ async def test_head_is_get_without_the_body(filled: PodRig) -> None:
         assert (await wire.ask(asking(B))).body == b'{"n": 2}'
 
 
-def _comparable(answer: Reply) -> tuple[int, dict[str, str]]:
+def _comparable(answer: RawReply) -> tuple[int, dict[str, str]]:
     status, headers, _ = answer.meaning
     return status, headers
 
 
-async def test_a_client_of_old_is_answered_and_let_go(filled: PodRig) -> None:
+async def test_a_client_of_old_is_answered_and_let_go(filled: PodHarness) -> None:
     """R17: HTTP/1.0 needs no Host, and its connection ends with the answer, unless it asks for more."""
     for path in (A, f"{ACME}/items/x", f"{ACME}/version"):
         newer = await once(filled.address, asking(path))
@@ -143,7 +143,7 @@ async def test_a_client_of_old_is_answered_and_let_go(filled: PodRig) -> None:
                 assert (kept.status, kept.headers["connection"]) == (newer.status, "keep-alive")
 
 
-async def test_a_client_of_old_gets_a_stream_until_its_end(filled: PodRig) -> None:
+async def test_a_client_of_old_gets_a_stream_until_its_end(filled: PodHarness) -> None:
     """R17: HTTP/1.0 knows no chunks: the end of the connection is the end of the items."""
     async with connected(filled.address) as wire:
         answer = await wire.ask(asking(f"{ACME}/all", LOCAL, NDJSON, "Connection: keep-alive", http="1.0"))
@@ -151,7 +151,7 @@ async def test_a_client_of_old_gets_a_stream_until_its_end(filled: PodRig) -> No
     assert answer.body == b'{"key":"a","value":{"n": 1}}\n{"key":"b","value":{"n": 2}}\n'
 
 
-async def test_whoever_says_close_is_let_go(filled: PodRig) -> None:
+async def test_whoever_says_close_is_let_go(filled: PodHarness) -> None:
     """R17: the last answer says so too, and what comes behind it is not answered."""
     async with connected(filled.address) as wire:
         wire.writer.write(asking(A) + asking(B, LOCAL, "Connection: close") + asking(A))
@@ -160,9 +160,9 @@ async def test_whoever_says_close_is_let_go(filled: PodRig) -> None:
         assert await wire.rest() == b""
 
 
-async def test_whoever_hangs_up_its_side_still_gets_its_answers(filled: PodRig) -> None:
+async def test_whoever_hangs_up_its_side_still_gets_its_answers(filled: PodHarness) -> None:
     """R17: half a connection is enough for what was asked before, fast or slow."""
-    slow = Slow(filled)
+    slow = SlowPage(filled)
     async with connected(filled.address) as wire:
         wire.writer.write(asking(A) + asking(slow.path) + asking(B))
         wire.writer.write_eof()
@@ -176,9 +176,9 @@ async def test_whoever_hangs_up_its_side_still_gets_its_answers(filled: PodRig) 
         assert await wire.rest() == b""
 
 
-async def test_a_client_that_leaves_takes_nothing_down(filled: PodRig) -> None:
+async def test_a_client_that_leaves_takes_nothing_down(filled: PodHarness) -> None:
     """R17: gone in the middle of a question to the loader; the others do not notice."""
-    slow = Slow(filled)
+    slow = SlowPage(filled)
     async with connected(filled.address) as wire:
         wire.writer.write(asking(slow.path))
         await slow.is_asked.wait()
@@ -191,7 +191,7 @@ async def test_a_client_that_leaves_takes_nothing_down(filled: PodRig) -> None:
     assert (await filled.get("LOOSE/items/a")).json == {"n": 1}
 
 
-async def test_a_pod_without_room_says_so(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pod_without_room_says_so(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: one connection too many is told to come again."""
     async with connected(filled.address) as wire:
         assert (await wire.ask(asking(A))).status == 200
@@ -203,7 +203,7 @@ async def test_a_pod_without_room_says_so(filled: PodRig, monkeypatch: pytest.Mo
         assert (await wire.ask(asking(A))).status == 200
 
 
-async def test_a_small_body_is_read_past(filled: PodRig) -> None:
+async def test_a_small_body_is_read_past(filled: PodHarness) -> None:
     """R17: nobody needs it; the next request begins behind it, though it looks like one itself."""
     bait = asking(B)
     sized = asking(A, LOCAL, f"Content-Length: {len(bait)}", body=bait)

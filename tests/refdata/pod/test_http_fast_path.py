@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.refdata.pod.connection import Head
-from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected
 
 A, B = f"{ACME}/items/a", f"{ACME}/items/b"
@@ -102,14 +102,14 @@ class Forgetful(dict[bytes, Head]):
 
 
 @pytest.fixture
-async def filled(pod: PodRig) -> PodRig:
+async def filled(pod: PodHarness) -> PodHarness:
     for tenant, items in (("acme", HELD), ("globex", {"a": "of globex"})):
         version = await pod.put("LOOSE", items, tenant)
         await pod.holds("LOOSE", version, tenant)
     return pod
 
 
-async def _said(pod: PodRig, sent: Sequence[bytes]) -> bytes:
+async def _said(pod: PodHarness, sent: Sequence[bytes]) -> bytes:
     """All that comes back for what is *sent*, but for what is never the same twice."""
     async with connected(pod.address) as wire:
         await wire.drip(sent)
@@ -118,7 +118,7 @@ async def _said(pod: PodRig, sent: Sequence[bytes]) -> bytes:
     return re.sub(rb"[0-9a-f]{32}|Date: [^\r]*|X-Data-Age: \d+\r\n", b"", said)
 
 
-async def _is_told_the_same(pod: PodRig, sent: Sequence[bytes]) -> None:
+async def _is_told_the_same(pod: PodHarness, sent: Sequence[bytes]) -> None:
     pod.server.heads = Forgetful()
     cold = await _said(pod, sent)
     pod.server.heads = {}
@@ -136,7 +136,7 @@ async def _is_told_the_same(pod: PodRig, sent: Sequence[bytes]) -> None:
 @example(request=asking(f"{ACME}/items/%61"))
 @example(request=asking(f"{ACME}/items/a?b"))
 @example(request=asking(f"{ACME}/items/a b"))
-async def test_a_first_line_means_the_same_on_either_way(filled: PodRig, request: bytes) -> None:
+async def test_a_first_line_means_the_same_on_either_way(filled: PodHarness, request: bytes) -> None:
     """R17: whatever stands in it: spaces, controls, another method or version, an absolute address, any key."""
     await _is_told_the_same(filled, [request])
 
@@ -146,19 +146,19 @@ async def test_a_first_line_means_the_same_on_either_way(filled: PodRig, request
 @example(sent=[asking(A) + asking(B)[:-2] + b"X: ", asking(B)])
 @example(sent=[asking(A) + asking(B, LOCAL, f"Content-Length: {len(asking(A))}"), asking(A)])
 @example(sent=[b"\r\n" + asking(A), f"GET {B} HTTP/1.1\r\n".encode() + asking(A)])
-async def test_packets_mean_the_same_on_either_way(filled: PodRig, sent: list[bytes]) -> None:
+async def test_packets_mean_the_same_on_either_way(filled: PodHarness, sent: list[bytes]) -> None:
     """R17: the middle of a request is never taken for a whole one, nor anything for a head that is none."""
     await _is_told_the_same(filled, sent)
 
 
-async def test_an_empty_line_ahead_teaches_nothing_wrong(filled: PodRig) -> None:
+async def test_an_empty_line_ahead_teaches_nothing_wrong(filled: PodHarness) -> None:
     """R17: a request behind an empty line is good; one with a request for its first header is 400, before and after."""
     async with connected(filled.address) as wire:
         assert (await wire.ask(b"\r\n" + asking(A))).status == 200
         assert (await wire.ask(f"GET {B} HTTP/1.1\r\n".encode() + asking(A))).status == 400
 
 
-async def test_the_straight_way_is_taken(filled: PodRig) -> None:
+async def test_the_straight_way_is_taken(filled: PodHarness) -> None:
     """R17: else the tests above would compare nothing."""
     async with connected(filled.address) as wire:
         first = await wire.ask(asking(A))
@@ -168,7 +168,7 @@ async def test_the_straight_way_is_taken(filled: PodRig) -> None:
         assert b"\r\nHost: localhost\r\n\r\n" in filled.server.heads
 
 
-async def test_a_warm_connection_sees_every_version(filled: PodRig) -> None:
+async def test_a_warm_connection_sees_every_version(filled: PodHarness) -> None:
     """R18: what is committed is answered from the next request on; a version that is not yet held is waited for."""
     async with connected(filled.address) as wire:
         for number in range(5):
@@ -181,7 +181,7 @@ async def test_a_warm_connection_sees_every_version(filled: PodRig) -> None:
         assert [(await wire.ask(ahead)).status for _ in range(3)] == [409] * 3
 
 
-async def test_more_heads_than_are_remembered(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_heads_than_are_remembered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a client that sends another head each time makes the pod hold no more than so many."""
     monkeypatch.setattr("penstock.refdata.pod.server._HEADS", 10)
     async with connected(filled.address) as wire:

@@ -6,8 +6,8 @@ import pytest
 
 from penstock.refdata.contract import KEY_LIMIT
 from penstock.refdata.pod.request import KEYS_LIMIT
-from tests.refdata.pod.harness import PodRig
-from tests.refdata.pod.raw_client import ACME, LOCAL, Wire, asking, connected, once
+from tests.refdata.pod.harness import PodHarness
+from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, asking, connected, once
 
 KEYS = [
     "a/b",
@@ -43,11 +43,11 @@ KEYS = [
 ]
 
 
-async def _held(pod: PodRig, items: dict[str, object]) -> int:
+async def _held(pod: PodHarness, items: dict[str, object]) -> int:
     return await pod.hold("LOOSE", items)
 
 
-async def test_a_key_may_be_any_text(pod: PodRig) -> None:
+async def test_a_key_may_be_any_text(pod: PodHarness) -> None:
     """R17: keys are percent-decoded UTF-8: each is found alone, among others, in all, and is no other one's."""
     await _held(pod, {key: number for number, key in enumerate(KEYS)})
     async with connected(pod.address) as wire:
@@ -63,7 +63,7 @@ async def test_a_key_may_be_any_text(pod: PodRig) -> None:
         assert {item["key"]: item["value"] for item in everything} == {key: at for at, key in enumerate(KEYS)}
 
 
-async def test_a_bad_key_is_refused(pod: PodRig) -> None:
+async def test_a_bad_key_is_refused(pod: PodHarness) -> None:
     """R17: not UTF-8, badly encoded, with a NUL or too long is 400, alone and among others; the connection goes on."""
     await _held(pod, {"a": 1})
     over = "x" * (KEY_LIMIT + 1)
@@ -76,7 +76,7 @@ async def test_a_bad_key_is_refused(pod: PodRig) -> None:
         assert (await wire.ask(asking(f"{ACME}/items/a"))).body == b"1"
 
 
-async def test_a_percent_sign_that_encodes_nothing_is_refused(pod: PodRig) -> None:
+async def test_a_percent_sign_that_encodes_nothing_is_refused(pod: PodHarness) -> None:
     """R17: what is not percent-encoding is 400, rather than taken for a key that nobody asked for."""
     await _held(pod, {"%zz": 1})
     async with connected(pod.address) as wire:
@@ -85,7 +85,7 @@ async def test_a_percent_sign_that_encodes_nothing_is_refused(pod: PodRig) -> No
             assert (await wire.ask(asking(f"{ACME}/items?key={key}"))).status == 400, key
 
 
-async def test_several_items_are_asked_for_within_limits(pod: PodRig) -> None:
+async def test_several_items_are_asked_for_within_limits(pod: PodHarness) -> None:
     """R17: `keys` and `key` together, each once and in order; none or too many are refused."""
     version = await _held(pod, {"a": 1, "b": 2, "a,b": 3, "a b": 4})
     async with connected(pod.address) as wire:
@@ -112,7 +112,7 @@ async def test_several_items_are_asked_for_within_limits(pod: PodRig) -> None:
 BAD_VERSIONS = ["x", "-1", "+1", "1.0", "1e3", "0x1", "", "1 2", "1,2", "1_0", "\xb2", "9" * 19, "9" * 400, str(2**63)]
 
 
-async def test_a_least_version_is_a_number(pod: PodRig) -> None:
+async def test_a_least_version_is_a_number(pod: PodHarness) -> None:
     """R21: anything else is 400, whatever is read; the connection goes on."""
     version = await _held(pod, {"a": 1})
     async with connected(pod.address) as wire:
@@ -127,7 +127,7 @@ async def test_a_least_version_is_a_number(pod: PodRig) -> None:
                 assert (answer.status, answer.headers["x-dict-version"]) == (200, str(version)), good
 
 
-async def test_a_version_to_come_is_refused_however_large(pod: PodRig) -> None:
+async def test_a_version_to_come_is_refused_however_large(pod: PodHarness) -> None:
     """R21: 409 under the version there is, whatever is read."""
     version = await _held(pod, {"a": 1})
     async with connected(pod.address) as wire:
@@ -139,7 +139,7 @@ async def test_a_version_to_come_is_refused_however_large(pod: PodRig) -> None:
 
 
 @pytest.mark.parametrize("path", ["items/a", "items?keys=a,x"])
-async def test_whoever_has_it_already_is_told_so(pod: PodRig, path: str) -> None:
+async def test_whoever_has_it_already_is_told_so(pod: PodHarness, path: str) -> None:
     """R31: 304 with ETag and version, for its tag alone, weak, listed, or for any; the tag is that of the content."""
     version = await _held(pod, {"a": {"n": 1}, "b": 2})
     async with connected(pod.address) as wire:
@@ -156,7 +156,7 @@ async def test_whoever_has_it_already_is_told_so(pod: PodRig, path: str) -> None
         assert (changed.status, changed.headers["etag"] == tag) == (200, False)
 
 
-async def _statuses(wire: Wire, path: str, tag: str) -> list[int]:
+async def _statuses(wire: RawConnection, path: str, tag: str) -> list[int]:
     has = [tag, f"W/{tag}", f'"x", {tag}', f'{tag},"x"', f'W/"x" ,W/{tag}', "*"]
     has_not = ['"x"', tag.strip('"'), f'"{tag[1:-2]}"', ""]
     return [
@@ -164,7 +164,7 @@ async def _statuses(wire: Wire, path: str, tag: str) -> list[int]:
     ]
 
 
-async def test_what_is_not_there_cannot_be_had(pod: PodRig) -> None:
+async def test_what_is_not_there_cannot_be_had(pod: PodHarness) -> None:
     """R31: no item is 404 whatever the caller has; which of several are missing is part of their tag."""
     await _held(pod, {"a": 1})
     missing = await once(pod.address, asking(f"{ACME}/items/x", LOCAL, "If-None-Match: *"))
@@ -176,7 +176,7 @@ async def test_what_is_not_there_cannot_be_had(pod: PodRig) -> None:
     assert len(tags) == 5
 
 
-async def test_blanks_around_a_value_are_not_part_of_it(pod: PodRig) -> None:
+async def test_blanks_around_a_value_are_not_part_of_it(pod: PodHarness) -> None:
     """R21: blanks and tabs before and after what a header says mean nothing."""
     version = await _held(pod, {"a": 1})
     async with connected(pod.address) as wire:

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.servers import listening
-from tests.refdata.pod.harness import PodRig
-from tests.refdata.pod.raw_client import ACME, LOCAL, Slow, asking, connected, stuck
+from tests.refdata.pod.harness import PodHarness
+from tests.refdata.pod.raw_client import ACME, LOCAL, SlowPage, asking, connected, stuck
 from tests.support.waiting import becomes
 
 A = f"{ACME}/items/a"
@@ -17,7 +17,7 @@ Question = Callable[[], Awaitable[bool]]
 
 
 @pytest.fixture
-async def filled(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> PodRig:
+async def filled(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> PodHarness:
     """An item, held, in a pod that looks after its clients often."""
     monkeypatch.setattr("penstock.refdata.pod.server._SWEEP_EVERY", 0.0)
     version = await pod.put("LOOSE", {"a": {"n": 1}})
@@ -25,7 +25,7 @@ async def filled(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> PodRig:
     return pod
 
 
-async def test_a_slow_request_is_refused(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_request_is_refused(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a request that does not come to its end in time is 408, also one that began behind another."""
     monkeypatch.setattr("penstock.refdata.pod.connection.HEAD_SECONDS", SHORT)
     for begun in (b"G", asking(A)[:-2], asking(A, LOCAL, "Content-Length: 5", body=b"hell")):
@@ -39,7 +39,7 @@ async def test_a_slow_request_is_refused(filled: PodRig, monkeypatch: pytest.Mon
                 assert await one.rest() == b""
 
 
-async def test_dripping_buys_no_time(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dripping_buys_no_time(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: the time is that of the whole request, not from byte to byte."""
     monkeypatch.setattr("penstock.refdata.pod.connection.HEAD_SECONDS", SHORT)
     async with connected(filled.address) as wire:
@@ -50,7 +50,7 @@ async def test_dripping_buys_no_time(filled: PodRig, monkeypatch: pytest.MonkeyP
         assert (await reply).status == 408
 
 
-async def test_a_silent_client_is_let_go(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_client_is_let_go(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: after a while without a request, whether it ever had one, and without a word."""
     async with connected(filled.address) as wire, connected(filled.address) as mute:
         assert (await wire.ask(asking(A))).status == 200
@@ -59,11 +59,11 @@ async def test_a_silent_client_is_let_go(filled: PodRig, monkeypatch: pytest.Mon
         assert (await wire.rest(), await mute.rest()) == (b"", b"")
 
 
-async def test_whoever_waits_for_an_answer_is_not_silent(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whoever_waits_for_an_answer_is_not_silent(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: while the pod owes an answer, or tells changes, no limit of the client's runs."""
     for name in ("HEAD_SECONDS", "IDLE_SECONDS", "STUCK_SECONDS"):
         monkeypatch.setattr(f"penstock.refdata.pod.connection.{name}", SHORT)
-    slow = Slow(filled)
+    slow = SlowPage(filled)
     async with connected(filled.address) as other, connected(filled.address) as feed, connected(filled.address) as wire:
         feed.writer.write(asking(f"{ACME}/changes"))
         await feed.head()
@@ -77,7 +77,7 @@ async def test_whoever_waits_for_an_answer_is_not_silent(filled: PodRig, monkeyp
         assert b"event: change" in await feed.chunk()
 
 
-async def test_a_client_that_does_not_read_is_cut_off(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_cut_off(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: what it asked for is not held for it for ever, be it one answer after the other or a stream."""
     for number in range(5):
         version = await filled.put("LOOSE", {f"big{number}": "x" * 800_000})
@@ -92,14 +92,14 @@ async def test_a_client_that_does_not_read_is_cut_off(filled: PodRig, monkeypatc
     assert (await filled.get("LOOSE/items/a")).status == 200
 
 
-def _is_cut_off(pod: PodRig, transport: asyncio.Transport) -> Question:
+def _is_cut_off(pod: PodHarness, transport: asyncio.Transport) -> Question:
     async def is_cut_off() -> bool:
         return transport.is_closing() and pod.server._streams._open == 0
 
     return is_cut_off
 
 
-async def test_a_refused_client_that_stays_is_cut_off(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_client_that_stays_is_cut_off(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a refusal is the last word; who does not hang up then is hung up on."""
     async with connected(filled.address) as wire:
         wire.writer.write(b"garbage\r\n\r\n")
@@ -113,7 +113,7 @@ async def test_a_refused_client_that_stays_is_cut_off(filled: PodRig, monkeypatc
 
 
 @asynccontextmanager
-async def _serving(pod: PodRig) -> AsyncIterator[tuple[str, asyncio.Event, "asyncio.Task[None]"]]:
+async def _serving(pod: PodHarness) -> AsyncIterator[tuple[str, asyncio.Event, "asyncio.Task[None]"]]:
     """The pod on one more port, which a test can have stopped."""
     with listening("127.0.0.1", 0) as sock:
         stopping = asyncio.Event()
@@ -123,9 +123,9 @@ async def _serving(pod: PodRig) -> AsyncIterator[tuple[str, asyncio.Event, "asyn
         await serving
 
 
-async def test_a_pod_that_stops_finishes_what_is_under_way(filled: PodRig) -> None:
+async def test_a_pod_that_stops_finishes_what_is_under_way(filled: PodHarness) -> None:
     """R17: answers due are given, the last with `Connection: close`, streams end whole, and then everybody is gone."""
-    slow = Slow(filled)
+    slow = SlowPage(filled)
     async with (
         _serving(filled) as (address, stopping, serving),
         connected(address) as waiting,
@@ -153,14 +153,14 @@ async def test_a_pod_that_stops_finishes_what_is_under_way(filled: PodRig) -> No
         assert not filled.server._connections
 
 
-def _is_draining(pod: PodRig) -> Question:
+def _is_draining(pod: PodHarness) -> Question:
     async def is_draining() -> bool:
         return pod.server.front.is_draining
 
     return is_draining
 
 
-async def test_a_stream_under_way_is_sent_to_its_end_when_a_pod_stops(filled: PodRig) -> None:
+async def test_a_stream_under_way_is_sent_to_its_end_when_a_pod_stops(filled: PodHarness) -> None:
     """R17: all items are all items; its client learns nothing of the stop but the end of the connection."""
     for number in range(6):
         version = await filled.put("LOOSE", {f"big{number}": "x" * 800_000})

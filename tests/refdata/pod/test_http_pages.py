@@ -11,8 +11,8 @@ import pytest
 from penstock.kernel import paging
 from penstock.settings import Settings
 from tests.refdata.harness import delete
-from tests.refdata.pod.harness import PodRig, running_pod
-from tests.refdata.pod.raw_client import ACME, LOCAL, Reply, Wire, asking, connected, once, stuck
+from tests.refdata.pod.harness import PodHarness, running_pod
+from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, RawReply, asking, connected, once, stuck
 from tests.support.sse import parse_event
 from tests.support.waiting import becomes
 
@@ -22,16 +22,16 @@ COUNTRY = "/v1/tenants/acme/dictionaries/COUNTRY"
 
 
 @pytest.fixture
-async def filled(pod: PodRig) -> PodRig:
+async def filled(pod: PodHarness) -> PodHarness:
     await _held(pod, ITEMS)
     return pod
 
 
-async def _held(pod: PodRig, items: dict[str, Any], code: str = "LOOSE", tenant: str = "acme") -> int:
+async def _held(pod: PodHarness, items: dict[str, Any], code: str = "LOOSE", tenant: str = "acme") -> int:
     return await pod.hold(code, items, tenant)
 
 
-async def _deleted(pod: PodRig, *keys: str) -> int:
+async def _deleted(pod: PodHarness, *keys: str) -> int:
     await pod.rig.send("LOOSE", *map(delete, keys))
     await pod.rig.apply()
     version = await pod.rig.version("LOOSE")
@@ -39,12 +39,12 @@ async def _deleted(pod: PodRig, *keys: str) -> int:
     return version
 
 
-async def _page(wire: Wire, limit: int, cursor: str | None) -> Reply:
+async def _page(wire: RawConnection, limit: int, cursor: str | None) -> RawReply:
     more = f"&cursor={cursor}" if cursor else ""
     return await wire.ask(asking(f"{ACME}/all?limit={limit}{more}"))
 
 
-async def test_pages_are_of_the_version_of_the_first(filled: PodRig) -> None:
+async def test_pages_are_of_the_version_of_the_first(filled: PodHarness) -> None:
     """R17: whatever is put, changed and deleted between them, all pages together are the first one's version."""
     items: dict[str, Any] = {}
     async with connected(filled.address) as wire:
@@ -65,7 +65,7 @@ async def test_pages_are_of_the_version_of_the_first(filled: PodRig) -> None:
     assert now["next"] is None
 
 
-async def test_pages_have_the_size_asked_for(filled: PodRig) -> None:
+async def test_pages_have_the_size_asked_for(filled: PodHarness) -> None:
     """R17: each page is full but the last, in order and without repetition; a wrong limit is 400."""
     async with connected(filled.address) as wire:
         for limit in (1, 7, 49, 50, 51, 10_000):
@@ -81,7 +81,7 @@ async def test_pages_have_the_size_asked_for(filled: PodRig) -> None:
             assert (refused.status, refused.code, refused.is_last) == (400, "BAD_LIMIT", False), bad
 
 
-async def test_a_cursor_is_of_one_dictionary(filled: PodRig) -> None:
+async def test_a_cursor_is_of_one_dictionary(filled: PodHarness) -> None:
     """R17: elsewhere, or made up, it is refused, and never shows anything; the connection goes on."""
     await _held(filled, {"k000": "globex", "k999": "globex"}, tenant="globex")
     await _held(filled, {"RU": {"name": "Ruritania"}}, "COUNTRY")
@@ -111,7 +111,7 @@ async def test_a_cursor_is_of_one_dictionary(filled: PodRig) -> None:
             assert (refused.status, refused.code, refused.is_last) == (422, "BAD_CURSOR", False), made_up
 
 
-async def test_a_forged_place_shows_nothing_but_its_own_version(filled: PodRig) -> None:
+async def test_a_forged_place_shows_nothing_but_its_own_version(filled: PodHarness) -> None:
     """R17: whoever makes up where to go on gets items of that dictionary in that version, or nothing."""
     await _held(filled, {"secret": 1}, tenant="globex")
     async with connected(filled.address) as wire:
@@ -127,7 +127,7 @@ def _decoded(cursor: str) -> bytes:
     return base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
 
 
-async def test_a_version_that_is_gone_is_410(filled: PodRig) -> None:
+async def test_a_version_that_is_gone_is_410(filled: PodHarness) -> None:
     """R17: after two full loads its pages are gone, which is said as it is."""
     await _held(filled, {"RU": {"name": "Ruritania"}, "GR": {"name": "Graustark"}}, "COUNTRY")
     async with connected(filled.address) as wire:
@@ -140,7 +140,7 @@ async def test_a_version_that_is_gone_is_410(filled: PodRig) -> None:
         assert (gone.status, gone.code, gone.is_last) == (410, "VERSION_GONE", False)
 
 
-async def test_changes_are_remembered_only_for_a_while(filled: PodRig) -> None:
+async def test_changes_are_remembered_only_for_a_while(filled: PodHarness) -> None:
     """R17: pages of a version that was replaced too long ago are gone."""
     async with connected(filled.address) as wire:
         cursor = (await _page(wire, 5, None)).json["next"]
@@ -150,7 +150,7 @@ async def test_changes_are_remembered_only_for_a_while(filled: PodRig) -> None:
         assert (await _page(wire, 5, cursor)).status == 410
 
 
-async def test_all_items_come_as_lines(filled: PodRig) -> None:
+async def test_all_items_come_as_lines(filled: PodHarness) -> None:
     """R17: NDJSON has just what the pages have, under the same version."""
     async with connected(filled.address) as wire:
         stream = await wire.ask(asking(f"{ACME}/all", LOCAL, NDJSON))
@@ -160,7 +160,7 @@ async def test_all_items_come_as_lines(filled: PodRig) -> None:
         assert [orjson.loads(line) for line in stream.body.splitlines()] == page["items"]
 
 
-async def test_a_stream_stays_at_its_version(filled: PodRig) -> None:
+async def test_a_stream_stays_at_its_version(filled: PodHarness) -> None:
     """R18: whatever is committed while it is read, its lines are those of the version it began with."""
     pad = "x" * 4_000
     for batch in range(6):
@@ -178,7 +178,7 @@ async def test_a_stream_stays_at_its_version(filled: PodRig) -> None:
     assert {item["key"]: item["value"] for item in items} == {**ITEMS, **{f"k{n:04}": pad for n in range(1_200)}}
 
 
-async def _events(wire: Wire) -> AsyncIterator[tuple[str, int, Any]]:
+async def _events(wire: RawConnection) -> AsyncIterator[tuple[str, int, Any]]:
     """What a feed tells, but for its signs of life."""
     while piece := await wire.chunk():
         if not piece.startswith(b":"):
@@ -186,7 +186,7 @@ async def _events(wire: Wire) -> AsyncIterator[tuple[str, int, Any]]:
             yield event["event"], int(event["id"]), orjson.loads(event["data"])
 
 
-async def test_changes_come_as_they_are_made(filled: PodRig) -> None:
+async def test_changes_come_as_they_are_made(filled: PodHarness) -> None:
     """R31: each under its version with the keys it touched, in order."""
     async with connected(filled.address) as wire:
         wire.writer.write(asking(f"{ACME}/changes"))
@@ -202,7 +202,7 @@ async def test_changes_come_as_they_are_made(filled: PodRig) -> None:
         assert (await filled.get("LOOSE/version")).version == second
 
 
-async def test_a_feed_goes_on_where_it_broke_off(filled: PodRig) -> None:
+async def test_a_feed_goes_on_where_it_broke_off(filled: PodHarness) -> None:
     """R31: by Last-Event-ID or `since`, of which the header, the newer word, counts; a wrong one is 400."""
     before = (await filled.get("LOOSE/version")).version
     first = await _held(filled, {"k000": 0})
@@ -222,7 +222,7 @@ async def test_a_feed_goes_on_where_it_broke_off(filled: PodRig) -> None:
         assert (await once(filled.address, asking(f"{ACME}/changes", LOCAL, f"Last-Event-ID: {bad}"))).status == 400
 
 
-async def test_a_feed_names_keys_however_long_and_gone(filled: PodRig) -> None:
+async def test_a_feed_names_keys_however_long_and_gone(filled: PodHarness) -> None:
     """R31: a long key that came and went meanwhile is told by its name, in both changes."""
     key = "\U0001f511" * 500
     before = await _held(filled, {"k000": 0})
@@ -235,7 +235,7 @@ async def test_a_feed_names_keys_however_long_and_gone(filled: PodRig) -> None:
         assert [(await anext(feed))[2]["keys"] for _ in range(2)] == [[key], [key]]
 
 
-async def test_a_feed_says_when_it_does_not_remember(filled: PodRig) -> None:
+async def test_a_feed_says_when_it_does_not_remember(filled: PodHarness) -> None:
     """R31: after a full load, or for a version before memory, `reset`: whoever follows reads anew, and then follows."""
     await _held(filled, {"RU": {"name": "Ruritania"}}, "COUNTRY")
     second = await _held(filled, {"RU": {"name": "Rurik"}}, "COUNTRY")
@@ -248,7 +248,7 @@ async def test_a_feed_says_when_it_does_not_remember(filled: PodRig) -> None:
         assert await anext(feed) == ("reset", third, {"version": third})
 
 
-async def test_a_feed_lets_go_of_who_left(filled: PodRig) -> None:
+async def test_a_feed_lets_go_of_who_left(filled: PodHarness) -> None:
     """R31: feeds are few: one whose client is gone ends then, not when there is next something to say."""
     async with connected(filled.address) as wire:
         wire.writer.write(asking(f"{ACME}/changes"))
@@ -262,7 +262,7 @@ async def test_a_feed_lets_go_of_who_left(filled: PodRig) -> None:
     await becomes(has_ended, "the feed of who left ends", within=5)
 
 
-async def test_one_stream_too_many_is_told_so(filled: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_stream_too_many_is_told_so(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: 503; pages are still served."""
     monkeypatch.setattr("penstock.refdata.pod.streams._MOST", 0)
     refused = await once(filled.address, asking(f"{ACME}/all", LOCAL, NDJSON))

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from penstock.refdata.pod.parsing import BODY_LIMIT, HEAD_LIMIT
-from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected, once
 
 A = f"{ACME}/items/a"
@@ -32,13 +32,13 @@ GARBAGE = {
 
 
 @pytest.fixture
-async def filled(pod: PodRig) -> PodRig:
+async def filled(pod: PodHarness) -> PodHarness:
     version = await pod.put("LOOSE", {"a": {"n": 1}})
     await pod.holds("LOOSE", version)
     return pod
 
 
-async def test_garbage_is_refused(filled: PodRig) -> None:
+async def test_garbage_is_refused(filled: PodHarness) -> None:
     """R17: 400 as a problem, after the answers that were due before, and nothing after it."""
     for name, garbage in GARBAGE.items():
         async with connected(filled.address) as wire:
@@ -49,7 +49,7 @@ async def test_garbage_is_refused(filled: PodRig) -> None:
             assert await wire.rest() == b"", name
 
 
-async def test_a_request_names_its_host(filled: PodRig) -> None:
+async def test_a_request_names_its_host(filled: PodHarness) -> None:
     """R17: HTTP/1.1 without Host is 400; the connection goes on."""
     async with connected(filled.address) as wire:
         refused = await wire.ask(asking(A, "Accept: */*"))
@@ -65,7 +65,7 @@ TWICE = [
 ]
 
 
-async def test_what_decides_comes_once(filled: PodRig) -> None:
+async def test_what_decides_comes_once(filled: PodHarness) -> None:
     """R17: two of Host, Authorization or X-Min-Version are 400: somebody on the way may have read the other one."""
     for twice in TWICE:
         async with connected(filled.address) as wire:
@@ -76,7 +76,7 @@ async def test_what_decides_comes_once(filled: PodRig) -> None:
             assert await wire.rest() == b""
 
 
-async def test_a_pod_is_only_read(filled: PodRig) -> None:
+async def test_a_pod_is_only_read(filled: PodHarness) -> None:
     """R17: another method is 405 and told which there are; its body is read past."""
     async with connected(filled.address) as wire:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
@@ -108,7 +108,7 @@ NOWHERE = [
 ]
 
 
-async def test_nothing_is_where_nothing_is(filled: PodRig) -> None:
+async def test_nothing_is_where_nothing_is(filled: PodHarness) -> None:
     """R17: an unknown path, dictionary or tenant is 404 as a problem under the caller's request id."""
     async with connected(filled.address) as wire:
         for path in NOWHERE:
@@ -120,7 +120,7 @@ async def test_nothing_is_where_nothing_is(filled: PodRig) -> None:
             assert told == ("application/problem+json", "mine-1"), path
 
 
-async def test_a_head_over_the_limit_is_refused(filled: PodRig) -> None:
+async def test_a_head_over_the_limit_is_refused(filled: PodHarness) -> None:
     """R17: 431, whether it comes in one packet or many, first or behind another; just below it is taken."""
     over = asking(A, LOCAL, "X-Padding: " + "x" * HEAD_LIMIT)
     fine = asking(A, LOCAL, "X-Padding: " + "x" * (HEAD_LIMIT - 200))
@@ -135,7 +135,7 @@ async def test_a_head_over_the_limit_is_refused(filled: PodRig) -> None:
                 assert (answer.status, answer.is_last) == (status, status == 431), (ahead, step)
 
 
-async def test_a_head_without_an_end_is_refused(filled: PodRig) -> None:
+async def test_a_head_without_an_end_is_refused(filled: PodHarness) -> None:
     """R17: 431 as soon as it is over the limit: an address, a header's name or value that never ends."""
     for begins in (b"GET /", asking(A)[:-2] + b"X", asking(A)[:-2] + b"X: "):
         async with connected(filled.address) as wire:
@@ -145,7 +145,7 @@ async def test_a_head_without_an_end_is_refused(filled: PodRig) -> None:
             assert (refused.status, refused.code) == (431, "HEAD_TOO_LARGE")
 
 
-async def test_a_body_over_the_limit_is_refused(filled: PodRig) -> None:
+async def test_a_body_over_the_limit_is_refused(filled: PodHarness) -> None:
     """R17: 413, by what its length says or by what comes; the refusal reaches who is still sending."""
     chunk = b"%x\r\n%b\r\n" % (10_000, b"x" * 10_000)
     chunked = [asking(A, LOCAL, "Transfer-Encoding: chunked"), *[chunk] * (BODY_LIMIT // 10_000 + 1)]
@@ -170,7 +170,7 @@ UPGRADES = [
 ]
 
 
-async def test_nothing_is_upgraded(filled: PodRig) -> None:
+async def test_nothing_is_upgraded(filled: PodHarness) -> None:
     """R17: whoever asks for another protocol gets one answer in this one, not two, the second time as the first."""
     for request in UPGRADES * 2:
         async with connected(filled.address) as wire:
@@ -182,7 +182,7 @@ async def test_nothing_is_upgraded(filled: PodRig) -> None:
             assert await wire.rest() == b"", request
 
 
-async def test_a_trailer_is_not_a_header(filled: PodRig) -> None:
+async def test_a_trailer_is_not_a_header(filled: PodHarness) -> None:
     """R17: what comes behind a body decides nothing, neither the host nor the version nor whether it came twice."""
     for trailer, status in (("X-Min-Version: 999", 200), (LOCAL, 200), ("If-None-Match: *", 200)):
         request = asking(A, LOCAL, "Transfer-Encoding: chunked", body=f"0\r\n{trailer}\r\n\r\n".encode())

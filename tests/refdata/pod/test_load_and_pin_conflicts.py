@@ -16,19 +16,19 @@ from penstock.refdata.pod import loads
 from penstock.refdata.pod.loads import Loads
 from penstock.refdata.store import stamp_of
 from tests.refdata.harness import delete
-from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.harness import PodHarness
 
 LOOSE = Dict("acme", "LOOSE")
 
 
-def loaded(pod: PodRig, code: str, kind: str) -> float:
+def loaded(pod: PodHarness, code: str, kind: str) -> float:
     """How many loads of a kind there were."""
     labels = {"dict_code": code, "kind": kind}
     return pod.pod._telemetry.registry.get_sample_value("cache_reload_duration_seconds_count", labels) or 0.0
 
 
 async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
-    pod: PodRig, monkeypatch: pytest.MonkeyPatch
+    pod: PodHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R20, R23: a statement that takes no key filter is not tried again and again: everything is loaded.
 
@@ -60,7 +60,7 @@ async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
     assert tries == 1 + 2  # then it is known
 
 
-async def test_who_deletes_what_is_not_there_changes_nothing(pod: PodRig) -> None:
+async def test_who_deletes_what_is_not_there_changes_nothing(pod: PodHarness) -> None:
     """R20, R29: in our own table keys are just as they were told, so nothing has to be loaded to be sure."""
     await pod.hold("LOOSE", {"a": 1})
     before = loaded(pod, "LOOSE", "full")
@@ -72,7 +72,7 @@ async def test_who_deletes_what_is_not_there_changes_nothing(pod: PodRig) -> Non
     assert (await pod.get("LOOSE/all")).json["items"] == [{"key": "a", "value": 1}]
 
 
-async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R23: also while every look succeeds, what cannot be loaded is told to be old."""
     version = await pod.hold("LOOSE", {"a": 1})
     assert pod.pod._loader is not None
@@ -95,7 +95,7 @@ async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodRig, monkeypat
     assert (found.json, "X-Data-Age" in found.headers) == (2, False)
 
 
-async def test_nobody_pins_what_is_just_let_go(pod: PodRig) -> None:
+async def test_nobody_pins_what_is_just_let_go(pod: PodHarness) -> None:
     """R30: a version that is being removed cannot be pinned, and one that is pinned is not removed."""
     await pod.put("LOOSE", {"a": 1})
     await pod.rig.refdata.keeping.keep(LOOSE)
@@ -118,7 +118,7 @@ async def test_nobody_pins_what_is_just_let_go(pod: PodRig) -> None:
 
 
 async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
-    pod: PodRig, monkeypatch: pytest.MonkeyPatch
+    pod: PodHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R21, R30: however many ask for a version above the pin, one question answers all of them."""
     await pod.rig.refdata.keeping.pin(LOOSE, await pod.hold("LOOSE", {"a": 1}))
@@ -140,7 +140,7 @@ async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
     assert asked < 100
 
 
-async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodRig) -> None:
+async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
     """R17: a cursor of a version that this pod has yet to load is not gone, but to come."""
     await pod.hold("LOOSE", {"a": 1, "b": 2})
     version = await pod.put("LOOSE", {"c": 3})
@@ -151,7 +151,7 @@ async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodRig) -> None:
     assert (found.status, [item["key"] for item in found.json["items"]]) == (200, ["b", "c"])
 
 
-async def test_one_audit_at_a_time(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_audit_at_a_time(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R32: it reads everything: who asks for another meanwhile is told to come again."""
     await pod.hold("LOOSE", {"a": 1})
     desk = pod.pod.desk._behind

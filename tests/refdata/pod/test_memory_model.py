@@ -89,7 +89,7 @@ class Kept:
 
 
 @dataclass
-class Read:
+class MemoryRead:
     target: Dict
     mark: Mark
     items: Items
@@ -105,7 +105,7 @@ def in_order(items: Items) -> list[tuple[str, str]]:
     return sorted(items.items(), key=lambda item: layout.place_of(item[0].encode()))
 
 
-class Walk(RuleBasedStateMachine):
+class MemoryLifecycle(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.looked_at = 1_000.0
@@ -121,7 +121,7 @@ class Walk(RuleBasedStateMachine):
         self.closing.callback(lambda: self.view.txn.abort())
         self.kept = {target: Kept() for target in TARGETS}
         self.seen = {target: Kept() for target in TARGETS}
-        self.reads: list[Read] = []
+        self.reads: list[MemoryRead] = []
         self.load_all(TARGETS[0], {}, 1)
         self.streams: list[tuple[Iterator[Found], list[tuple[str, str]]]] = []
 
@@ -215,7 +215,7 @@ class Walk(RuleBasedStateMachine):
         """Read page by page at a mark that there is or was."""
         moments = list(self.seen[whose].moments.items())
         for mark, moment in moments[which % (len(moments) or 1) :][:1]:
-            self.reads.append(Read(whose, mark, moment.items))
+            self.reads.append(MemoryRead(whose, mark, moment.items))
 
     def read_on(self, which: int, limit: int, size: int, pages: int) -> None:
         """R17, R18: pages together are the dictionary at their mark, or it is gone, but not too early."""
@@ -234,7 +234,7 @@ class Walk(RuleBasedStateMachine):
             read.found += page
         self.reads.append(read)
 
-    def must_be_kept(self, read: Read) -> bool:
+    def must_be_kept(self, read: MemoryRead) -> bool:
         seen = self.seen[read.target]
         moment = seen.moments.get(read.mark)
         is_late = moment and moment.replaced_at is not None and moment.replaced_at + PAGES_FOR <= self.looked_at
@@ -296,4 +296,6 @@ class Walk(RuleBasedStateMachine):
 def test_memory_behaves_like_plain_dicts() -> None:
     """R18, R20, R29: whatever is written and freed in whatever order, every reader sees one version, and all of it."""
     rounds, steps = examples(40, soak=3_000), examples(12, soak=40)
-    run_state_machine_as_test(Walk, settings=settings(max_examples=rounds, stateful_step_count=steps, deadline=None))
+    run_state_machine_as_test(
+        MemoryLifecycle, settings=settings(max_examples=rounds, stateful_step_count=steps, deadline=None)
+    )

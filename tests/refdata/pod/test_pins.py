@@ -1,13 +1,13 @@
 """R30: readers of a dictionary that is pinned."""
 
 from penstock.refdata.model import Dict
-from tests.refdata.pod.harness import PodRig
+from tests.refdata.pod.harness import PodHarness
 from tests.support.waiting import becomes
 
 LOOSE = Dict("acme", "LOOSE")
 
 
-async def test_readers_get_what_is_pinned(pod: PodRig) -> None:
+async def test_readers_get_what_is_pinned(pod: PodHarness) -> None:
     """R30: the pinned version is read, whatever is committed, until it is unpinned; nobody takes it for a restore."""
     first = await pod.put("LOOSE", {"a": 1})
     await pod.holds("LOOSE", first)
@@ -34,7 +34,7 @@ async def test_readers_get_what_is_pinned(pod: PodRig) -> None:
     assert "penstock_refdata_history_resets_total{" not in exposition
 
 
-async def test_the_barrier_does_not_pretend(pod: PodRig) -> None:
+async def test_the_barrier_does_not_pretend(pod: PodHarness) -> None:
     """R21, R30: who asks for a version above the pinned one is refused: its content is not given."""
     first = await pod.put("LOOSE", {"a": 1})
     await pod.rig.refdata.keeping.pin(LOOSE, first)

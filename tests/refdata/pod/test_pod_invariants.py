@@ -24,7 +24,7 @@ from penstock.refdata.pod.memory import Memory
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,
-    Rig,
+    RefdataHarness,
     command,
     create_schemas,
     dictionaries,
@@ -33,7 +33,7 @@ from tests.refdata.harness import (
     upsert,
 )
 from tests.refdata.pod.conftest import Pods
-from tests.refdata.pod.harness import PodRig, running_pod
+from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.support.waiting import becomes
 
 ABSURD = 10**12
@@ -75,7 +75,7 @@ async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkey
         assert (await early).status == 409
 
 
-async def _waiting(pod: PodRig, count: int) -> None:
+async def _waiting(pod: PodHarness, count: int) -> None:
     """Return when so many readers wait for versions."""
     assert pod.pod.desk._behind is not None
     behind = pod.pod.desk._behind[1]
@@ -86,7 +86,7 @@ async def _waiting(pod: PodRig, count: int) -> None:
     await becomes(are_there, f"{count} readers to wait")
 
 
-async def test_one_reader_after_the_other_is_few_questions(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_reader_after_the_other_is_few_questions(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R21: nor is the primary overloaded by whoever asks again as soon as it is answered."""
     count = 0
 
@@ -116,7 +116,7 @@ async def test_a_fallback_has_the_version_loaded(pods: Pods) -> None:
         await becomes(is_held, "the load that the fallback forced", within=15)
 
 
-async def test_what_cannot_be_loaded_says_how_old_it_is(pod: PodRig) -> None:
+async def test_what_cannot_be_loaded_says_how_old_it_is(pod: PodHarness) -> None:
     """R23: though the primary is seen: by its own age and the metric, until it is loaded again; others are not old."""
     await pod.hold("PRODUCT", {"1": {"brand": 1, "price": 1}})
     await pod.rig.db.execute("ALTER VIEW all_products RENAME TO no_products")
@@ -139,7 +139,7 @@ async def test_what_cannot_be_loaded_says_how_old_it_is(pod: PodRig) -> None:
     await becomes(is_fresh, "the new version")
 
 
-def _age(pod: PodRig) -> float:
+def _age(pod: PodHarness) -> float:
     age = pod.pod._telemetry.registry.get_sample_value("penstock_refdata_data_age_seconds")
     assert age is not None
     return age
@@ -193,7 +193,7 @@ def test_a_reader_that_was_killed_holds_nothing(memory: Memory, tmp_path: Path) 
     assert str(reader.pid) not in memory._env.readers()
 
 
-async def test_a_grant_ends_with_its_token(pod: PodRig) -> None:
+async def test_a_grant_ends_with_its_token(pod: PodHarness) -> None:
     """R25: who is known for a moment is not known for longer than its token is good."""
     front = pod.server.front
     end = front.now + 0.5
@@ -201,7 +201,7 @@ async def test_a_grant_ends_with_its_token(pod: PodRig) -> None:
     assert front.grants[b"x"].until == end
 
 
-async def test_an_audit_that_fails_is_told_and_stops_no_other(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_audit_that_fails_is_told_and_stops_no_other(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R32: each dictionary is compared, whatever became of those before it, and each result counted."""
     compare = Auditor._compare
 
@@ -252,7 +252,7 @@ async def test_a_key_that_comes_twice_is_not_served(database_url: str, tmp_path:
 
 
 @pytest.fixture
-async def keeping(database_url: str) -> AsyncIterator[Rig]:
+async def keeping(database_url: str) -> AsyncIterator[RefdataHarness]:
     """Refdata that keeps two versions of every dictionary, and does not let more than half of its items go."""
     await create_schemas(database_url)
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
@@ -261,14 +261,14 @@ async def keeping(database_url: str) -> AsyncIterator[Rig]:
         yield rig
 
 
-async def _snapshot(rig: Rig, keys: str, tenant: str = "acme") -> None:
+async def _snapshot(rig: RefdataHarness, keys: str, tenant: str = "acme") -> None:
     items = [upsert(key, {"of": tenant}) for key in keys]
     update = await rig.refdata.submit(tenant, decode(command("LOOSE", *items, event_type="SNAPSHOT")))
     await rig.apply()
     assert (await rig.update(update.event_id, tenant)).status is Status.COMMITTED
 
 
-async def test_going_back_to_few_items_is_meant(keeping: Rig) -> None:
+async def test_going_back_to_few_items_is_meant(keeping: RefdataHarness) -> None:
     """R30: the row-drop guard is for accidents."""
     await _snapshot(keeping, "a")
     await _snapshot(keeping, "abcdef")
@@ -278,7 +278,7 @@ async def test_going_back_to_few_items_is_meant(keeping: Rig) -> None:
     assert sorted(await keeping.items("LOOSE")) == ["a"]
 
 
-async def test_tenants_get_their_own_items_back(keeping: Rig) -> None:
+async def test_tenants_get_their_own_items_back(keeping: RefdataHarness) -> None:
     """R25, R30: what is kept of one tenant's dictionary is kept for it, and is what it goes back to."""
     for tenant, keys in (("acme", "a"), ("globex", "b")):
         await _snapshot(keeping, keys, tenant)

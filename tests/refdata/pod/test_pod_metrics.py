@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from penstock.settings import Settings
 from tests.refdata.harness import create_schemas, opened, refdata_settings, upsert
-from tests.refdata.pod.harness import PodRig, running_pod
+from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.collector import Collector
 from tests.services.redis import RedisCluster
 from tests.support.processes import CommandApi, QueryApi, Work
@@ -35,13 +35,13 @@ def parsed(text: str, name: str) -> Samples:
     return {tuple(one.labels[label] for label in sorted(one.labels)): one.value for one in found}
 
 
-async def exposed(pod: PodRig, name: str) -> Samples:
+async def exposed(pod: PodHarness, name: str) -> Samples:
     async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         return parsed(await response.text(), name)
 
 
-async def shows(pod: PodRig, name: str, labels: tuple[str, ...], value: float) -> None:
+async def shows(pod: PodHarness, name: str, labels: tuple[str, ...], value: float) -> None:
     async def is_so() -> bool:
         return (await exposed(pod, name)).get(labels, 0) == value
 
@@ -83,7 +83,7 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
         assert await exposed(pod, "penstock_refdata_freshness_seconds_count") == {}
 
 
-async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodRig) -> None:
+async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodHarness) -> None:
     """R26: with its table gone a dictionary falls behind, by its name and with the reason; then it catches up."""
     await pod.rig.db.execute("ALTER VIEW all_products RENAME TO no_products")
     for sku in (1, 2):
@@ -210,7 +210,7 @@ async def test_a_trace_and_the_log_go_from_the_request_to_the_swap(database_url:
         assert (loaded["tenantId"], loaded["dictCode"], loaded["version"]) == ("acme", "LOOSE", 0)
 
 
-async def test_the_first_version_is_told_like_all_others(pod: PodRig) -> None:
+async def test_the_first_version_is_told_like_all_others(pod: PodHarness) -> None:
     """R26: also the version after none tells which event made it, where from and when it was swapped."""
     with capture_logs() as logs:
         event_id = await pod.rig.send("LOOSE", upsert("a", 1))

@@ -31,7 +31,7 @@ ONE = {"code": "ONE", "loadSql": "select 'a' as k, '1'::jsonb as v where :tenant
 OTHER_ONE = {**ONE, "loadSql": "select 'a' as k, '2'::jsonb as v where :tenantId <> ''"}
 
 
-class House:
+class PodProgramHarness:
     """A folder with a configuration in it, and its pod's memory beside it."""
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -51,8 +51,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, database_url: str) -> House:
-    return House(tmp_path, database_url)
+def house(tmp_path: Path, database_url: str) -> PodProgramHarness:
+    return PodProgramHarness(tmp_path, database_url)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def connections(pid: int) -> int:
     return sum(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process(pid).net_connections("tcp"))
 
 
-def test_processes_share_one_copy(house: House, client: httpx.Client) -> None:
+def test_processes_share_one_copy(house: PodProgramHarness, client: httpx.Client) -> None:
     """R29: both serve, from one memory that one loader filled; reading all of it costs neither memory of its own."""
     house.write(BIG)
     with QueryApi(house.folder, "--processes", "2") as pod, ExitStack() as stack:
@@ -101,7 +101,7 @@ def test_processes_share_one_copy(house: House, client: httpx.Client) -> None:
         assert house.pods() == [folder]
 
 
-def test_a_serving_process_that_dies_is_replaced(house: House, client: httpx.Client) -> None:
+def test_a_serving_process_that_dies_is_replaced(house: PodProgramHarness, client: httpx.Client) -> None:
     """R17: kill -9 of one of two: every request is answered, another takes its place, counters only grow."""
     house.write(ONE)
     with QueryApi(house.folder, "--processes", "2") as pod:
@@ -120,7 +120,7 @@ def test_a_serving_process_that_dies_is_replaced(house: House, client: httpx.Cli
         assert pod.stop() == 0
 
 
-def test_without_a_loader_nobody_serves(house: House, client: httpx.Client) -> None:
+def test_without_a_loader_nobody_serves(house: PodProgramHarness, client: httpx.Client) -> None:
     """R23, R29: kill -9 of the loader: its serving processes end, whoever is connected; the next start tidies up."""
     house.write(ONE)
     with QueryApi(house.folder, "--processes", "2") as pod, httpx.Client() as idle:
@@ -137,7 +137,7 @@ def test_without_a_loader_nobody_serves(house: House, client: httpx.Client) -> N
     assert house.pods() == []
 
 
-def test_a_stop_lets_readers_finish(house: House) -> None:
+def test_a_stop_lets_readers_finish(house: PodProgramHarness) -> None:
     """R17: SIGTERM in the middle of a stream: a slow reader gets every line; nothing is left of the pod."""
     house.write(BIG)
     with QueryApi(house.folder) as pod:
@@ -152,7 +152,7 @@ def test_a_stop_lets_readers_finish(house: House) -> None:
     assert house.pods() == []
 
 
-def test_what_cannot_be_used_is_said(house: House, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_said(house: PodProgramHarness, tmp_path: Path) -> None:
     """R17: a port that is taken, and a folder that cannot be made, end the program with their code and a hint."""
     house.write(ONE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -166,7 +166,9 @@ def test_what_cannot_be_used_is_said(house: House, tmp_path: Path) -> None:
     assert "Traceback" not in told.err
 
 
-def test_a_dictionary_that_does_not_fit_harms_no_other(house: House, client: httpx.Client, tmp_path: Path) -> None:
+def test_a_dictionary_that_does_not_fit_harms_no_other(
+    house: PodProgramHarness, client: httpx.Client, tmp_path: Path
+) -> None:
     """R23: what is too big for the memory is not served, and said to be; others are, and go on changing."""
     house.write(LITTLE, memoryLimitMb=16)
     with Up(tmp_path) as up:
@@ -210,7 +212,9 @@ def answers(client: httpx.Client, url: str, status: int, body: Any = None) -> No
     until(is_so, f"{status} {body} from {url}")
 
 
-def test_dictionaries_come_and_change_while_a_pod_runs(house: House, client: httpx.Client, tmp_path: Path) -> None:
+def test_dictionaries_come_and_change_while_a_pod_runs(
+    house: PodProgramHarness, client: httpx.Client, tmp_path: Path
+) -> None:
     """R1: in `up` and in a pod alone: one added to the file is served, one read another way is served so."""
     house.write(ONE)
     with Up(tmp_path) as up, QueryApi(tmp_path) as alone:

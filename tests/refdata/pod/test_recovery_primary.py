@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.settings import Settings
-from tests.refdata.harness import Rig, opened, refdata_settings, upsert
-from tests.refdata.pod.harness import Answer, PodRig, running_pod
-from tests.services.postgres_proxy import Gate
+from tests.refdata.harness import RefdataHarness, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import PodAnswer, PodHarness, running_pod
+from tests.services.postgres_proxy import PostgresProxy
 from tests.support.processes import QueryApi
 from tests.support.waiting import becomes
 
@@ -27,30 +27,30 @@ READERS = 20
 
 
 @pytest.fixture
-def through_gate(gate: Gate) -> Settings:
+def through_gate(gate: PostgresProxy) -> Settings:
     return refdata_settings(gate.url, query=QUERY)
 
 
 @pytest.fixture
-async def pod(through_gate: Settings, tmp_path: Path, writer: Rig) -> AsyncIterator[PodRig]:
+async def pod(through_gate: Settings, tmp_path: Path, writer: RefdataHarness) -> AsyncIterator[PodHarness]:
     await put(writer, 1)
     async with running_pod(through_gate, tmp_path) as pod:
         yield pod
 
 
-async def put(writer: Rig, value: Any, code: str = "LOOSE") -> int:
+async def put(writer: RefdataHarness, value: Any, code: str = "LOOSE") -> int:
     await writer.send(code, upsert("a", value))
     await writer.apply()
     return await writer.version(code)
 
 
-async def metric(pod: PodRig, name: str) -> float:
+async def metric(pod: PodHarness, name: str) -> float:
     async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
         families = list(text_string_to_metric_families(await response.text()))
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
-async def answers(pod: PodRig, holds: Callable[[Answer], bool], what: str, path: str = "LOOSE/items/a") -> None:
+async def answers(pod: PodHarness, holds: Callable[[PodAnswer], bool], what: str, path: str = "LOOSE/items/a") -> None:
     """Back when it *holds* of an answer; every one on the way must be an answer from memory."""
 
     async def is_so() -> bool:
@@ -61,7 +61,7 @@ async def answers(pod: PodRig, holds: Callable[[Answer], bool], what: str, path:
     await becomes(is_so, what)
 
 
-async def read_unknown(pod: PodRig, version: int) -> None:
+async def read_unknown(pod: PodHarness, version: int) -> None:
     """Many ask for a version that the pod does not have: each is refused, none waits for ever."""
 
     async def ask(path: str) -> None:
@@ -74,7 +74,9 @@ async def read_unknown(pod: PodRig, version: int) -> None:
     await asyncio.gather(*(ask(paths[number % 4]) for number in range(READERS)))
 
 
-async def test_a_primary_that_is_down_leaves_reads_as_they_were(gate: Gate, writer: Rig, pod: PodRig) -> None:
+async def test_a_primary_that_is_down_leaves_reads_as_they_were(
+    gate: PostgresProxy, writer: RefdataHarness, pod: PodHarness
+) -> None:
     """R21, R23: reads go on under a growing age; a version nobody can look up is 503; then all is fresh again."""
     before = await pod.get("LOOSE/items/a", least=1)
     assert (before.status, before.json, AGE in before.headers) == (200, 1, False)
@@ -96,7 +98,9 @@ async def test_a_primary_that_is_down_leaves_reads_as_they_were(gate: Gate, writ
     assert (await pod.get("LOOSE/items/a", least=version)).json == 2
 
 
-async def test_a_primary_that_is_frozen_holds_up_nobody(gate: Gate, writer: Rig, pod: PodRig) -> None:
+async def test_a_primary_that_is_frozen_holds_up_nobody(
+    gate: PostgresProxy, writer: RefdataHarness, pod: PodHarness
+) -> None:
     """R21, R23: a server that takes connections and says nothing is one that is down, for readers and in time."""
     gate.freeze()
     version = await put(writer, 2)
@@ -113,7 +117,7 @@ async def test_a_primary_that_is_frozen_holds_up_nobody(gate: Gate, writer: Rig,
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
 async def test_a_primary_that_moved_without_a_word_is_found_again(
-    gate: Gate, writer: Rig, pod: PodRig, code: str
+    gate: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str
 ) -> None:
     """R23: connections that went silent for ever do not keep a pod from what new ones would tell it."""
     version = await put(writer, {"name": "old"}, code)
@@ -148,7 +152,9 @@ async def test_a_primary_that_moved_without_a_word_is_found_again(
     assert answered == [200] * 3, "the primary answers, yet readers are told that it does not"
 
 
-async def test_a_pod_that_starts_without_a_primary_says_so(gate: Gate, database_url: str, tmp_path: Path) -> None:
+async def test_a_pod_that_starts_without_a_primary_says_so(
+    gate: PostgresProxy, database_url: str, tmp_path: Path
+) -> None:
     """R23: alive and not ready; what is not loaded is never served as if it were not there; then ready by itself."""
     await gate.shut()
     settings = refdata_settings(gate.url, query=QUERY).model_dump(mode="json", by_alias=True)

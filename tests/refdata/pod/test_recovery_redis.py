@@ -16,8 +16,8 @@ from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.signals.redis import RedisSignals
 from penstock.refdata.pod.loader import Loader
 from penstock.settings import Settings
-from tests.refdata.harness import Rig, create_schemas, opened, refdata_settings, upsert
-from tests.refdata.pod.harness import PodRig, running_pod
+from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
 from tests.support.require import require
 from tests.support.types import Json
@@ -28,10 +28,10 @@ NOWHERE = "127.0.0.1:1"
 EVERYTHING = ("on", "nopass", "allkeys", "allchannels", "+@all")
 
 
-class House:
+class RedisRecoveryHarness:
     """A database, a channel in Redis, somebody who writes, and pods as they are opened."""
 
-    def __init__(self, url: str, folder: Path, cluster: RedisCluster, writer: Rig, route: Json) -> None:
+    def __init__(self, url: str, folder: Path, cluster: RedisCluster, writer: RefdataHarness, route: Json) -> None:
         self.url, self.folder, self.cluster, self.writer, self.route = url, folder, cluster, writer, route
         self.stream: str = route["streamKey"]
         self.user = f"pod-{os.urandom(4).hex()}"
@@ -48,7 +48,7 @@ class House:
         return sum(node.execute_command("CLIENT", "KILL", "USER", self.user) for node in nodes)  # type: ignore[no-untyped-call]
 
     @asynccontextmanager
-    async def pod(self, every: str = SELDOM, **sections: Any) -> AsyncIterator[PodRig]:
+    async def pod(self, every: str = SELDOM, **sections: Any) -> AsyncIterator[PodHarness]:
         async with running_pod(self.settings(every, **sections), self.folder) as pod:
             if not sections:
                 await becomes(lambda: self.listens(1), "the pod listens")
@@ -81,19 +81,19 @@ class House:
 
 
 @pytest.fixture
-async def house(database_url: str, tmp_path: Path, cluster: RedisCluster) -> AsyncIterator[House]:
+async def house(database_url: str, tmp_path: Path, cluster: RedisCluster) -> AsyncIterator[RedisRecoveryHarness]:
     async with housed(database_url, tmp_path, cluster) as house:
         yield house
 
 
 @asynccontextmanager
-async def housed(url: str, folder: Path, cluster: RedisCluster) -> AsyncIterator[House]:
+async def housed(url: str, folder: Path, cluster: RedisCluster) -> AsyncIterator[RedisRecoveryHarness]:
     await create_schemas(url)
     name = f"t{os.urandom(4).hex()}"
     names = {"pubChannel": f"{name}:pub", "streamKey": f"{name}:stream", "consumerGroup": f"{name}-pods"}
     route = {"nodes": cluster.addresses, **names}
     async with opened(refdata_settings(url, redis=route)) as writer:
-        yield House(url, folder, cluster, writer, route)
+        yield RedisRecoveryHarness(url, folder, cluster, writer, route)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[Loader]:
     return seen
 
 
-async def shows(pod: PodRig, version: int, value: Any) -> None:
+async def shows(pod: PodHarness, version: int, value: Any) -> None:
     """Back when *pod* answers so from memory, asked without a version."""
 
     async def is_so() -> bool:
@@ -121,7 +121,7 @@ async def shows(pod: PodRig, version: int, value: Any) -> None:
     await becomes(is_so, f"version {version}")
 
 
-async def hear(house: House, looks: list[Loader], *pods: PodRig) -> None:
+async def hear(house: RedisRecoveryHarness, looks: list[Loader], *pods: PodHarness) -> None:
     """Back when a version came to *pods* by word alone: those of before may have caused a look that was still due."""
     values = count(100)
 
@@ -135,7 +135,7 @@ async def hear(house: House, looks: list[Loader], *pods: PodRig) -> None:
     await becomes(hear_one, "a version comes without a look")
 
 
-async def test_without_pubsub_the_stream_tells(house: House, looks: list[Loader]) -> None:
+async def test_without_pubsub_the_stream_tells(house: RedisRecoveryHarness, looks: list[Loader]) -> None:
     """R22, R28: a pod that loses Pub/Sub for good hears from the stream, and looks at nothing else."""
     async with house.pod() as pod:
         await shows(pod, await house.put(1), 1)
@@ -147,7 +147,7 @@ async def test_without_pubsub_the_stream_tells(house: House, looks: list[Loader]
         await hear(house, looks, pod)
 
 
-async def test_a_pod_that_was_away_catches_up(house: House) -> None:
+async def test_a_pod_that_was_away_catches_up(house: RedisRecoveryHarness) -> None:
     """R22: what was announced while a pod had no connection at all is there once it has one; reads never stop."""
     async with house.pod() as pod:
         await shows(pod, await house.put(1), 1)
@@ -162,7 +162,7 @@ async def test_a_pod_that_was_away_catches_up(house: House) -> None:
         assert group["name"].startswith(f"{house.route['consumerGroup']}:")
 
 
-async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(house: House) -> None:
+async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(house: RedisRecoveryHarness) -> None:
     """R22: trimmed past the pod's position: every dictionary is compared, told of or not."""
     async with house.pod() as pod:
         await shows(pod, await house.put(1), 1)
@@ -181,7 +181,7 @@ async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(house:
         assert (await pod.get("COUNTRY/items/a")).json["name"] == "Norway"
 
 
-async def test_a_redis_that_lost_everything_is_no_loss(house: House, looks: list[Loader]) -> None:
+async def test_a_redis_that_lost_everything_is_no_loss(house: RedisRecoveryHarness, looks: list[Loader]) -> None:
     """R22: FLUSHALL, with a version announced before it and not heard: reconciled; later ones are heard again."""
     async with house.pod() as pod:
         house.allow("off")
@@ -240,7 +240,7 @@ async def test_without_redis_pods_stay_fresh(database_url: str, tmp_path: Path) 
         await asyncio.to_thread(cluster.stop)
 
 
-async def test_a_pod_needs_neither_redis_nor_kafka(house: House) -> None:
+async def test_a_pod_needs_neither_redis_nor_kafka(house: RedisRecoveryHarness) -> None:
     """R23: with both out of reach a pod starts, is ready, serves, and follows the primary."""
     version = await house.put(1)
     settings = house.settings(OFTEN, redis={"nodes": [NOWHERE]}).model_dump(mode="json", by_alias=True)
@@ -253,7 +253,7 @@ async def test_a_pod_needs_neither_redis_nor_kafka(house: House) -> None:
 
 
 async def test_every_pod_hears_everything_in_a_group_of_its_own(
-    house: House, looks: list[Loader], monkeypatch: pytest.MonkeyPatch
+    house: RedisRecoveryHarness, looks: list[Loader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R22: one group per pod under the configured prefix; each is handed every message; none outlives its pod."""
     numbers = count()
@@ -272,7 +272,7 @@ async def test_every_pod_hears_everything_in_a_group_of_its_own(
     assert house.groups() == []
 
 
-async def test_the_group_of_a_killed_pod_is_reaped(house: House) -> None:
+async def test_the_group_of_a_killed_pod_is_reaped(house: RedisRecoveryHarness) -> None:
     """R22: a pod that died without a word leaves a group; another pod removes it, and keeps those of the living."""
     holder, prefix = house.cluster.holder(house.stream), house.route["consumerGroup"]
     for name in (f"{prefix}:dead", "foreign"):

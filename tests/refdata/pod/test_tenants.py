@@ -17,8 +17,8 @@ from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, EC_KEY, JWKS, RSA_KEY, RSA_OTHER, SECRET, forged, signed, with_keys, write
 from tests.refdata.harness import refdata_settings
 from tests.refdata.pod.conftest import QUERY
-from tests.refdata.pod.harness import PodRig, running_pod
-from tests.refdata.pod.raw_client import ACME, LOCAL, Reply, Wire, asking, connected, once
+from tests.refdata.pod.harness import PodHarness, running_pod
+from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, RawReply, asking, connected, once
 from tests.support.waiting import becomes
 
 GLOBEX = ACME.replace("acme", "globex")
@@ -40,7 +40,7 @@ def token(tenant: Any = "acme", **claims: Any) -> str:
     return signed(**{"tenant_id": tenant, "iss": "us", "aud": "pods", **claims})
 
 
-async def _fill(pod: PodRig) -> None:
+async def _fill(pod: PodHarness) -> None:
     for tenant in ("acme", "globex"):
         await pod.put("LOOSE", {"a": f"of {tenant}", "b": f"of {tenant}", "a/b": f"of {tenant}"}, tenant)
     for holding in pod.pod._holdings():
@@ -49,14 +49,14 @@ async def _fill(pod: PodRig) -> None:
 
 
 @pytest.fixture
-async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodRig]:
+async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarness]:
     """Two tenants with the same keys, behind tokens."""
     async with running_pod(pod_settings, tmp_path, guard()) as pod:
         await _fill(pod)
         yield pod
 
 
-async def test_a_token_reads_its_own_tenant(guarded: PodRig) -> None:
+async def test_a_token_reads_its_own_tenant(guarded: PodHarness) -> None:
     """R25: the token's tenant must be the path's, else 403 without a word of what is there."""
     async with connected(guarded.address) as wire:
         for path in [one for one in READS if one != "changes"] * 2:
@@ -68,7 +68,7 @@ async def test_a_token_reads_its_own_tenant(guarded: PodRig) -> None:
         assert (await wire.ask(asking(f"{GLOBEX}/items/a", LOCAL, bearer(token("globex"))))).body == THEIRS
 
 
-async def test_without_a_token_nobody_reads(guarded: PodRig) -> None:
+async def test_without_a_token_nobody_reads(guarded: PodHarness) -> None:
     """R25: 401 that says which scheme is wanted, for every read; health is everybody's."""
     async with connected(guarded.address) as wire:
         for path in READS:
@@ -94,7 +94,7 @@ BAD = {
 }
 
 
-async def test_a_bad_token_is_refused(guarded: PodRig) -> None:
+async def test_a_bad_token_is_refused(guarded: PodHarness) -> None:
     """R25: 401 each time, also on a connection where a good one was accepted, and among good ones."""
     good = asking(f"{ACME}/items/a", LOCAL, bearer(token()))
     async with connected(guarded.address) as wire:
@@ -127,7 +127,7 @@ async def test_public_keys_from_a_file(pod_settings: Settings, tmp_path: Path) -
                 assert (await wire.ask(asking(f"{ACME}/items/a", LOCAL, bearer(given)))).status == status
 
 
-async def test_a_token_is_remembered_but_not_past_its_end(guarded: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_is_remembered_but_not_past_its_end(guarded: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R25: verified once while it is good; when it ends, a connection that is warm is cold again."""
     ahead, wall = 0.0, time.time
 
@@ -155,7 +155,7 @@ async def test_a_token_is_remembered_but_not_past_its_end(guarded: PodRig, monke
         assert [(await wire.ask(request)).status for _ in range(3)] == [401] * 3
 
 
-async def test_a_claim_that_is_no_tenant_opens_nothing(guarded: PodRig) -> None:
+async def test_a_claim_that_is_no_tenant_opens_nothing(guarded: PodHarness) -> None:
     """R25: a token without a tenant, or with something like one, is 403; one whose tenant is no text, 401."""
     claims: list[Any] = [None, "", "Acme", "acme ", ["acme"], {"acme": 1}, 5, True]
     async with connected(guarded.address) as wire:
@@ -183,7 +183,7 @@ async def test_a_trusted_client_may_name_a_tenant(
             assert await _statuses(wire, "Gateway", "globex") == [200, 403]
 
 
-async def _statuses(wire: Wire, subject: str, named: str | None) -> list[int]:
+async def _statuses(wire: RawConnection, subject: str, named: str | None) -> list[int]:
     """What a token of acme is answered for acme and for globex."""
     headers = [LOCAL, bearer(token(sub=subject)), *([f"X-Tenant-Id: {named}"] if named else [])]
     return [(await wire.ask(asking(f"{path}/items/a", *headers))).status for path in (ACME, GLOBEX)]
@@ -218,7 +218,7 @@ TRICKS = [
 ]
 
 
-async def test_no_address_leads_to_another_tenant(guarded: PodRig) -> None:
+async def test_no_address_leads_to_another_tenant(guarded: PodHarness) -> None:
     """R25: encoded slashes, dots and NULs part nothing and climb nowhere, on a connection that is warm too."""
     async with connected(guarded.address) as wire:
         for host in (GLOBEX, ACME):
@@ -233,7 +233,7 @@ async def test_no_address_leads_to_another_tenant(guarded: PodRig) -> None:
         assert (mine.status, mine.body) == (200, OURS)
 
 
-async def test_a_warm_connection_keeps_tenants_apart(guarded: PodRig) -> None:
+async def test_a_warm_connection_keeps_tenants_apart(guarded: PodHarness) -> None:
     """R25: two tenants over one connection, as a proxy sends them, in one packet or many: each gets its own or 403."""
     async with connected(guarded.address) as wire:
         asked = [(tenant, path) for tenant in ("acme", "globex") for path in (ACME, GLOBEX)] * 3
@@ -247,7 +247,7 @@ async def test_a_warm_connection_keeps_tenants_apart(guarded: PodRig) -> None:
             assert [answer.body for answer in answers if answer.status == 200] == [OURS, THEIRS] * 3
 
 
-async def test_a_token_behind_the_body_is_none(guarded: PodRig) -> None:
+async def test_a_token_behind_the_body_is_none(guarded: PodHarness) -> None:
     """R25: what came as a trailer was checked by nobody on the way; two tokens are refused."""
     hidden = f"0\r\n{bearer(token())}\r\n\r\n".encode()
     answer = await once(guarded.address, asking(f"{ACME}/items/a", LOCAL, "Transfer-Encoding: chunked", body=hidden))
@@ -256,11 +256,11 @@ async def test_a_token_behind_the_body_is_none(guarded: PodRig) -> None:
     assert (twice.status, twice.code) == (400, "HEADER_TWICE")
 
 
-async def test_a_cursor_is_of_one_tenant(guarded: PodRig) -> None:
+async def test_a_cursor_is_of_one_tenant(guarded: PodHarness) -> None:
     """R25: a page of another tenant cannot be asked for, and its cursor is worth nothing for one's own."""
     async with connected(guarded.address) as wire:
 
-        async def page(path: str, tenant: str, cursor: str = "") -> Reply:
+        async def page(path: str, tenant: str, cursor: str = "") -> RawReply:
             return await wire.ask(asking(f"{path}/all?limit=1{cursor}", LOCAL, bearer(token(tenant))))
 
         theirs = f"&cursor={(await page(GLOBEX, 'globex')).json['next']}"
@@ -269,7 +269,7 @@ async def test_a_cursor_is_of_one_tenant(guarded: PodRig) -> None:
         assert (await page(GLOBEX, "globex", theirs)).json["items"] == [{"key": "a/b", "value": "of globex"}]
 
 
-async def test_without_tokens_only_local_names_are_served(pod: PodRig) -> None:
+async def test_without_tokens_only_local_names_are_served(pod: PodHarness) -> None:
     """R25: a page of another site that reaches loopback through a browser is 403, on a warm connection too."""
     await _fill(pod)
     async with connected(pod.address) as wire:
