@@ -1,4 +1,4 @@
-"""What a page shows of an output, compared with what was told this time."""
+"""Compare the output that a page shows with the output of this run."""
 
 import re
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Every query that is delivered: those of the rules, those of the dashboards, and what their words name besides."""
+"""The PromQL queries of the alert rules and dashboards, and the labels that their texts refer to."""
 
 import re
 from collections.abc import Iterator

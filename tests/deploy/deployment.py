@@ -1,4 +1,4 @@
-"""A Penstock with all its parts on a database of its own, and what makes each part move a little."""
+"""A deployment with all parts on its own database, and actions that make each part work."""
 
 import asyncio
 import os
@@ -94,7 +94,7 @@ class Deployment:
     def __init__(self, folder: Path, url: str, source: LocalSourceProcess) -> None:
         self.folder = folder
         self.source = source
-        self.house = IngestHarness(folder / "tree", KEYED)
+        self.harness = IngestHarness(folder / "tree", KEYED)
         self.config: Json = {
             "database": {"url": url},
             "refdata": {
@@ -103,7 +103,7 @@ class Deployment:
                 "query": _QUERY,
                 "kafka": {"externalTopics": [_TOPIC]},
             },
-            "ingest": {"root": str(self.house.root), "poll": 0.1, "alerts": {"fails": 1}},
+            "ingest": {"root": str(self.harness.root), "poll": 0.1, "alerts": {"fails": 1}},
             "harvest": {"feeds": {FEED: feed(source.url, page_size=5, pages_per_turn=1, every="P1D")}},
             "flows": {"python": ["posixpath"]},
         }
@@ -198,9 +198,9 @@ def source() -> Iterator[LocalSourceProcess]:
         one.stop()
 
 
-def move(plant: Deployment, api: str, query: str) -> None:
+def move(deployment: Deployment, api: str, query: str) -> None:
     """Have every part do something, and go well; one step of a flow waits for a worker there is none of."""
-    plant.house.drop(snapshot({"A": 1, "B": 2}))
+    deployment.harness.drop(snapshot({"A": 1, "B": 2}))
     queue_up(api, FILE)
     carry(api, FILE)
     start_flow(api, "well")
@@ -227,15 +227,15 @@ def trouble_pods(api: str, query: str, url: str) -> None:
     shows(query, "penstock_refdata_history_resets_total")
 
 
-def trouble_harvest(plant: Deployment, api: str, worker: str) -> None:
+def trouble_harvest(deployment: Deployment, api: str, worker: str) -> None:
     """A run whose source fails for a moment, and which completes all the same."""
-    plant.source.fail(latency_ms=100)
-    asked = plant.source.pages()
+    deployment.source.fail(latency_ms=100)
+    asked = deployment.source.pages()
     harvest(api)
-    until(lambda: plant.source.pages() > asked, "pages are fetched")
-    plant.source.fail(rate_500=1)
+    until(lambda: deployment.source.pages() > asked, "pages are fetched")
+    deployment.source.fail(rate_500=1)
     shows(worker, "penstock_harvest_failures_total")
-    plant.source.fail()
+    deployment.source.fail()
 
 
 async def drifted(url: str) -> str:

@@ -1,4 +1,4 @@
-"""A real Prometheus that looks often, with our rules in a hurry, and a PostgreSQL that can be taken away."""
+"""A real Prometheus with short intervals and our rules, and a PostgreSQL that can be taken away."""
 
 import asyncio
 import json

@@ -106,43 +106,43 @@ class Load:
     async def staying(self, make: "Callable[[], Request]") -> None:
         """A client that keeps its connection as long as it may."""
         while not self.is_over:
-            async with self._counted("connect"), connected(self.port) as wire:
+            async with self._counted("connect"), connected(self.port) as connection:
                 is_kept = True
                 while is_kept and not self.is_over:
-                    is_kept = await self._ask(wire, make())
+                    is_kept = await self._ask(connection, make())
                     await asyncio.sleep(THINKING)
 
     async def coming(self, make: "Callable[[], Request]") -> None:
         """A client that opens a connection for each request."""
         while not self.is_over:
-            async with self._counted("connect"), connected(self.port) as wire:
-                await self._ask(wire, make())
+            async with self._counted("connect"), connected(self.port) as connection:
+                await self._ask(connection, make())
             await asyncio.sleep(THINKING)
 
     async def following(self, path: str) -> None:
         """A client of a feed that resumes where it was; the feed must tell its end."""
         last = "0"
         while not self.is_over:
-            async with self._counted("feed"), connected(self.port) as wire:
-                begun = await wire.begin(path, f"Last-Event-ID: {last}")
+            async with self._counted("feed"), connected(self.port) as connection:
+                begun = await connection.begin(path, f"Last-Event-ID: {last}")
                 if begun.status != 200:
                     self.failures.append(f"feed: {begun.status}")
                     continue
                 self.answered["feed"] += 1
-                async for piece in wire.pieces():
+                async for piece in connection.pieces():
                     for line in piece.decode().splitlines():
                         if line.startswith("id: "):
                             last = line[4:]
                             self.answered["change"] += 1
 
-    async def _ask(self, wire: ClientConnection, request: "Request") -> bool:
+    async def _ask(self, connection: ClientConnection, request: "Request") -> bool:
         """Whether another request may follow on this connection."""
         async with self._counted(request.kind):
             try:
                 async with asyncio.timeout(WITHIN):
-                    answer = await wire.ask(*request.lines, method=request.method, body=request.body)
+                    answer = await connection.ask(*request.lines, method=request.method, body=request.body)
             except Unanswered:
-                if wire.count == 0 or request.method != "GET":
+                if connection.count == 0 or request.method != "GET":
                     raise
                 self.sent_again += 1
                 async with connected(self.port) as another:

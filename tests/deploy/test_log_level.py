@@ -40,8 +40,8 @@ class LogLevelHarness:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLevelHarness]:
-    folder = tmp_path_factory.mktemp("house")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLevelHarness]:
+    folder = tmp_path_factory.mktemp("harness")
     with asyncio.Runner() as runner:
         opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
         url = runner.run(opened.__aenter__())
@@ -71,9 +71,9 @@ def reloaded(role: RollingRole) -> int:
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_POD)
-def test_a_signal_shows_details_and_hides_them(house: LogLevelHarness, name: str) -> None:
+def test_a_signal_shows_details_and_hides_them(harness: LogLevelHarness, name: str) -> None:
     """R27: SIGUSR1 switches DEBUG on for one process, and off again."""
-    role = house.roles[name]
+    role = harness.roles[name]
     assert details(role) == 0
     assert switch(role) == "DEBUG"
     until(lambda: details(role) > 0, "it tells more")
@@ -82,9 +82,9 @@ def test_a_signal_shows_details_and_hides_them(house: LogLevelHarness, name: str
     assert details(role) == shown
 
 
-def test_a_signal_reaches_the_serving_processes(house: LogLevelHarness) -> None:
+def test_a_signal_reaches_the_serving_processes(harness: LogLevelHarness) -> None:
     """R27: those of a pod log as much as its loader; one that gets the signal itself goes on."""
-    pod, state = house.roles[QUERY], house.pod_state
+    pod, state = harness.roles[QUERY], harness.pod_state
     until(lambda: state.log_level == logging.INFO, "the loader has told")
     assert switch(pod) == "DEBUG"
     until(lambda: state.log_level == logging.DEBUG, "the loader tells")
@@ -117,38 +117,38 @@ def test_a_serving_process_heeds_what_the_loader_says(tmp_path: Path) -> None:
         state.close()
 
 
-def test_the_file_tells_all(house: LogLevelHarness) -> None:
+def test_the_file_tells_all(harness: LogLevelHarness) -> None:
     """R1: telemetry.log_level is taken over while running, by loggers made long before; nothing is to be restarted."""
-    state = house.pod_state
-    house.write("WARNING")
+    state = harness.pod_state
+    harness.write("WARNING")
     until(lambda: state.log_level == logging.WARNING, "the pod takes it over")
     for name in WITHOUT_A_POD:
-        role = house.roles[name]
+        role = harness.roles[name]
         assert switch(role) == "DEBUG"
         before = reloaded(role)
         os.kill(role.pid, signal.SIGHUP)
         until(lambda role=role, before=before: reloaded(role) > before, f"{name} says that it read the file")  # type: ignore[misc]
         assert switch(role) == "WARNING"
-    house.write("DEBUG")
+    harness.write("DEBUG")
     for name in WITHOUT_A_POD:
-        role, shown = house.roles[name], details(house.roles[name])
+        role, shown = harness.roles[name], details(harness.roles[name])
         until(lambda role=role, shown=shown: details(role) > shown + 1, f"{name} tells details")  # type: ignore[misc]
     until(lambda: state.log_level == logging.DEBUG, "the pod takes it over")
-    house.write("INFO")
+    harness.write("INFO")
     until(lambda: state.log_level == logging.INFO, "the pod takes it over")
-    assert [name for name, role in house.roles.items() if role.logged("restart_needed")] == []
+    assert [name for name, role in harness.roles.items() if role.logged("restart_needed")] == []
     state.close()
 
 
-def test_a_wrong_file_is_refused_and_said(house: LogLevelHarness) -> None:
+def test_a_wrong_file_is_refused_and_said(harness: LogLevelHarness) -> None:
     """R1: the metric is 1 as long as the file is wrong, and the one before counts; 0 when it is mended."""
-    for role in house.roles.values():
+    for role in harness.roles.values():
         assert role.metric("penstock_config_refused") == 0
-    (house.folder / "penstock.yaml").write_text("telemetry: {log_level: loud}")
-    for role in house.roles.values():
+    (harness.folder / "penstock.yaml").write_text("telemetry: {log_level: loud}")
+    for role in harness.roles.values():
         until(lambda role=role: role.metric("penstock_config_refused") == 1, f"{role.name} refuses it")  # type: ignore[misc]
         assert role.logged("configuration_refused")[-1]["kept"] == "the one before"
         assert role.status("readiness") == 200
-    house.write("INFO")
-    for role in house.roles.values():
+    harness.write("INFO")
+    for role in harness.roles.values():
         until(lambda role=role: role.metric("penstock_config_refused") == 0, f"{role.name} takes it")  # type: ignore[misc]

@@ -66,29 +66,31 @@ def document(url: str, *, delay: float, processes: int = 1, level: str = "INFO")
 class Readers:
     """Clients of the query pods, and one who writes what they read."""
 
-    def __init__(self, rig: RefdataHarness) -> None:
-        self._rig = rig
+    def __init__(self, harness: RefdataHarness) -> None:
+        self._harness = harness
         self._values = itertools.count(1)
         self.newest = (0, 0)  # a version, and the value it has or a later one
 
     async def write(self) -> None:
         """A version more."""
         value = next(self._values)
-        await self._rig.send("LITTLE", upsert("a", value))
-        await self._rig.apply()
-        self.newest = await self._rig.version("LITTLE"), value
+        await self._harness.send("LITTLE", upsert("a", value))
+        await self._harness.apply()
+        self.newest = await self._harness.version("LITTLE"), value
 
     async def written(self) -> set[str]:
         """The keys that were committed, each of them in one version."""
         await becomes(self._is_settled, "nothing pends")
-        rows = await self._rig.db.fetch("SELECT status, event_id, committed_version FROM update_request")
+        rows = await self._harness.db.fetch("SELECT status, event_id, committed_version FROM update_request")
         assert {row["status"] for row in rows} == {"COMMITTED"}
         assert len({row["committed_version"] for row in rows}) == len(rows)
         return {str(row["event_id"]) for row in rows}
 
     async def _is_settled(self) -> bool:
-        await self._rig.apply()
-        return not await self._rig.db.fetchval("SELECT EXISTS (SELECT FROM update_request WHERE status = 'PENDING')")
+        await self._harness.apply()
+        return not await self._harness.db.fetchval(
+            "SELECT EXISTS (SELECT FROM update_request WHERE status = 'PENDING')"
+        )
 
     def begin(self, load: Load, group: asyncio.TaskGroup) -> None:
         requests = itertools.cycle([self._newest, self._one, self._some, self._one])
@@ -141,8 +143,8 @@ async def pods(url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def readers(url: str) -> AsyncIterator[Readers]:
-    async with opened(Settings.model_validate(document(url, delay=0))) as rig:
-        readers = Readers(rig)
+    async with opened(Settings.model_validate(document(url, delay=0))) as harness:
+        readers = Readers(harness)
         await readers.write()
         yield readers
 

@@ -17,7 +17,7 @@ from penstock.kernel.periodic import repeating
 from tests.deploy import upgrade_versions
 from tests.deploy.test_migrations import recorded
 from tests.deploy.upgrade_versions import NEXT, PARTS, Version, VersionRole
-from tests.deploy.upgrade_workload import BACK, FORWARD, loaded, walking
+from tests.deploy.upgrade_workload import BACK, FORWARD, loaded, upgrade_workload
 from tests.harvest.stepper import FEED, feed
 from tests.harvest.test_cli import LocalSourceProcess
 from tests.services.postgres import fresh_database
@@ -50,17 +50,17 @@ async def test_refdata_is_upgraded_and_rolled_back_under_load(
     before: Version, following: Version, postgres_url: str, tmp_path: Path
 ) -> None:
     """R27: role by role to a version with a newer schema, and back: no write is lost or doubled, none is unreadable."""
-    async with fresh_database(postgres_url, empty=True) as url, walking(tmp_path, url) as walk:
-        await walk.start(before, *FORWARD)
-        async with loaded(walk):
+    async with fresh_database(postgres_url, empty=True) as url, upgrade_workload(tmp_path, url) as workload:
+        await workload.start(before, *FORWARD)
+        async with loaded(workload):
             for _ in range(examples(1, soak=10)):
                 for name in FORWARD:
-                    await walk.replace(following, name)
-                await walk.check()
+                    await workload.replace(following, name)
+                await workload.check()
                 for name in BACK:
-                    await walk.replace(before, name)
-                await walk.check()
-        await walk.check_at_rest()
+                    await workload.replace(before, name)
+                await workload.check()
+        await workload.check_at_rest()
 
 
 @pytest.mark.timeout(300)

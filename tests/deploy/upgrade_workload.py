@@ -1,4 +1,4 @@
-"""Refdata as processes of two versions, replaced one by one under a light load, and what must hold all the way."""
+"""Refdata as processes of two versions, replaced one by one under a light load, with the invariants to check."""
 
 import asyncio
 import itertools
@@ -146,7 +146,7 @@ class UpgradeWorkload:
 
 
 @asynccontextmanager
-async def walking(folder: Path, url: str) -> AsyncIterator[UpgradeWorkload]:
+async def upgrade_workload(folder: Path, url: str) -> AsyncIterator[UpgradeWorkload]:
     """Nobody runs yet; the tables of the dictionary are there."""
     refdata: dict[str, Any] = {
         "dictionaries": [LEDGER],
@@ -161,9 +161,9 @@ async def walking(folder: Path, url: str) -> AsyncIterator[UpgradeWorkload]:
 
 
 @asynccontextmanager
-async def loaded(walk: UpgradeWorkload) -> AsyncIterator[None]:
+async def loaded(workload: UpgradeWorkload) -> AsyncIterator[None]:
     """Clients are at work meanwhile."""
-    async with repeating("load", walk.write_and_read, EVERY):
-        await walk.some_writes()
+    async with repeating("load", workload.write_and_read, EVERY):
+        await workload.some_writes()
         yield
-        await walk.some_writes()
+        await workload.some_writes()

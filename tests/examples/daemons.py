@@ -1,4 +1,4 @@
-"""What a test of the example pipeline stands on: daemons as processes, shards in MariaDB, things to wait for."""
+"""Helpers of the example pipeline: daemons as processes, shards in MariaDB, conditions to wait for."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The line between a daemon and its server, which a test can cut."""
+"""TCP proxy between a daemon and its server that a test can cut."""
 
 import asyncio
 from types import TracebackType
@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 
 class TcpProxy:
-    """An address that leads to a server, until the wire is cut."""
+    """An address that forwards to a server until it is cut."""
 
     def __init__(self, url: str) -> None:
         self._far = urlsplit(url)

@@ -112,12 +112,12 @@ async def test_killed_senders_lose_and_double_nothing(daemons: Daemons, shards: 
     daemons.start("shard_worker")
     bad_shard = source.make_bad(BAD)
     daemons.put(RUBBISH, "this is no event\n")
-    async with PipelineClient(daemons.url) as client, TcpProxy(daemons.url) as wire:
+    async with PipelineClient(daemons.url) as client, TcpProxy(daemons.url) as proxy:
         await kill_at_work(daemons, shards, source)
         (await send_all(daemons, shards, source, client)).kill()
         source.make(LATE)
         await kill_in_transaction(daemons, shards)
-        await kill_before_report(daemons, shards, client, wire)
+        await kill_before_report(daemons, shards, client, proxy)
         last = await send_all(daemons, shards, source, client)
         assert await last.stop() == 0
         assert (LATE, 0) in [(line["filename"], line["shard"]) for line in last.said("was_sent_before")]
@@ -151,16 +151,16 @@ async def kill_in_transaction(daemons: Daemons, shards: Shards) -> None:
     assert not shards.has_sent(LATE, 0)
 
 
-async def kill_before_report(daemons: Daemons, shards: Shards, client: PipelineClient, wire: TcpProxy) -> None:
+async def kill_before_report(daemons: Daemons, shards: Shards, client: PipelineClient, proxy: TcpProxy) -> None:
     """Let a sender die after its commit and before the server knows of it: the row comes again."""
 
     async def is_sent() -> bool:
         return shards.has_sent(LATE, 0)
 
     with shards.held_up(0):
-        sender = start_sender(daemons, shards, url=wire.url)
+        sender = start_sender(daemons, shards, url=proxy.url)
         await becomes(shards.is_held_up, "nobody waits for the lock")
-        wire.cut()
+        proxy.cut()
     await becomes(is_sent, "it is not sent")
     sender.kill()
     row = (await client.file(LATE))["shards"][0]

@@ -1,4 +1,4 @@
-"""Flows whose workers die: which ones, how they must end, and what must be true when they have."""
+"""Scenarios of runs whose workers die: their steps, their expected end, and the invariants to check."""
 
 import hashlib
 import json
@@ -127,7 +127,7 @@ def some_story(random: Random) -> RunScenario:
 
 
 class FlowsCrashHarness:
-    """The engine as seen by one who makes runs and looks at them, and does nothing else."""
+    """Create runs, read their state and check invariants; runs no worker itself."""
 
     def __init__(self, db: Database, folder: Path, named: NamedFlows, engine: FlowEngine) -> None:
         self.db = db
@@ -244,7 +244,7 @@ async def _history_is_a_path(db: Database, machine: Machine[Any], known: Mapping
 
 
 @asynccontextmanager
-async def housed(url: str, folder: Path, section: Mapping[str, Any]) -> AsyncIterator[FlowsCrashHarness]:
+async def crash_harness(url: str, folder: Path, section: Mapping[str, Any]) -> AsyncIterator[FlowsCrashHarness]:
     """The engine on the database at *url*, and nobody who works."""
     named, storage = NamedFlows(), FolderStorage(folder / "objects")
     async with (

@@ -1,4 +1,4 @@
-"""What runs of flows must do, said plainly: no database, no counters, every rule looks at everything."""
+"""Model of the flow engine in plain Python: no database, no counters, every rule evaluates the full state."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

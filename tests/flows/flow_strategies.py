@@ -1,4 +1,4 @@
-"""Random flows, for the engine and for the plain model alike."""
+"""Hypothesis strategies for random flows, for the engine and for the model alike."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Flows as their users meet them: the engine and its API on a real PostgreSQL, with short words for requests."""
+"""Harness of flows: the engine and its API on a real PostgreSQL, with short methods for requests."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -86,7 +86,7 @@ class FlowsHarness:
 
 
 @asynccontextmanager
-async def rigged(
+async def flows_harness(
     database_url: str,
     folder: Path,
     /,
@@ -96,7 +96,7 @@ async def rigged(
     settings: Settings | None = None,
     **section: Any,
 ) -> AsyncIterator[FlowsHarness]:
-    """A rig, whose time passes when the test says so where it gives a *clock*; *section* are settings of flows."""
+    """Open a harness; time stands still if a manual *clock* is given; *section* are settings of flows."""
     telemetry, storage = Telemetry(), FolderStorage(folder / "objects")
     flows = FlowsSection.model_validate({"lease": LEASE, **section})
     async with AsyncExitStack() as stack:
@@ -109,20 +109,20 @@ async def rigged(
         app.state.flows, app.state.flow_management = engine, Management(engine, storage)
         app.state.flow_views = FlowViews(db, catalogue)
         app.state.flow_live = Live([Tail(db, {RUN.name, STEP.name})], [Ringing(engine.bell, MOVES)])
-        rig = FlowsHarness(engine, catalogue, storage, app)
-        await stack.enter_async_context(rig.http)
-        yield rig
+        harness = FlowsHarness(engine, catalogue, storage, app)
+        await stack.enter_async_context(harness.http)
+        yield harness
 
 
 @asynccontextmanager
-async def on_a_port(rig: FlowsHarness) -> AsyncIterator[str]:
-    """The rig's API for programs: the address it is at."""
+async def on_a_port(harness: FlowsHarness) -> AsyncIterator[str]:
+    """Serve the API of the harness on a free port and return its address."""
     with listening("127.0.0.1", 0) as socket:
-        async with serving([(rig.app, socket)], Settings().server):
+        async with serving([(harness.app, socket)], Settings().server):
             try:
                 yield address_of(socket)
             finally:
-                rig.engine.bell.close()  # who waits for a step, or watches, is not waited for
+                harness.engine.bell.close()  # who waits for a step, or watches, is not waited for
 
 
 def step_path(item: Json) -> str:

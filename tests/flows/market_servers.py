@@ -47,7 +47,7 @@ class ScriptedMarketServer:
 
 
 @asynccontextmanager
-async def scripted() -> AsyncIterator[ScriptedMarketServer]:
+async def market_server() -> AsyncIterator[ScriptedMarketServer]:
     """Such a server, under way."""
     server = ScriptedMarketServer()
     app = web.Application()

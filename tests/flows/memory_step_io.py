@@ -1,4 +1,4 @@
-"""Steps of the built-in kinds without an engine: what they log, write and read stays in memory."""
+"""Run steps of the built-in kinds without an engine; logs and artifacts stay in memory."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from tests.support.types import Json
 
 @dataclass
 class MemoryStepIO:
-    """A desk that keeps all it is given."""
+    """Step input and output that keeps everything in memory."""
 
     logs: list[str] = field(default_factory=list)
     written: dict[str, bytes] = field(default_factory=dict)
@@ -33,7 +33,12 @@ class MemoryStepIO:
 
 
 def held(
-    kind: str, inputs: Mapping[str, Any], *, attempt: int = 1, desk: MemoryStepIO | None = None, run_id: str = "run-1"
+    kind: str,
+    inputs: Mapping[str, Any],
+    *,
+    attempt: int = 1,
+    step_io: MemoryStepIO | None = None,
+    run_id: str = "run-1",
 ) -> Step:
     """A step as a worker gets it; every attempt is under a fence of its own."""
     claimed = Claimed(
@@ -51,7 +56,7 @@ def held(
         trace=None,
         is_plain=True,
     )
-    return Step(claimed, desk or MemoryStepIO())
+    return Step(claimed, step_io or MemoryStepIO())
 
 
 async def done(handler: Handler, step: Step) -> Json:

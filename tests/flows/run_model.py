@@ -1,4 +1,4 @@
-"""A run of a flow and its steps, said plainly: what is so follows from looking at everything."""
+"""Model of a run and its steps in plain Python."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A run without an engine: its steps are done one by one, their logs and artifacts kept in dicts."""
+"""Run steps without an engine: one by one, with logs and artifacts kept in dicts."""
 
 import asyncio
 import inspect
@@ -16,7 +16,7 @@ from tests.support.types import Json
 
 
 class RunStepIO:
-    """What the steps of one run told and wrote."""
+    """Input and output of the steps of one run."""
 
     def __init__(self) -> None:
         self.logs: dict[str, list[str]] = {}

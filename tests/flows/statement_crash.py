@@ -1,4 +1,4 @@
-"""A process that dies before the n-th statement or call of the storage, played in this one."""
+"""Simulate, in this process, a process that dies before the nth statement or storage call."""
 
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -14,7 +14,7 @@ from tests.flows.stepper import ProcessDied
 
 
 class StatementCrasher:
-    """Counts what it does; at the end of its days it does nothing any more, and its sessions are gone."""
+    """Count statements and storage calls; from the chosen one on, end the session and raise `ProcessDied`."""
 
     def __init__(self) -> None:
         self._left: int | None = None
@@ -42,8 +42,8 @@ class StatementCrasher:
 
 
 @contextmanager
-def mortal(patch: pytest.MonkeyPatch) -> Iterator[StatementCrasher]:
-    """One whose statements and storage calls are all counted."""
+def statement_crasher(patch: pytest.MonkeyPatch) -> Iterator[StatementCrasher]:
+    """Open a crasher through which all statements and storage calls pass."""
     one = StatementCrasher()
     with patch.context() as patched:
         for name in ("execute", "fetch", "fetchrow", "fetchval"):

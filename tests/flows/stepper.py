@@ -1,4 +1,4 @@
-"""Flows turned by hand: nothing moves by itself, so that a test sees every state there is."""
+"""Advance flows step by step: nothing runs by itself, so that a test sees every state."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -32,7 +32,7 @@ VERSIONS = """
 
 
 class CountingBell(Bell):
-    """A bell that remembers how often it was rung."""
+    """A bell that counts its rings."""
 
     rings = 0
 
@@ -61,7 +61,7 @@ class NamedFlows:
 
 
 class CrashingStorage(FolderStorage):
-    """A folder whose process dies when it is told to."""
+    """A folder storage that simulates the death of its process when `is_dying` is set."""
 
     is_dying = False
 
@@ -190,8 +190,8 @@ def inner(steps: Mapping[str, Any], *depends_on: str, **more: Any) -> dict[str, 
 
 
 @asynccontextmanager
-async def crank(url: str, folder: Path, *, size: int = 10, **section: Any) -> AsyncIterator[FlowsStepper]:
-    """Flows on the database at *url*; *section* is of the configuration."""
+async def flows_stepper(url: str, folder: Path, *, size: int = 10, **section: Any) -> AsyncIterator[FlowsStepper]:
+    """Open a stepper of flows on the database at *url*; *section* are settings of flows."""
     clock = ManualClock()
     async with Database.open(url, clock=clock, looks_up=True, size=size) as db:
         bell, storage, named = CountingBell(db, "crank"), CrashingStorage(folder), NamedFlows()

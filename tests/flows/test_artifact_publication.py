@@ -13,7 +13,7 @@ import pytest
 from penstock.flows.contract import ARTIFACT_LIMIT, Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import PenstockError, Transient
-from tests.flows.stepper import FlowsStepper, ProcessDied, crank, report, work, written_by
+from tests.flows.stepper import FlowsStepper, ProcessDied, flows_stepper, report, work, written_by
 
 LATER = timedelta(minutes=1)
 STOP_PUBLISHER = """
@@ -24,7 +24,7 @@ STOP_PUBLISHER = """
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with crank(database_url, tmp_path, retention=timedelta(days=1)) as one:
+    async with flows_stepper(database_url, tmp_path, retention=timedelta(days=1)) as one:
         yield one
 
 

@@ -12,8 +12,8 @@ import pytest
 from penstock.flows.contract import Said
 from penstock.flows.model import Claimed, StepError
 from tests.flows.crash_scenarios import is_consistent
-from tests.flows.statement_crash import StatementCrasher, mortal
-from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, crank, inner, mapped, report, work
+from tests.flows.statement_crash import StatementCrasher, statement_crasher
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, flows_stepper, inner, mapped, report, work
 from tests.support.soak import examples
 
 Act = Callable[[FlowsStepper], Awaitable[Any]]
@@ -31,15 +31,15 @@ UNENDED = """
 class ProcessSequence:
     """One database on which processes come and go, and the time that passes meanwhile."""
 
-    def __init__(self, url: str, folder: Path, mortal: StatementCrasher) -> None:
-        self._url, self._folder, self.mortal = url, folder, mortal
+    def __init__(self, url: str, folder: Path, statement_crasher: StatementCrasher) -> None:
+        self._url, self._folder, self.statement_crasher = url, folder, statement_crasher
         self._now: datetime | None = None
         self.asked: list[Act] = []  # what a client who is not answered asks again
         self.claimed: set[tuple[str, str, int]] = set()
         self.flows: dict[str, Mapping[str, Any]] = {}
 
     def process(self) -> AbstractAsyncContextManager[FlowsStepper]:
-        return crank(self._url, self._folder)
+        return flows_stepper(self._url, self._folder)
 
     def grown_older(self, one: FlowsStepper) -> None:
         """Time goes on where the last process left it."""
@@ -207,7 +207,7 @@ async def test_the_next_process_comes_to_the_same_end(
     name: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F2–F7, F11, F14, F16: whatever was not said or written when a process died, the end is the same."""
-    with mortal(monkeypatch) as one:
+    with statement_crasher(monkeypatch) as one:
         life = ProcessSequence(database_url, tmp_path, one)
         assert not await has_died(life, ACTS[name], 10_000, "whole")
         wanted, calls = await ends(life, "whole"), one.calls
@@ -228,7 +228,7 @@ async def has_died(life: ProcessSequence, prepare: Prepare, nth: int, name: str)
     async with life.process() as first:
         life.grown_older(first)
         act = await prepare(life, first, name)
-        is_dead = await life.mortal.dies(lambda: act(first), nth)
+        is_dead = await life.statement_crasher.dies(lambda: act(first), nth)
         life.left(first)
     async with life.process() as other:
         life.grown_older(other)

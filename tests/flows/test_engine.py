@@ -13,7 +13,7 @@ from penstock.flows.contract import DEPTH_LIMIT, Answer, Said
 from penstock.flows.definition import RunRequest
 from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
-from tests.flows.stepper import FlowsStepper, ProcessDied, crank, inner, mapped, report, work, written_by
+from tests.flows.stepper import FlowsStepper, ProcessDied, flows_stepper, inner, mapped, report, work, written_by
 
 DIAMOND = {"a": work(), "b": work("a"), "c": work("a"), "d": work("b", "c")}
 FINAL = StepError("BAD_SYMBOL", "there is no such symbol")
@@ -21,7 +21,7 @@ FINAL = StepError("BAD_SYMBOL", "there is no such symbol")
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with crank(database_url, tmp_path, max_lost=2) as one:
+    async with flows_stepper(database_url, tmp_path, max_lost=2) as one:
         yield one
 
 
@@ -667,7 +667,7 @@ async def test_a_flow_has_so_many_runs_at_once(flows: FlowsStepper) -> None:
 
 async def test_a_kind_has_so_many_steps_at_once(database_url: str, tmp_path: Path) -> None:
     """F16: whoever asks, and whatever a report frees."""
-    async with crank(database_url, tmp_path, limits={"work": 2}) as flows:
+    async with flows_stepper(database_url, tmp_path, limits={"work": 2}) as flows:
         await flows.start({f"s{n}": work() for n in range(5)} | {"t": work("s0")})
         held = await flows.claim(worker="one")
         assert len(held) == 2

@@ -61,10 +61,10 @@ async def worker_to(*allow: str, **secrets: str) -> AsyncIterator[Handler]:
         yield handler
 
 
-async def asked(server: RecordingServer, desk: MemoryStepIO | None = None, **inputs: Any) -> Json:
+async def asked(server: RecordingServer, step_io: MemoryStepIO | None = None, **inputs: Any) -> Json:
     """The outputs of a request that must succeed."""
     async with worker_to(server.url) as worker:
-        return await done(worker, held("http", {"url": f"{server.url}/items", **inputs}, desk=desk))
+        return await done(worker, held("http", {"url": f"{server.url}/items", **inputs}, step_io=step_io))
 
 
 async def refused(server: RecordingServer, **inputs: Any) -> StepFailed:
@@ -108,11 +108,11 @@ async def test_the_answer_is_the_outputs(server: RecordingServer) -> None:
 @pytest.mark.parametrize("body", [b"x" * (DOCUMENT_LIMIT + 1), b"\xff\x00", b"a\0b", b'"' * (DOCUMENT_LIMIT // 2)])
 async def test_what_no_output_can_hold_becomes_an_artifact(server: RecordingServer, body: bytes) -> None:
     """F14: an answer that is too large, or no text, is kept as `body`, byte for byte."""
-    desk = MemoryStepIO()
+    step_io = MemoryStepIO()
     server.answer = lambda: web.Response(body=body, content_type="text/plain")
-    outputs = await asked(server, desk)
+    outputs = await asked(server, step_io)
     assert (outputs["artifact"], outputs["bytes"]) == ("runs/run-1/step-1/body", len(body))
-    assert desk.written == {"body": body}
+    assert step_io.written == {"body": body}
 
 
 async def test_an_answer_without_end_is_given_up(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,19 +225,19 @@ async def test_a_secret_goes_to_the_server_and_nowhere_else(
 ) -> None:
     """F14: a header's secret is read by its name, and is in no output, error or log, even if the server repeats it."""
     monkeypatch.setenv("FLOW_TOKEN", SECRET)
-    desk = MemoryStepIO()
+    step_io = MemoryStepIO()
     inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
     async with worker_to(server.url, token="env:FLOW_TOKEN") as worker:
         server.answer = lambda: web.json_response({"you": SECRET, "are": [SECRET.split()[1]]})
-        outputs = await done(worker, held("http", inputs, desk=desk))
+        outputs = await done(worker, held("http", inputs, step_io=step_io))
         assert outputs["json"] == {"you": "***", "are": ["***"]}
         server.answer = lambda: web.Response(status=400, text=f"bad {SECRET}", headers={"Link": SECRET})
-        error = await failed(worker, held("http", inputs, desk=desk))
+        error = await failed(worker, held("http", inputs, step_io=step_io))
         server.answer = lambda: web.Response(body=b"\xff" + SECRET.encode())
-        await done(worker, held("http", inputs, desk=desk))
+        await done(worker, held("http", inputs, step_io=step_io))
     assert server.asked[0].headers["Authorization"] == SECRET
     assert "***" in error.error.details["body"]
-    for told in (outputs, error.error, desk.logs, desk.written):
+    for told in (outputs, error.error, step_io.logs, step_io.written):
         assert "s3" not in str(told)
 
 

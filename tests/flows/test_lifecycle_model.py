@@ -30,7 +30,7 @@ from penstock.kernel.errors import Conflict
 from tests.flows.engine_model import MAX_LOST, EngineModel
 from tests.flows.flow_strategies import OTHER, SELDOM, steps, written
 from tests.flows.run_model import ModelRefusal, ModelRun, ModelStep
-from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, crank, report, written_by
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, flows_stepper, report, written_by
 from tests.services.postgres import fresh_database
 from tests.support.soak import examples
 
@@ -86,7 +86,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
 
     async def _opened(self) -> FlowsStepper:
         url = await self.stack.enter_async_context(fresh_database(self.url))
-        return await self.stack.enter_async_context(crank(url, Path(self.folder.name), max_lost=MAX_LOST))
+        return await self.stack.enter_async_context(flows_stepper(url, Path(self.folder.name), max_lost=MAX_LOST))
 
     def run(self, work: Awaitable[T]) -> T:
         return self.loop.run_until_complete(work)

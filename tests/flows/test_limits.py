@@ -16,7 +16,7 @@ from penstock.flows.graph import checked
 from penstock.flows.loading import load_file
 from penstock.flows.model import NewStep
 from penstock.kernel.errors import BadConfig, Invalid
-from tests.flows.stepper import FlowsStepper, crank, inner, mapped, work
+from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, work
 from tests.flows.test_races import statements
 
 EVERY_MINUTE = {"cron": "* * * * *"}
@@ -24,7 +24,7 @@ EVERY_MINUTE = {"cron": "* * * * *"}
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with crank(database_url, tmp_path) as one:
+    async with flows_stepper(database_url, tmp_path) as one:
         yield one
 
 
@@ -216,7 +216,7 @@ async def test_a_flow_that_makes_no_sense_does_not_hold_up_the_others(flows: Flo
 
 async def test_many_that_refer_to_one_ask_for_it_once(database_url: str, tmp_path: Path) -> None:
     """F3, F8: how many steps are looked at decides how much is written, not how often it is asked."""
-    async with crank(database_url, tmp_path, size=1) as flows:
+    async with flows_stepper(database_url, tmp_path, size=1) as flows:
         counts = []
         for width in (4, 5, 50):
             refers = {"inputs": {"v": "${steps.root.outputs.v}"}, "when": "steps.root.outputs.v > 0"}

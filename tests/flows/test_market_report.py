@@ -21,7 +21,7 @@ from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
 from tests.flows.market_harness import EXAMPLE, FLOW, LEASE, TOKEN, example, market, opened, workers
-from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, never, picture, says, scripted, writes
+from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, market_server, never, picture, says, writes
 from tests.support.processes import Up
 from tests.support.types import Json
 from tests.support.waiting import becomes, until
@@ -39,7 +39,7 @@ LEFT = {
 @pytest.fixture
 async def api() -> AsyncIterator[ScriptedMarketServer]:
     """An image API, or a model: what it answers is the test's."""
-    async with scripted() as server:
+    async with market_server() as server:
         server.will(picture)
         yield server
 

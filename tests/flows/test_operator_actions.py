@@ -8,14 +8,14 @@ import pytest
 
 from penstock.flows.contract import Answer, Said
 from penstock.kernel.errors import Conflict
-from tests.flows.stepper import FlowsStepper, crank, inner, mapped, report, work
+from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, report, work
 from tests.flows.test_races import WAITING, held_back
 from tests.support.waiting import becomes
 
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with crank(database_url, tmp_path) as one:
+    async with flows_stepper(database_url, tmp_path) as one:
         yield one
 
 

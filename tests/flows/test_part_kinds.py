@@ -35,7 +35,7 @@ from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 from penstock.tying import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
-from tests.harvest.scripted_source import ScriptedSource, scripted, stones
+from tests.harvest.scripted_source import ScriptedSource, scripted_harvest, stones
 from tests.harvest.stepper import FEED, HarvestStepper
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
@@ -69,12 +69,12 @@ async def is_stopped(handler: Handler, step: Step) -> None:
 
 @pytest.fixture
 async def one(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
-    async with scripted(database_url, tmp_path, ScriptedSource(stones(120))) as crank:
-        yield crank
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(120))) as stepper:
+        yield stepper
 
 
-def harvesting(attempt: int = 1, desk: MemoryStepIO | None = None, **more: Any) -> Step:
-    return held("harvest.run", {"feed": FEED, **more}, attempt=attempt, desk=desk)
+def harvesting(attempt: int = 1, step_io: MemoryStepIO | None = None, **more: Any) -> Step:
+    return held("harvest.run", {"feed": FEED, **more}, attempt=attempt, step_io=step_io)
 
 
 async def plans(one: HarvestStepper) -> list[UUID]:
@@ -115,14 +115,14 @@ async def test_a_feed_is_harvested_once_whoever_dies(one: HarvestStepper) -> Non
 
 async def test_another_run_of_the_feed_comes_first(one: HarvestStepper) -> None:
     """F14: while somebody else's run is under way the step waits; then it has its own."""
-    other, desk = await one.harvest.start(FEED, "somebody"), MemoryStepIO()
-    async with under_way(harvest_worker(TiedFeeds(one.harvest)), harvesting(desk=desk)) as task:
+    other, step_io = await one.harvest.start(FEED, "somebody"), MemoryStepIO()
+    async with under_way(harvest_worker(TiedFeeds(one.harvest)), harvesting(step_io=step_io)) as task:
 
         async def waits() -> bool:
-            return bool(desk.logs)
+            return bool(step_io.logs)
 
         await becomes(waits, "the step says what it waits for")
-        assert str(other) in desk.logs[0]
+        assert str(other) in step_io.logs[0]
         await one.finish()
         mine = await planned(one, 2)
         await one.finish()
@@ -167,13 +167,13 @@ async def test_a_run_can_be_started_under_an_id(one: HarvestStepper) -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> IngestHarness:
+def ingest(tmp_path: Path) -> IngestHarness:
     return IngestHarness(tmp_path / "root", KEYED)
 
 
 @pytest.fixture
-def place(house: IngestHarness, database_url: str) -> Iterator[Workplace]:
-    document = {"database": {"url": database_url}, "ingest": {"root": str(house.root)}}
+def place(ingest: IngestHarness, database_url: str) -> Iterator[Workplace]:
+    document = {"database": {"url": database_url}, "ingest": {"root": str(ingest.root)}}
     with workplace(Settings.model_validate(document), uses_database=True) as place:
         yield place
 
@@ -205,59 +205,59 @@ def worker_in(place: Workplace | CrashingWorkplace) -> Handler:
     return ingest_worker(TiedSuppliers(place), at_once=1)  # type: ignore[arg-type]
 
 
-def passed(house: IngestHarness) -> list[str]:
+def passed(ingest: IngestHarness) -> list[str]:
     """The runs that published something."""
-    found = [house.tree.read(f"etl_data/raw_v1/runs/{run}/manifest.json") for run in house.tree.runs(SUPPLIER)]
+    found = [ingest.tree.read(f"etl_data/raw_v1/runs/{run}/manifest.json") for run in ingest.tree.runs(SUPPLIER)]
     told = [json.loads(one) for one in found if one]
     return [one["run_id"] for one in told if one["status"] == "PASS"]
 
 
-async def test_a_file_is_published(house: IngestHarness, place: Workplace) -> None:
+async def test_a_file_is_published(ingest: IngestHarness, place: Workplace) -> None:
     """F14: the newest file of the inbox is published; the next attempt tells of the same run, and takes no other."""
-    house.drop(snapshot({"A": 1, "B": 2}))
+    ingest.drop(snapshot({"A": 1, "B": 2}))
     outputs = await done(worker_in(place), ingesting())
     assert outputs == {
-        "runId": house.current(), "status": "PASS", "file": "price.csv", "published": 2, "rejected": 0,
+        "runId": ingest.current(), "status": "PASS", "file": "price.csv", "published": 2, "rejected": 0,
     }  # fmt: skip
-    house.drop(snapshot({"A": 3}), "later.csv")
+    ingest.drop(snapshot({"A": 3}), "later.csv")
     assert await done(worker_in(place), ingesting(2)) == outputs
-    assert house.names(f"etl_data/raw_v1/inbox/{SUPPLIER}") == ["later.csv"]
+    assert ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}") == ["later.csv"]
     other = await done(worker_in(place), held("ingest.run", {"supplier": SUPPLIER}, run_id="run-2"))
-    assert (other["file"], len(passed(house))) == ("later.csv", 2)
+    assert (other["file"], len(passed(ingest))) == ("later.csv", 2)
 
 
 @pytest.mark.parametrize("at", list(Place))
-async def test_a_file_is_published_once_whoever_dies(house: IngestHarness, place: Workplace, at: Place) -> None:
+async def test_a_file_is_published_once_whoever_dies(ingest: IngestHarness, place: Workplace, at: Place) -> None:
     """F14: wherever the worker dies, the next attempt ends with the file published, by one run."""
-    house.drop(snapshot({"A": 1}))
+    ingest.drop(snapshot({"A": 1}))
     with suppress(Killed):
         await done(worker_in(CrashingWorkplace(place, at)), ingesting())
     outputs = await done(worker_in(place), ingesting(2))
-    assert (outputs["status"], [outputs["runId"]]) == ("PASS", passed(house))
+    assert (outputs["status"], [outputs["runId"]]) == ("PASS", passed(ingest))
     assert await done(worker_in(place), ingesting(3)) == outputs
 
 
-async def test_without_a_file_there_is_nothing_to_publish(house: IngestHarness, place: Workplace) -> None:
+async def test_without_a_file_there_is_nothing_to_publish(ingest: IngestHarness, place: Workplace) -> None:
     """F14: FILE_MISSING, worth another try; what was published for others before does not count."""
-    house.publish(snapshot({"A": 1}))
+    ingest.publish(snapshot({"A": 1}))
     error = await failed(worker_in(place), ingesting())
     assert (error.error.code, error.retryable) == ("FILE_MISSING", True)
 
 
-async def test_a_file_that_is_no_good_fails_the_step(house: IngestHarness, place: Workplace) -> None:
+async def test_a_file_that_is_no_good_fails_the_step(ingest: IngestHarness, place: Workplace) -> None:
     """F14: the run's failure is the step's, also at an attempt that finds the file gone; a better file is taken."""
-    house.drop(snapshot({"A": "none"}))
+    ingest.drop(snapshot({"A": "none"}))
     for attempt in (1, 2):
         error = await failed(worker_in(place), ingesting(attempt))
         assert (error.error.code, error.retryable) == ("DQ_TOO_MANY_BAD_ROWS", False)
         assert error.error.details["runId"] in error.error.message
-    house.drop(snapshot({"A": 1}))
+    ingest.drop(snapshot({"A": 1}))
     assert (await done(worker_in(place), ingesting(3)))["status"] == "PASS"
 
 
-async def test_another_run_of_the_supplier_may_be_quicker(house: IngestHarness, place: Workplace) -> None:
+async def test_another_run_of_the_supplier_may_be_quicker(ingest: IngestHarness, place: Workplace) -> None:
     """F14: while somebody else has the supplier the step waits; when he took the file, his run counts."""
-    house.drop(snapshot({"A": 1}))
+    ingest.drop(snapshot({"A": 1}))
     holds, goes_on = threading.Event(), threading.Event()
 
     def wait_there(step: Place) -> None:
@@ -266,7 +266,7 @@ async def test_another_run_of_the_supplier_may_be_quicker(house: IngestHarness, 
             goes_on.wait()
 
     def somebody() -> None:
-        Ingestion(house.tree, "somebody", Hooks(on_step=wait_there)).run(SUPPLIER)
+        Ingestion(ingest.tree, "somebody", Hooks(on_step=wait_there)).run(SUPPLIER)
 
     thread = threading.Thread(target=somebody)
     thread.start()
@@ -281,7 +281,7 @@ async def test_another_run_of_the_supplier_may_be_quicker(house: IngestHarness, 
         goes_on.set()
         outputs = await task
     thread.join()
-    assert [outputs["runId"]] == passed(house)
+    assert [outputs["runId"]] == passed(ingest)
 
 
 class Refusals(TiedSuppliers):
@@ -297,7 +297,7 @@ class Refusals(TiedSuppliers):
             raise
 
 
-async def test_no_more_files_are_read_at_once_than_there_is_room_for(house: IngestHarness, place: Workplace) -> None:
+async def test_no_more_files_are_read_at_once_than_there_is_room_for(ingest: IngestHarness, place: Workplace) -> None:
     """F14, F16: many steps may be handed out; the process reads so many files at a time."""
     busy, most = 0, 0
 
@@ -312,20 +312,20 @@ async def test_no_more_files_are_read_at_once_than_there_is_room_for(house: Inge
 
     names = [f"s{number}" for number in range(4)]
     for name in names:
-        house.configure(KEYED, name)
-        house.drop(snapshot({"A": 1}), supplier=name)
+        ingest.configure(KEYED, name)
+        ingest.drop(snapshot({"A": 1}), supplier=name)
     worker = ingest_worker(CountingSuppliers(place), at_once=1)
     ended = await asyncio.gather(*(done(worker, held("ingest.run", {"supplier": name})) for name in names))
     assert ([one["status"] for one in ended], most) == (["PASS"] * 4, 1)
 
 
-async def test_a_run_of_ingest_stops_with_its_step(house: IngestHarness, place: Workplace) -> None:
+async def test_a_run_of_ingest_stops_with_its_step(ingest: IngestHarness, place: Workplace) -> None:
     """F9, F14: a step that is told to stop publishes nothing, and its file stays for the next."""
-    house.drop(snapshot({"A": 1}))
+    ingest.drop(snapshot({"A": 1}))
     step = ingesting()
     error = await failed(worker_in(CrashingWorkplace(place, Place.STARTED, step.cancelled.set)), step)
     assert error.error.code == "CANCELLED"
-    assert (passed(house), house.names(f"etl_data/raw_v1/inbox/{SUPPLIER}")) == ([], ["price.csv"])
+    assert (passed(ingest), ingest.names(f"etl_data/raw_v1/inbox/{SUPPLIER}")) == ([], ["price.csv"])
     assert (await done(worker_in(place), ingesting(2)))["status"] == "PASS"
 
 
@@ -333,101 +333,101 @@ async def test_a_run_of_ingest_stops_with_its_step(house: IngestHarness, place: 
 
 
 @pytest.fixture
-async def rig(database_url: str) -> AsyncIterator[RefdataHarness]:
+async def refdata(database_url: str) -> AsyncIterator[RefdataHarness]:
     await create_schemas(database_url)
-    async with opened(refdata_settings(database_url)) as rig:
-        yield rig
+    async with opened(refdata_settings(database_url)) as refdata:
+        yield refdata
 
 
-def publish(attempt: int = 1, desk: MemoryStepIO | None = None, mode: str = "SNAPSHOT", **more: Any) -> Step:
+def publish(attempt: int = 1, step_io: MemoryStepIO | None = None, mode: str = "SNAPSHOT", **more: Any) -> Step:
     inputs = {"tenant": "acme", "dictionary": "LOOSE", "mode": mode, **more}
-    return held("refdata.publish", inputs, attempt=attempt, desk=desk)
+    return held("refdata.publish", inputs, attempt=attempt, step_io=step_io)
 
 
 def items(count: int) -> list[Json]:
     return [{"key": f"k{number}", "payload": {"n": number}} for number in range(count)]
 
 
-async def on_the_bus(rig: RefdataHarness, count: int = 1) -> None:
+async def on_the_bus(refdata: RefdataHarness, count: int = 1) -> None:
     """Back when so many commands wait."""
 
     async def is_so() -> bool:
-        return await rig.bus.backlog(rig.topic) >= count
+        return await refdata.bus.backlog(refdata.topic) >= count
 
     await becomes(is_so, f"{count} commands are on the bus")
 
 
-async def test_a_dictionary_is_published(rig: RefdataHarness) -> None:
+async def test_a_dictionary_is_published(refdata: RefdataHarness) -> None:
     """F14: a SNAPSHOT replaces all, a DELTA some; the step ends with the version that is committed."""
-    worker = refdata_worker(TiedDictionaries(rig.refdata))
+    worker = refdata_worker(TiedDictionaries(refdata.refdata))
     for mode, given, version, left in (
         ("SNAPSHOT", items(2), 1, {"k0": {"n": 0}, "k1": {"n": 1}}),
         ("DELTA", [{"key": "k0", "op": "DELETE"}, upsert("k2", 5)], 2, {"k1": {"n": 1}, "k2": 5}),
         ("SNAPSHOT", items(1), 3, {"k0": {"n": 0}}),
     ):
         async with under_way(worker, publish(mode=mode, items=given)) as task:
-            await on_the_bus(rig)
-            await rig.apply()
+            await on_the_bus(refdata)
+            await refdata.apply()
             outputs = await task
         assert outputs == {"tenantId": "acme", "dictCode": "LOOSE", "version": version, "items": len(given)}
-        assert await rig.items("LOOSE") == left
+        assert await refdata.items("LOOSE") == left
 
 
 @pytest.mark.parametrize("mode", ["SNAPSHOT", "DELTA"])
 async def test_a_dictionary_is_published_once_whoever_dies(
-    rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch, mode: str
+    refdata: RefdataHarness, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """F14: in chunks, with a worker that died between them and one after, it is the same versions and no more."""
     monkeypatch.setattr(publishing, "_CHUNK", 70)  # bytes: two items
-    worker = refdata_worker(TiedDictionaries(rig.refdata))
+    worker = refdata_worker(TiedDictionaries(refdata.refdata))
     async with under_way(worker, publish(items=items(5), mode=mode)):
-        await on_the_bus(rig)
+        await on_the_bus(refdata)
     async with under_way(worker, publish(2, items=items(5), mode=mode)) as task:
 
         async def is_published() -> bool:
-            await rig.apply()
+            await refdata.apply()
             return task.done()
 
         await becomes(is_published, "all commands are applied")
         outputs = await task
     assert outputs["version"] == (1 if mode == "SNAPSHOT" else 3)
     assert await done(worker, publish(3, items=items(5), mode=mode)) == outputs
-    assert await rig.items("LOOSE") == {one["key"]: one["payload"] for one in items(5)}
-    assert len((await rig.refdata.history(LOOSE, before=99, limit=9)).items) == outputs["version"]
-    assert await rig.bus.backlog(rig.topic) == 0
+    assert await refdata.items("LOOSE") == {one["key"]: one["payload"] for one in items(5)}
+    assert len((await refdata.refdata.history(LOOSE, before=99, limit=9)).items) == outputs["version"]
+    assert await refdata.bus.backlog(refdata.topic) == 0
 
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n\n"])
 @pytest.mark.parametrize("is_list", [True, False])
-async def test_a_dictionary_is_published_from_an_artifact(rig: RefdataHarness, is_list: bool, end: str) -> None:
+async def test_a_dictionary_is_published_from_an_artifact(refdata: RefdataHarness, is_list: bool, end: str) -> None:
     """F14: JSON lines or a list, as a step before wrote them, to the last digit."""
     one, two = '{"key": "a", "payload": 0.10000000000000000001}', '{"payload": [1], "key": "b"}'
-    desk = MemoryStepIO(
+    step_io = MemoryStepIO(
         artifacts={("before", "rates"): (f"[{one},\n{two}]{end}" if is_list else f"{one}\n{two}{end}").encode()}
     )
-    worker = refdata_worker(TiedDictionaries(rig.refdata))
+    worker = refdata_worker(TiedDictionaries(refdata.refdata))
     given: Json = {"from": {"step": "before", "artifact": "rates"}}
-    step = publish(desk=desk, **given)
+    step = publish(step_io=step_io, **given)
     async with under_way(worker, step) as task:
-        await on_the_bus(rig)
-        await rig.apply()
+        await on_the_bus(refdata)
+        await refdata.apply()
         assert (await task)["items"] == 2
-    loaded = await rig.refdata.catalogue.get(LOOSE).provider.load_all(rig.db, LOOSE)
+    loaded = await refdata.refdata.catalogue.get(LOOSE).provider.load_all(refdata.db, LOOSE)
     assert loaded.items == {"a": "0.10000000000000000001", "b": "[1]"}
 
 
-async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it_anew(rig: RefdataHarness) -> None:
+async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it_anew(refdata: RefdataHarness) -> None:
     """F10, F14: the reason is the step's error; once it is mended, a second attempt is a command of its own."""
-    worker = refdata_worker(TiedDictionaries(rig.refdata))
+    worker = refdata_worker(TiedDictionaries(refdata.refdata))
     first = asyncio.create_task(failed(worker, publish(items=items(3))))
-    await on_the_bus(rig)
-    await rig.apply(max_items=2)
+    await on_the_bus(refdata)
+    await refdata.apply(max_items=2)
     error = await first
     assert error.error.code == "SNAPSHOT_TOO_LARGE"
     assert "3 items" in error.error.message
     async with under_way(worker, publish(2, items=items(3))) as task:
-        await on_the_bus(rig)
-        await rig.apply()
+        await on_the_bus(refdata)
+        await refdata.apply()
         assert (await task)["version"] == 1
 
 
@@ -443,16 +443,16 @@ async def test_what_refdata_refuses_fails_the_step_and_the_next_attempt_sends_it
         ({"from": {"step": "before", "artifact": "none"}}, "ARTIFACT_MISSING"),
     ],
 )
-async def test_what_cannot_be_published_is_not_sent(rig: RefdataHarness, more: Json, code: str) -> None:
+async def test_what_cannot_be_published_is_not_sent(refdata: RefdataHarness, more: Json, code: str) -> None:
     """F14: a mistake in the items or the names is final, and told before anything is sent."""
-    error = await failed(refdata_worker(TiedDictionaries(rig.refdata)), publish(**more))
+    error = await failed(refdata_worker(TiedDictionaries(refdata.refdata)), publish(**more))
     assert (error.error.code, error.retryable) == (code, False)
-    assert await rig.bus.backlog(rig.topic) == 0
+    assert await refdata.bus.backlog(refdata.topic) == 0
 
 
-async def test_a_step_that_waits_for_a_commit_can_be_stopped(rig: RefdataHarness) -> None:
+async def test_a_step_that_waits_for_a_commit_can_be_stopped(refdata: RefdataHarness) -> None:
     """F9, F14: nobody applies, and the step does not wait for ever."""
-    await is_stopped(refdata_worker(TiedDictionaries(rig.refdata)), publish(items=items(1)))
+    await is_stopped(refdata_worker(TiedDictionaries(refdata.refdata)), publish(items=items(1)))
 
 
 # tracking.wait

@@ -15,7 +15,7 @@ import pytest
 from penstock.flows.contract import Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import Conflict
-from tests.flows.stepper import LEASE, FlowsStepper, crank, mapped, report, work
+from tests.flows.stepper import LEASE, FlowsStepper, flows_stepper, mapped, report, work
 from tests.support.soak import examples
 from tests.support.waiting import becomes
 
@@ -32,7 +32,7 @@ ASTRAY = """
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with crank(database_url, tmp_path, size=24) as one:
+    async with flows_stepper(database_url, tmp_path, size=24) as one:
         yield one
 
 
@@ -95,7 +95,7 @@ async def test_of_many_claimers_one_wins_each_step(flows: FlowsStepper) -> None:
 
 async def test_a_limit_holds_whoever_asks_at_once(database_url: str, tmp_path: Path) -> None:
     """F16: never more of a kind than there may be."""
-    async with crank(database_url, tmp_path, size=24, limits={"work": 3}) as flows:
+    async with flows_stepper(database_url, tmp_path, size=24, limits={"work": 3}) as flows:
         await flows.start({f"s{m}": work() for m in range(12)})
         for _ in range(4):
             claims = await asyncio.gather(*(flows.claim(2, f"w{n}") for n in range(20)))
@@ -240,9 +240,9 @@ async def test_everybody_at_once_leaves_every_run_as_it_should_be(flows: FlowsSt
     runs = [f"r{n}" for n in range(6)]
     for name in runs:
         await flows.start(steps, name)
-    crowd = ConcurrentActors(flows, runs, list(steps))
-    workers = [crowd.work(by) for by in ("loop", "loop", "http", "http")]
-    await asyncio.gather(*workers, crowd.interfere(), crowd.interfere(), crowd.reap())
+    actors = ConcurrentActors(flows, runs, list(steps))
+    workers = [actors.work(by) for by in ("loop", "loop", "http", "http")]
+    await asyncio.gather(*workers, actors.interfere(), actors.interfere(), actors.reap())
     await is_consistent(flows)
     await flows.lose()
     await flows.work()
@@ -383,7 +383,7 @@ async def entries_read(flows: FlowsStepper) -> int:
 
 async def test_width_costs_no_more_per_step(database_url: str, tmp_path: Path) -> None:
     """F3: neither statements nor reads of a step grow with how many there are, though plans were made for few."""
-    async with crank(database_url, tmp_path, size=1) as flows:
+    async with flows_stepper(database_url, tmp_path, size=1) as flows:
         for width in (10, 11, 12, 13, 14, 15, 16):
             await fanned_out(flows, width)
         reads = [await entries_read(flows)]
@@ -399,7 +399,7 @@ async def test_width_costs_no_more_per_step(database_url: str, tmp_path: Path) -
 @pytest.mark.timeout(600)
 async def test_ten_thousand_steps_cost_ten_times_a_thousand(database_url: str, tmp_path: Path) -> None:
     """F3: no quadratic work: ten times as wide takes nowhere near a hundred times as long."""
-    async with crank(database_url, tmp_path, size=1) as flows:
+    async with flows_stepper(database_url, tmp_path, size=1) as flows:
         await fanned_out(flows, 100)
         narrow, took = await fanned_out(flows, 1_000)
         wide, took_wide = await fanned_out(flows, examples(2_000, soak=10_000))

@@ -15,7 +15,7 @@ from penstock.flows.metrics import FlowMetrics
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.stepper import FlowsStepper, crank
+from tests.flows.stepper import FlowsStepper, flows_stepper
 from tests.support.waiting import becomes
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -24,7 +24,7 @@ CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with crank(database_url, tmp_path) as found:
+    async with flows_stepper(database_url, tmp_path) as found:
         yield found
 
 

@@ -16,7 +16,7 @@ from penstock.flows.reports import STEPS
 from penstock.flows.step import Handler, Step, StepFailed, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.stepper import LEASE, WORK, FlowsStepper, crank, report, work
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, report, work
 from tests.support.waiting import becomes
 
 AGAIN = {"maxAttempts": 2, "backoff": 0}
@@ -24,7 +24,7 @@ AGAIN = {"maxAttempts": 2, "backoff": 0}
 
 @pytest.fixture
 async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
-    async with crank(database_url, tmp_path) as one:
+    async with flows_stepper(database_url, tmp_path) as one:
         yield one
 
 
@@ -141,7 +141,7 @@ async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: FlowsSteppe
 
 async def test_the_end_of_a_limited_kind_is_anothers_turn(database_url: str, tmp_path: Path) -> None:
     """F16: it is told at once, also when nothing has its turn by it."""
-    async with crank(database_url, tmp_path, limits={WORK: 1}) as flows:
+    async with flows_stepper(database_url, tmp_path, limits={WORK: 1}) as flows:
         await flows.start({"a": work(), "b": work()})
         held = (await flows.claim())["a"]
         rung = flows.bell.next(STEPS)

@@ -12,7 +12,7 @@ from penstock.flows.model import Claimed, Report
 from penstock.flows.step import Step, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.stepper import LEASE, WORK, FlowsStepper, crank, work
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
 
 
 class SlowCounter(DirectCounter):
@@ -71,7 +71,7 @@ def workers() -> Workers:
 
 async def test_what_a_claim_brings_too_late_is_given_back(database_url: str, tmp_path: Path) -> None:
     """F11, F17: granted, but not begun: another has it at once, and it cost no attempt."""
-    async with crank(database_url, tmp_path) as flows:
+    async with flows_stepper(database_url, tmp_path) as flows:
         counter = SlowCounter(flows, "claim")
         await flows.start({"a": work(), "b": work("a")})
         async with told_to_go(flows, counter):
@@ -83,7 +83,7 @@ async def test_what_a_claim_brings_too_late_is_given_back(database_url: str, tmp
 
 async def test_what_a_report_brings_too_late_is_given_back(database_url: str, tmp_path: Path) -> None:
     """F5, F17: the report is waited for; the step that comes with its answer is another's at once."""
-    async with crank(database_url, tmp_path) as flows:
+    async with flows_stepper(database_url, tmp_path) as flows:
         counter = SlowCounter(flows, "settle")
         await flows.start({"a": work(), "b": work("a")})
         async with told_to_go(flows, counter):

@@ -39,7 +39,7 @@ workers = Workers()
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """Where a worker works, and how."""
+    """Database, folder and settings of a worker process."""
 
     url: str
     folder: Path
@@ -57,7 +57,7 @@ class WorkerSetup:
 
 
 class FlowWorkerProcess(CrashingProcess):
-    """A worker that is a process of its own."""
+    """A worker of flows in a forked process."""
 
     def __init__(self, place: WorkerSetup) -> None:
         super().__init__(_run, place)

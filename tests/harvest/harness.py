@@ -1,4 +1,4 @@
-"""Harvest under test: a feed over the local source, the role in this process, and what must be true at a run's end."""
+"""Harness of harvest: a feed over the local source, the role in this process, and checks at the end of a run."""
 
 import json
 import os
@@ -418,7 +418,7 @@ async def count_messages(database_url: str) -> None:
 
 @asynccontextmanager
 async def opened(settings: Settings, source: LocalSource) -> AsyncIterator[HarvestHarness]:
-    """A rig on *settings*, whose database counts messages."""
+    """Open a harness on *settings*, whose database counts messages."""
     async with AsyncExitStack() as stack:
         await count_messages(settings.database.url)
         platform = await stack.enter_async_context(open_platform(settings, Telemetry()))
@@ -426,11 +426,11 @@ async def opened(settings: Settings, source: LocalSource) -> AsyncIterator[Harve
 
 
 @asynccontextmanager
-async def rigged(
+async def harvest_harness(
     database_url: str, folder: Path, options: LocalOptions | None = None, *, kafka: Kafka | None = None, **told: Any
 ) -> AsyncIterator[HarvestHarness]:
-    """A rig over a source of its own, of 300 records unless *options* say otherwise."""
+    """Open a harness over its own source of 300 records, or as *options* say."""
     async with local_source(options or LocalOptions(records=300)) as source:
         settings = harvest_settings(database_url, source.url, folder, kafka=kafka, **told)
-        async with opened(settings, source) as rig:
-            yield rig
+        async with opened(settings, source) as harness:
+            yield harness

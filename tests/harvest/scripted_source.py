@@ -22,7 +22,7 @@ from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.outcome import Outcome
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
-from tests.harvest.stepper import FEED, HarvestStepper, crank, feed
+from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper
 from tests.support.types import Json
 
 OLD = "2020-01-01T00:00:00+00:00"
@@ -137,9 +137,11 @@ def know(one: HarvestStepper, feeds: Feeds) -> None:
 
 
 @asynccontextmanager
-async def scripted(url: str, folder: Path, *sources: ScriptedSource, **changes: Any) -> AsyncIterator[HarvestStepper]:
+async def scripted_harvest(
+    url: str, folder: Path, *sources: ScriptedSource, **changes: Any
+) -> AsyncIterator[HarvestStepper]:
     """A harvest turned by hand over one source, or some; the feed of the first is `FEED`."""
-    async with crank(url, folder, records=1) as one:
+    async with harvest_stepper(url, folder, records=1) as one:
         names = [FEED, *(f"{FEED}-{number}" for number in range(2, len(sources) + 1))]
         use(one, dict(zip(names, sources, strict=True)), **changes)
         yield one

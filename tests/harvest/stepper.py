@@ -1,4 +1,4 @@
-"""A harvest turned by hand: one message at a time, so that a test sees every state there is."""
+"""Advance a harvest one message at a time, so that a test sees every state."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -118,7 +118,7 @@ class HarvestStepper:
 
 
 @asynccontextmanager
-async def crank(
+async def harvest_stepper(
     url: str, folder: Path, *, records: int = 200, options: LocalOptions | None = None, **changes: Any
 ) -> AsyncIterator[HarvestStepper]:
     """A harvest over a local source of *records*, on the database at *url*; *changes* are of the feed."""

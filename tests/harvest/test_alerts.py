@@ -29,7 +29,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.text import storable
-from tests.harvest.stepper import FEED, crank
+from tests.harvest.stepper import FEED, harvest_stepper
 
 SECRET = "hunter2-and-more"
 LONG = timedelta(days=1)
@@ -176,7 +176,7 @@ async def test_a_skipped_consolidation_is_told_by_all_channels(
     database_url: str, tmp_path: Path, sink: MailServer, hook: WebhookRecorder, logs: Logs
 ) -> None:
     """H12, H5: log, mail and webhook say the same of the same run; none is told twice."""
-    async with crank(database_url, tmp_path, records=40) as turned:
+    async with harvest_stepper(database_url, tmp_path, records=40) as turned:
         run_id = str(await turned.planned())
         turned.source.set_faults(Faults(rate_500=1.0))
         await turned.drain(contract.WORK_ITEMS)
@@ -210,12 +210,12 @@ async def test_a_source_that_refuses_is_told(
 ) -> None:
     """H12, H14: 401 fails the plan at once, and the alert does not tell the password."""
     options = LocalOptions(records=10, password="another")
-    async with crank(database_url, tmp_path, options=options) as turned:
+    async with harvest_stepper(database_url, tmp_path, options=options) as turned:
         nivoda = {"kind": "nivoda", "url": f"{turned.source.url}/graphql", "username": "demo@example.com"}
         secret = tmp_path / "secret"
         secret.write_text(f"{SECRET}\n")
         source = {**nivoda, "password": f"file:{secret}"}
-        async with crank(database_url, tmp_path, records=0, source=source) as refused:
+        async with harvest_stepper(database_url, tmp_path, records=0, source=source) as refused:
             run_id = await refused.planned()
             await Teller(refused.db, section(None, hook)).tell()
             plan = await refused.db.fetchrow("SELECT state, error FROM harvest_plan WHERE run_id = $1", run_id)

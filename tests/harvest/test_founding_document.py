@@ -12,7 +12,7 @@ from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import PARTITION, PLAN, RUN
 from penstock.kernel import sql
 from penstock.kernel.db import Database
-from tests.harvest.stepper import HarvestStepper, crank
+from tests.harvest.stepper import HarvestStepper, harvest_stepper
 
 QUERIES = sql.parse((Path(__file__).parent / "document.sql").read_text(), {})
 DOWN = Faults(rate_500=1.0)
@@ -20,7 +20,7 @@ DOWN = Faults(rate_500=1.0)
 
 @pytest.fixture
 async def stones(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
-    async with crank(database_url, tmp_path) as found:
+    async with harvest_stepper(database_url, tmp_path) as found:
         yield found
 
 

@@ -21,7 +21,7 @@ from tests.harvest.scripted_source import (
     end_pauses,
     make_turn,
     partitions,
-    scripted,
+    scripted_harvest,
     stones,
 )
 from tests.harvest.stepper import FEED
@@ -34,7 +34,7 @@ async def test_a_source_that_gives_less_than_it_counts_is_not_believed(
     """H16, H10: it is asked again in every pass there is; then the run fails, deletes nothing and moves nothing."""
     source = ScriptedSource(stones(200))
     limits = {"passes": 3, "max_delete_ratio": 1}
-    async with scripted(database_url, tmp_path, source, limits=limits) as one:
+    async with scripted_harvest(database_url, tmp_path, source, limits=limits) as one:
         first = await completed(one)
         source.gives_upto, source.pages = upto, []
         run_id = await one.planned(full=True)
@@ -56,7 +56,7 @@ async def test_an_empty_page_by_mistake_is_not_the_end(database_url: str, tmp_pa
         source.gives_upto = 0 if len(source.pages) == 2 else None
 
     source.before_page = forget_once
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         run = await completed(one)
         parts = await partitions(one, run["run_id"])
         assert sorted(part["scan"] for part in parts.values()) == [1, 1, 1, 1, 2]
@@ -67,7 +67,7 @@ async def test_an_empty_page_by_mistake_is_not_the_end(database_url: str, tmp_pa
 async def test_a_record_that_cannot_be_kept_any_more_is_not_gone(database_url: str, tmp_path: Path, note: str) -> None:
     """H10: it is set aside, but it was seen; what is gone is deleted all the same."""
     source = ScriptedSource(stones(200))
-    async with scripted(database_url, tmp_path, source, limits={"record_bytes": 2_000}) as one:
+    async with scripted_harvest(database_url, tmp_path, source, limits={"record_bytes": 2_000}) as one:
         await completed(one)
         source.rows["k00007"]["note"] = note
         del source.rows["k00150"]
@@ -79,7 +79,7 @@ async def test_a_record_that_cannot_be_kept_any_more_is_not_gone(database_url: s
 async def test_a_record_without_a_key_may_be_any_that_is_missing(database_url: str, tmp_path: Path) -> None:
     """H10: as long as one was set aside nothing is called gone, and somebody is told."""
     source = ScriptedSource(stones(200))
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         await completed(one)
         source.rows["k00007"]["id"] = None
         del source.rows["k00150"]
@@ -94,7 +94,7 @@ async def test_a_record_without_a_key_may_be_any_that_is_missing(database_url: s
 async def test_a_source_without_an_end_fails_the_partition(database_url: str, tmp_path: Path) -> None:
     """H4: one that does not heed the offset is not asked for ever."""
     source = ScriptedSource(stones(400), heeds_offset=False)
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART, page_size=400) as one:
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART, page_size=400) as one:
         run_id = await one.planned()
         await drained(one, WORK_ITEMS, within=10)
         [part] = (await partitions(one, run_id)).values()
@@ -105,7 +105,7 @@ async def test_a_source_without_an_end_fails_the_partition(database_url: str, tm
 async def test_a_sweep_without_an_end_deletes_nothing(database_url: str, tmp_path: Path) -> None:
     """H10: what changed meanwhile is not looked for without an end; the run completes, and somebody is told."""
     source = ScriptedSource(stones(400))
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART, page_size=400) as one:
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART, page_size=400) as one:
         await completed(one)
         known = set(source.rows)
         del source.rows["k00150"]
@@ -133,7 +133,7 @@ async def test_an_end_that_cannot_be_counted_is_fetched_again(
     async def fail(range_: Range, window: Window) -> None:
         raise failure("SOURCE_DOWN", "it does not count")
 
-    async with scripted(database_url, tmp_path, source, **changes) as one:
+    async with scripted_harvest(database_url, tmp_path, source, **changes) as one:
         run_id = await one.planned()
         source.before_count, before = fail, source.before_count
         outcomes = await drained(one, WORK_ITEMS)
@@ -158,7 +158,7 @@ async def test_a_pause_without_end_is_told_once(database_url: str, tmp_path: Pat
         raise SourcePaused("SOURCE_THROTTLED", "429", after=timedelta(minutes=10))
 
     source.before_page = pause
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART) as one:
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART) as one:
         run_id = await one.planned()
         for _ in range(6):  # more often than a message is delivered
             assert await drained(one, WORK_ITEMS, within=2) == [Done()]
@@ -183,7 +183,7 @@ async def test_a_pause_without_end_is_told_once(database_url: str, tmp_path: Pat
 async def test_a_removal_and_an_insertion_that_balance_are_noticed(database_url: str, tmp_path: Path) -> None:
     """H16: also where the source's clock is behind: within the overlap, the change is seen and a second pass made."""
     source = ScriptedSource(stones(200))
-    async with scripted(database_url, tmp_path, source, overlap=60, pages_per_turn=1) as one:
+    async with scripted_harvest(database_url, tmp_path, source, overlap=60, pages_per_turn=1) as one:
         await completed(one)
         run_id = await one.planned(full=True)
         part = (await partitions(one, run_id))["partition-0"]
@@ -201,7 +201,7 @@ async def test_a_removal_and_an_insertion_that_balance_are_noticed(database_url:
 async def test_without_windows_two_runs_have_to_miss_a_record(database_url: str, tmp_path: Path) -> None:
     """H10: one that moves from where was not read to where was read is not gone; what two runs did not see is."""
     source = ScriptedSource(stones(200), has_windows=False)
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         await completed(one)
         run_id = await one.planned(full=True)
         while not (await partitions(one, run_id))["partition-0"]["completed"]:
@@ -228,7 +228,7 @@ async def test_what_cannot_be_cut_is_one_part(
             row["price"] = None
         elif is_one_value:
             row["price"] = 700
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         run = await completed(one)
         [part] = (await partitions(one, run["run_id"])).values()
         assert (part["kind"], part["counted"], part["seen"]) == ("all", count, count)
@@ -248,7 +248,7 @@ async def test_a_cursor_that_ran_out_begins_a_new_pass(database_url: str, tmp_pa
 
     source.before_page = expire
     changes: dict[str, Any] = {"partitions": ONE_PART, "pages_per_turn": 1, "limits": {"passes": 3}}
-    async with scripted(database_url, tmp_path, source, **changes) as one:
+    async with scripted_harvest(database_url, tmp_path, source, **changes) as one:
         run_id = await one.planned()
         await drained(one, WORK_ITEMS, within=20)
         [part] = (await partitions(one, run_id)).values()
@@ -269,7 +269,7 @@ async def test_a_plan_fails_for_what_nobody_thought_of(
         return 2**40
 
     monkeypatch.setattr(ScriptedSource, "count", absurd)
-    async with scripted(database_url, tmp_path, ScriptedSource(stones(60)), partitions={"count": 1}) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(60)), partitions={"count": 1}) as one:
         await one.harvest.start(FEED, "test")
         outcomes = await drained(one, PLANS, within=10)
         assert [type(outcome) for outcome in outcomes] == [Retry, Retry, Retry, Failed]
@@ -291,7 +291,7 @@ async def test_a_plan_waits_as_its_source_says(
         raise kind("SOURCE_BROKEN_OFF", "not now", after=timedelta(seconds=seconds))
 
     source.before_count = fail
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         await one.harvest.start(FEED, "test")
         expected = Retry("SOURCE_BROKEN_OFF: not now", after=timedelta(seconds=waits), counts=counts)
         assert await one.deliver(PLANS) == [expected]

@@ -22,7 +22,7 @@ from penstock.harvest.ending import consolidation, work_item
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import RUN
 from penstock.kernel.errors import Conflict, NotFound
-from tests.harvest.stepper import FEED, HarvestStepper, crank
+from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 from tests.services.postgres import fresh_database
 from tests.support.soak import examples
 
@@ -49,7 +49,7 @@ class HarvestLifecycle(RuleBasedStateMachine):
 
     async def _opened(self) -> HarvestStepper:
         url = await self.stack.enter_async_context(fresh_database(self.url))
-        return await self.stack.enter_async_context(crank(url, Path(self.folder.name), records=RECORDS))
+        return await self.stack.enter_async_context(harvest_stepper(url, Path(self.folder.name), records=RECORDS))
 
     def run(self, work: Awaitable[T]) -> T:
         return self.loop.run_until_complete(work)

@@ -27,7 +27,7 @@ from penstock.kernel.db import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.outcome import Done, Retry
 from penstock.working import working
-from tests.harvest.harness import rigged
+from tests.harvest.harness import harvest_harness
 from tests.harvest.scripted_source import (
     ONE_PART,
     ScriptedSource,
@@ -37,7 +37,7 @@ from tests.harvest.scripted_source import (
     half_without_shape,
     know,
     partitions,
-    scripted,
+    scripted_harvest,
     stones,
     use,
     work_on_what_is_due,
@@ -50,7 +50,7 @@ DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 async def test_rejected_records_are_not_forgotten_by_the_next_run(database_url: str, tmp_path: Path) -> None:
     """H11: a run that failed for them leaves them to the next; that fails as well, until they can be mapped."""
     source = half_without_shape()
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         for _ in range(2):
             run_id = await one.planned()
             await one.finish()
@@ -72,7 +72,7 @@ async def test_a_pause_of_one_feed_holds_up_no_other(database_url: str, tmp_path
             raise SourcePaused("SOURCE_THROTTLED", "429", after=timedelta(minutes=10))
 
     changes: dict[str, Any] = {"partitions": ONE_PART, "pages_per_turn": 1}
-    async with scripted(database_url, tmp_path, paused, other, **changes) as one:
+    async with scripted_harvest(database_url, tmp_path, paused, other, **changes) as one:
         one.bus._partitions = 1
         paused.before_page, before = pause, paused.before_page
         waiting, going = [await one.harvest.start(name, "test") for name in (FEED, f"{FEED}-2")]
@@ -145,7 +145,7 @@ async def working_of(
         return working(*args, count=count, **kept)
 
     monkeypatch.setattr(harvesting, "working", noted)
-    async with rigged(database_url, folder, **told) as rig, rig.working():
+    async with harvest_harness(database_url, folder, **told) as harness, harness.working():
         return found
 
 
@@ -174,7 +174,7 @@ async def test_batches_of_many_feeds_do_not_wait_for_each_other(
     monkeypatch.setattr(_Batches, "_upsert", upsert_together)
     sources = [ScriptedSource(stones(60)) for _ in range(at_once)]
     changes = {"partitions": ONE_PART, "consolidation": {"mode": "batches", "upsert_size": 10}}
-    async with scripted(database_url, tmp_path, *sources, **changes) as one:
+    async with scripted_harvest(database_url, tmp_path, *sources, **changes) as one:
         runs = [await one.harvest.start(name, "test") for name in one.section.feeds]
         for topic in (PLANS, WORK_ITEMS):
             await one.drain(topic)
@@ -187,7 +187,7 @@ async def test_batches_of_many_feeds_do_not_wait_for_each_other(
 async def test_a_process_that_does_not_know_a_feed_leaves_it_to_others(database_url: str, tmp_path: Path) -> None:
     """H6: while a configuration is rolled out; neither plan nor partition nor consolidation fails for it."""
     source = ScriptedSource(stones(60))
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART) as one:
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART) as one:
         knowing, run_id = one.fetcher._feeds, await one.harvest.start(FEED, "test")
         know(one, Feeds({}))
         await is_left(one, PLANS)
@@ -229,7 +229,7 @@ async def test_what_was_forced_once_is_not_forced_again(
     async def crash(*_args: Any, **_told: Any) -> bool:
         raise RuntimeError("a consolidation that comes to nothing")
 
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         run_id = await one.planned()
         before = source.before_page
         if fails_first == "partition":
@@ -251,7 +251,7 @@ async def test_what_was_forced_once_is_not_forced_again(
 
 async def test_the_schedule_has_a_full_run_now_and_then(database_url: str, tmp_path: Path) -> None:
     """H2, H10: the first, those after `full_every`, and the one after completed full runs were forgotten."""
-    async with scripted(database_url, tmp_path, ScriptedSource(stones(60)), partitions=ONE_PART) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(60)), partitions=ONE_PART) as one:
 
         async def scheduled() -> str:
             run_id = await one.harvest.start_due(FEED, timedelta(0), DAY)
@@ -284,7 +284,7 @@ async def test_a_broker_that_is_away_fails_nobody(
 
     monkeypatch.setattr(PostgresBus, "relay", away)
     source.before_page, before = refuse, source.before_page
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART) as one:
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART) as one:
         run_id = await one.planned()
         await one.drain(WORK_ITEMS)
         assert await one.harvest.retry(run_id, "test") == ["partition-0"]

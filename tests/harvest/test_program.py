@@ -21,7 +21,7 @@ from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import Database
 from penstock.kernel.outcome import Done
 from penstock.settings import Settings
-from tests.harvest.stepper import FEED, HarvestStepper, crank, feed
+from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper
 from tests.harvest.test_cli import COMMAND, LocalSourceProcess
 from tests.harvest.test_config import EXAMPLE
 from tests.support.processes import Up, Work, penstock
@@ -149,7 +149,7 @@ async def test_two_processes_share_a_run(source: LocalSourceProcess, database_ur
 
 @pytest.fixture
 async def stones(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
-    async with crank(database_url, tmp_path, records=60) as found:
+    async with harvest_stepper(database_url, tmp_path, records=60) as found:
         yield found
 
 

@@ -24,8 +24,16 @@ from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.outcome import Retry
 from penstock.kernel.storage.folder import FolderStorage
-from tests.harvest.harness import rigged
-from tests.harvest.scripted_source import ONE_PART, ScriptedSource, completed, make_turn, partitions, scripted, stones
+from tests.harvest.harness import harvest_harness
+from tests.harvest.scripted_source import (
+    ONE_PART,
+    ScriptedSource,
+    completed,
+    make_turn,
+    partitions,
+    scripted_harvest,
+    stones,
+)
 from tests.harvest.stepper import FEED, HarvestStepper, feed
 from tests.support.waiting import becomes
 
@@ -57,7 +65,7 @@ async def test_a_frozen_sweep_does_not_take_records_from_a_later_run(database_ur
             frozen.set()
             await thawed.wait()
 
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         old = await one.planned()
         source.rows["k00005"] |= {"price": 51, "updatedAt": one.db.clock.now().isoformat()}
         await one.drain(WORK_ITEMS)
@@ -81,7 +89,7 @@ async def test_a_frozen_sweep_does_not_take_records_from_a_later_run(database_ur
 async def test_a_change_of_recipe_sets_no_pending_version_back(database_url: str, tmp_path: Path) -> None:
     """H7: a record that is kept while all are made pending stays pending as it is kept."""
     source = ScriptedSource(stones(60))
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART) as one:
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART) as one:
         first = await completed(one)
         run = await run_of(one, first["run_id"])
         changed = {**source.rows["k00001"], "price": 99, "updatedAt": one.db.clock.now().isoformat()}
@@ -125,7 +133,7 @@ async def versions(one: HarvestStepper) -> set[int]:
 async def test_who_has_an_old_recipe_stops(database_url: str, tmp_path: Path, mode: str) -> None:
     """H7: it writes nothing, and counts as no failure; the records are made by the recipe the feed has."""
     old, new = marked_up(20, mode), marked_up(50, mode)
-    async with scripted(database_url, tmp_path, ScriptedSource(stones(200))) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200))) as one:
         await completed(one)
         before = await versions(one)
         old_version, new_version = await use_section(one.db, old), await use_section(one.db, new)
@@ -145,7 +153,7 @@ async def test_who_has_an_old_recipe_stops(database_url: str, tmp_path: Path, mo
 async def test_a_recipe_changes_between_two_sets(database_url: str, tmp_path: Path, mode: str) -> None:
     """H7: never in the middle of one; all that was made the old way is made again."""
     old, new = marked_up(20, mode), marked_up(50, mode)
-    async with scripted(database_url, tmp_path, ScriptedSource(stones(200))) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200))) as one:
         await completed(one)
         old_version = await use_section(one.db, old)
         rollouts: list[asyncio.Task[int]] = []
@@ -166,8 +174,8 @@ async def test_a_recipe_changes_between_two_sets(database_url: str, tmp_path: Pa
 
 async def test_who_freezes_in_a_transaction_loses_it(database_url: str, tmp_path: Path) -> None:
     """H4: after its lease; else a partition it holds could neither go on nor be cancelled."""
-    async with rigged(database_url, tmp_path, harvest={"lease": 7}) as rig:
-        assert await rig.db.fetchval("SHOW idle_in_transaction_session_timeout") == "7s"
+    async with harvest_harness(database_url, tmp_path, harvest={"lease": 7}) as harness:
+        assert await harness.db.fetchval("SHOW idle_in_transaction_session_timeout") == "7s"
 
 
 class Late(FolderStorage):
@@ -207,7 +215,7 @@ async def test_a_copy_that_is_ahead_is_taken_back(
         await save(*args)
         raise RuntimeError("the database went away before the commit")
 
-    async with scripted(database_url, tmp_path, ScriptedSource(stones(60)), partitions=ONE_PART) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(60)), partitions=ONE_PART) as one:
         if is_known:
             await completed(one)
             before = (await one.storage.get(watermark.path(FEED))).data
@@ -225,7 +233,7 @@ async def test_a_copy_that_is_ahead_is_taken_back(
 async def test_a_sweep_is_seen_to_go_on_and_can_be_stopped(database_url: str, tmp_path: Path) -> None:
     """H10: however long it takes, nobody takes it for dead; who stops it waits for a page, not for all of them."""
     source, touched = ScriptedSource(stones(100)), []
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART, page_size=5) as one:
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART, page_size=5) as one:
         run_id = await one.planned()
         await one.drain(WORK_ITEMS)
         for row in source.rows.values():
@@ -257,7 +265,7 @@ async def test_many_who_look_make_one_rescue(
         await again(self, *args)
 
     monkeypatch.setattr(Rescuer, "_again", together)
-    async with scripted(database_url, tmp_path, ScriptedSource(stones(200))) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200))) as one:
         run_id = await one.planned()
         await one.db.execute("DELETE FROM bus_message")
         await one.db.execute("UPDATE partition_progress SET updated_at = now() - interval '1 hour'")
@@ -272,7 +280,7 @@ async def test_a_partition_that_moved_on_is_not_given_up(
 ) -> None:
     """H4: a turn that came after all, between the look and the end of patience, counts."""
     fail = Fetcher.fail
-    async with scripted(database_url, tmp_path, ScriptedSource(stones(200)), pages_per_turn=1) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200)), pages_per_turn=1) as one:
         run_id = await one.planned()
 
         async def move_on_first(self: Fetcher, run_id: UUID, name: str, *args: Any, **told: Any) -> None:

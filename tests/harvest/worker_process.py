@@ -1,4 +1,4 @@
-"""The role of harvest in a process of its own, which dies at a step of its work, or when a test kills it.
+"""The harvest role in a forked process that dies at a chosen step, or when a test kills it.
 
 A step is a statement, a request to the source or a call of the storage, made for one kind of work; a worker dies just
 before it. The product knows nothing of steps: they are put around what it calls from here.

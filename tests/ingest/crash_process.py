@@ -1,4 +1,4 @@
-"""Runs in processes of their own, which a test kills: at a step, at a call of the disk, or at any moment."""
+"""Ingest runs in forked processes that die at a step or at the nth disk call, or are killed by the test."""
 
 import ctypes
 import os

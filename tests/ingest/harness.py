@@ -1,4 +1,4 @@
-"""A root of suppliers on this machine, and short words for what tests do with it."""
+"""Harness of ingest: a root folder of suppliers, with short methods for what tests do."""
 
 import csv
 import io

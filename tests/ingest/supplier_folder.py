@@ -1,4 +1,4 @@
-"""A folder with one supplier, the files it sends, and what has to hold there whatever happened."""
+"""A folder with one supplier, the files it sends, and the invariants that must hold after any crash."""
 
 import os
 import shutil

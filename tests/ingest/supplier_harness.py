@@ -1,4 +1,4 @@
-"""A tree of suppliers in a folder, as tests need it."""
+"""Harness of one supplier in a folder: inbox, configuration and runs."""
 
 import os
 from collections.abc import Mapping

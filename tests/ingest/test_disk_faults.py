@@ -34,7 +34,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(folder: Path) -> SupplierFolder:
+def supplier(folder: Path) -> SupplierFolder:
     return SupplierFolder(folder)
 
 
@@ -106,25 +106,25 @@ class _Half:
         return written
 
 
-def how_it_ended(place: SupplierFolder, full: FullDisk) -> str | None:
+def how_it_ended(supplier: SupplierFolder, full: FullDisk) -> str | None:
     """The code of a run on a disk that gets full, and the hint if it is not of the file; None when it passed."""
     try:
         with full.fitted():
-            outcome = place.run()
+            outcome = supplier.run()
     except Transient as error:
         return f"{error.code}: {error.hint}"
     assert outcome.manifest is not None
     return outcome.manifest.failure.code.value if outcome.manifest.failure else None
 
 
-def drop_some(place: SupplierFolder) -> None:
-    place.drop("new.csv", csv(NEW), at=9)
-    place.drop("again.csv", csv(FIRST), at=8)
-    place.drop("older.csv", csv({"A": 7}), at=7)
+def drop_some(supplier: SupplierFolder) -> None:
+    supplier.drop("new.csv", csv(NEW), at=9)
+    supplier.drop("again.csv", csv(FIRST), at=8)
+    supplier.drop("older.csv", csv({"A": 7}), at=7)
 
 
-def drop_bad(place: SupplierFolder) -> None:
-    place.drop("bad.csv", BAD, at=9)
+def drop_bad(supplier: SupplierFolder) -> None:
+    supplier.drop("bad.csv", BAD, at=9)
 
 
 @pytest.mark.parametrize("is_lasting", [False, True], ids=["for a moment", "for good"])
@@ -140,20 +140,20 @@ def test_the_disk_may_be_full_at_every_write(
     drops(before)
     expected = NEW if code is None else FIRST
     for number in itertools.count(1):
-        place = before.copy(folder / str(number))
+        supplier = before.copy(folder / str(number))
         full = FullDisk(number, is_lasting=is_lasting)
-        said = how_it_ended(place, full)
+        said = how_it_ended(supplier, full)
         try:
             # What is only convenient may fail and be done otherwise.
             assert said in ("STORAGE_DOWN: free space on the disk, then run again", code and code.value)
-            place.check_nothing_is_half()
-            place.check_nothing_is_lost()
-            assert place.facts() in (FIRST, expected)
-            place.run()
-            assert place.facts() == expected
-            place.check_all_is_well()
-            assert place.everywhere()["inbox"] == Counter()
-            assert place.run().nothing == "the inbox is empty"
+            supplier.check_nothing_is_half()
+            supplier.check_nothing_is_lost()
+            assert supplier.facts() in (FIRST, expected)
+            supplier.run()
+            assert supplier.facts() == expected
+            supplier.check_all_is_well()
+            assert supplier.everywhere()["inbox"] == Counter()
+            assert supplier.run().nothing == "the inbox is empty"
         except AssertionError as error:
             error.add_note(f"the disk was full at change {number}")
             raise
@@ -190,56 +190,56 @@ def filled(disk_folder: Path, but: int) -> Path:
 @pytest.mark.parametrize("room", [0, 4096, 20_000, 60_000, 120_000, 200_000, 300_000])
 def test_a_full_disk(small_disk: Path, room: int) -> None:
     """I16: on a disk that is really full, be it in the copy, the facts, the index or the state, the old state stays."""
-    place = SupplierFolder(small_disk)
-    place.drop("first.csv", csv(FIRST))
-    place.run()
+    supplier = SupplierFolder(small_disk)
+    supplier.drop("first.csv", csv(FIRST))
+    supplier.run()
     many = {f"S{number}": number for number in range(6_000)}
-    place.drop("many.csv", csv(many), at=9)
+    supplier.drop("many.csv", csv(many), at=9)
     ballast = filled(small_disk, room)
     with pytest.raises(Transient) as down:
-        place.run()
+        supplier.run()
     assert (down.value.code, down.value.hint) == ("STORAGE_DOWN", "free space on the disk, then run again")
-    assert place.facts() == FIRST
-    place.check_nothing_is_half()
-    place.check_nothing_is_lost()
+    assert supplier.facts() == FIRST
+    supplier.check_nothing_is_half()
+    supplier.check_nothing_is_lost()
     ballast.unlink()
-    big_enough = place.copy(small_disk.parent / "larger")
+    big_enough = supplier.copy(small_disk.parent / "larger")
     assert big_enough.run().is_pass
     assert big_enough.facts() == many
     big_enough.check_all_is_well()
 
 
-def penstock(place: SupplierFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
+def penstock(supplier: SupplierFolder, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The program, as an operator starts it."""
-    command = [sys.executable, "-m", "penstock.cli.main", "ingest", *arguments, "--root", str(place.root), "--json"]
+    command = [sys.executable, "-m", "penstock.cli.main", "ingest", *arguments, "--root", str(supplier.root), "--json"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_program_says_that_the_disk_is_full(small_disk: Path) -> None:
     """I16: exit code 7, and what to do; 0 once there is room."""
-    place = SupplierFolder(small_disk)
-    place.drop("new.csv", csv(NEW))
+    supplier = SupplierFolder(small_disk)
+    supplier.drop("new.csv", csv(NEW))
     ballast = filled(small_disk, 0)
-    ended = penstock(place, "run", SUPPLIER)
+    ended = penstock(supplier, "run", SUPPLIER)
     assert ended.returncode == 7, ended.stderr
     assert "STORAGE_DOWN" in ended.stderr
     assert "free space" in ended.stderr
     ballast.unlink()
-    assert penstock(place, "run", SUPPLIER).returncode == 0
-    assert place.facts() == NEW
+    assert penstock(supplier, "run", SUPPLIER).returncode == 0
+    assert supplier.facts() == NEW
 
 
 # Permissions.
 
 
 @pytest.fixture
-def owned(place: SupplierFolder) -> SupplierFolder:
+def owned(supplier: SupplierFolder) -> SupplierFolder:
     """A place with a state, where only the modes of the files tell who may do what."""
     if sys.platform != "linux" and os.getuid() == 0:
         require("capabilities", "root may do everything here")
-    place.drop("first.csv", csv(FIRST))
-    place.run()
-    return place
+    supplier.drop("first.csv", csv(FIRST))
+    supplier.run()
+    return supplier
 
 
 def test_nobody_has_to_be_root(owned: SupplierFolder) -> None:

@@ -189,9 +189,9 @@ class IngestModel:
         """I22."""
         return sent == self.current or (self.dedup == "accepted" and sent.sha256 in self.accepted)
 
-    def _move(self, file: File, place: str) -> None:
+    def _move(self, file: File, supplier: str) -> None:
         del self.inbox[file.name]
-        self.places[place][file.sent.sha256] += 1
+        self.places[supplier][file.sent.sha256] += 1
 
     def sweep(self, age: timedelta) -> None:
         """I12: all files are as old as the clock was put on."""
@@ -212,7 +212,7 @@ class IngestLifecycle(RuleBasedStateMachine):
         self.stack = ExitStack()
         self.clock = ManualClock(datetime.now(UTC))
         self.age = timedelta(0)
-        self.place = SupplierFolder(self.stack.enter_context(quick_folder()), self.clock)
+        self.supplier = SupplierFolder(self.stack.enter_context(quick_folder()), self.clock)
         self.model = IngestModel()
         self.looks: list[int] = []
         self.sent: list[SentFile] = []
@@ -222,7 +222,7 @@ class IngestLifecycle(RuleBasedStateMachine):
     def drop(self, sent: SentFile, modified: int, letter: str = "m") -> None:
         self.names += 1
         name = f"{letter}{self.names}.csv"
-        self.place.drop(name, sent.content, at=modified)
+        self.supplier.drop(name, sent.content, at=modified)
         self.model.inbox[name] = File(name, sent, modified)
         self.sent.append(sent)
 
@@ -261,12 +261,12 @@ class IngestLifecycle(RuleBasedStateMachine):
     @rule(dedup=DEDUPS)
     def configure(self, dedup: str) -> None:
         self.model.dedup, self.model.has_config = dedup, True
-        self.place.configure(dedup=dedup)
+        self.supplier.configure(dedup=dedup)
 
     @rule(dies=st.booleans(), step=STEPS)
     def run_without_a_configuration(self, dies: bool, step: Step) -> None:
         self.model.has_config = False
-        (self.place.root / layout.config(SUPPLIER)).unlink()
+        (self.supplier.root / layout.config(SUPPLIER)).unlink()
         self.run_and_die(step) if dies else self.run()
         self.configure(self.model.dedup)
 
@@ -289,7 +289,7 @@ class IngestLifecycle(RuleBasedStateMachine):
     @rule()
     def run(self) -> None:
         before = self.model.fence
-        outcome = self.place.run()
+        outcome = self.supplier.run()
         self.model.run(None)
         has_published = outcome.manifest is not None and outcome.is_pass
         # What a killed run published before is counted by then.
@@ -298,8 +298,8 @@ class IngestLifecycle(RuleBasedStateMachine):
 
     @rule(step=STEPS)
     def run_and_die(self, step: Step) -> None:
-        tree = CrashingTree(self.place.root, self.looks)
-        self.place.tree = tree
+        tree = CrashingTree(self.supplier.root, self.looks)
+        self.supplier.tree = tree
 
         def on_step(now: Step) -> None:
             if now is step:
@@ -307,7 +307,7 @@ class IngestLifecycle(RuleBasedStateMachine):
                 raise Killed
 
         try:
-            self.place.run(on_step)
+            self.supplier.run(on_step)
         except Killed:
             self.model.run(step)
         else:
@@ -319,50 +319,50 @@ class IngestLifecycle(RuleBasedStateMachine):
     def sweep(self, forward: timedelta) -> None:
         self.clock.advance(forward)
         self.age += forward
-        self.place.sweep()
+        self.supplier.sweep()
         self.model.sweep(self.age)
 
     @rule()
     def restart(self) -> None:
-        self.place.tree = CrashingTree(self.place.root, self.looks)
+        self.supplier.tree = CrashingTree(self.supplier.root, self.looks)
 
     def check_what_is_remembered(self) -> None:
         """I13."""
-        known, expected = self.place.ledger(), self.model.memory
+        known, expected = self.supplier.ledger(), self.model.memory
         assert (known.fails, known.equal_shas) == (expected.fails, expected.equal_shas)
         assert (known.running is None) == (expected.running is None)
-        standing = self.place.standing()
+        standing = self.supplier.standing()
         assert sorted(standing.inbox) == sorted(self.model.inbox)
         assert standing.age_seconds is None or standing.age_seconds >= 0
 
     @invariant()
     def the_state_is_the_models(self) -> None:
-        if not hasattr(self, "place"):
+        if not hasattr(self, "supplier"):
             return
         current = self.model.current
-        assert self.place.facts() == (current.facts if current else None)
-        pointer = self.place.pointer()
+        assert self.supplier.facts() == (current.facts if current else None)
+        pointer = self.supplier.pointer()
         assert (pointer.fence if pointer else 0) == self.model.fence
-        self.place.check_nothing_is_half()
+        self.supplier.check_nothing_is_half()
 
     @invariant()
     def every_file_is_where_it_belongs(self) -> None:
-        if not hasattr(self, "place"):
+        if not hasattr(self, "supplier"):
             return
-        assert self.place.everywhere() == self.model.everywhere()
-        marks = self.place.tree.files(f"{layout.ACCEPTED}/{SUPPLIER}")
+        assert self.supplier.everywhere() == self.model.everywhere()
+        marks = self.supplier.tree.files(f"{layout.ACCEPTED}/{SUPPLIER}")
         assert {Path(one.path).stem for one in marks} == self.model.accepted
 
     def teardown(self) -> None:
-        if not hasattr(self, "place"):
+        if not hasattr(self, "supplier"):
             return
         with self.stack:
             self.configure("accepted")
             while self.model.inbox or self.model.memory.running is not None:
                 self.run()
             self.every_file_is_where_it_belongs()
-            self.place.sent = sum(self.model.everywhere().values(), Counter())
-            self.place.check_all_is_well()
+            self.supplier.sent = sum(self.model.everywhere().values(), Counter())
+            self.supplier.check_all_is_well()
 
 
 @pytest.mark.soak

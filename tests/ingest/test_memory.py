@@ -47,15 +47,15 @@ def test_a_larger_file_takes_no_more_memory(room: Path, form: str) -> None:
     assert many - few < (large - small) / 2, f"{few >> 20} MB for {small >> 20} MB, {many >> 20} for {large >> 20}"
 
 
-def published(house: IngestHarness, form: str, rows: int) -> tuple[int, int]:
+def published(harness: IngestHarness, form: str, rows: int) -> tuple[int, int]:
     """The size of a file of so many rows, and the most memory that its run had."""
     head, row = FORMATS[form]
-    file = house.root / layout.inbox(SUPPLIER) / f"{rows}.{form}"
+    file = harness.root / layout.inbox(SUPPLIER) / f"{rows}.{form}"
     with file.open("w") as out:
         out.write(head)
         out.writelines(map(row, range(rows)))
     size = file.stat().st_size
-    command = [sys.executable, "-c", MEASURED, "ingest", "run", SUPPLIER, "--root", str(house.root)]
+    command = [sys.executable, "-c", MEASURED, "ingest", "run", SUPPLIER, "--root", str(harness.root)]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout.split()
     assert said[0] == "PASS"
     return size, int(said[-1]) * 1024

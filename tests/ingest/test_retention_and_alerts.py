@@ -33,36 +33,36 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> IngestHarness:
+def harness(tmp_path: Path) -> IngestHarness:
     return IngestHarness(tmp_path / "root", {**KEYED, "max_bad_ratio": 0.1})
 
 
-def swept(house: IngestHarness, clock: ManualClock, *, is_dry: bool = False) -> Swept:
-    return sweep(house.tree, RetentionSection(), clock, "test", is_dry=is_dry)
+def swept(harness: IngestHarness, clock: ManualClock, *, is_dry: bool = False) -> Swept:
+    return sweep(harness.tree, RetentionSection(), clock, "test", is_dry=is_dry)
 
 
 def paths(found: Swept) -> set[str]:
     return {one.path for one in found.found}
 
 
-def run_killed(house: IngestHarness, content: bytes, step: Step) -> str:
+def run_killed(harness: IngestHarness, content: bytes, step: Step) -> str:
     """A run that does not come back from *step*; its id."""
-    before = set(house.tree.runs(SUPPLIER))
+    before = set(harness.tree.runs(SUPPLIER))
     with pytest.raises(Killed):
-        house.run(content, hooks=Hooks(on_step=call_at(step)))
-    (run_id,) = set(house.tree.runs(SUPPLIER)) - before
+        harness.run(content, hooks=Hooks(on_step=call_at(step)))
+    (run_id,) = set(harness.tree.runs(SUPPLIER)) - before
     return run_id
 
 
-def test_each_thing_goes_after_its_own_time(house: IngestHarness, clock: ManualClock) -> None:
+def test_each_thing_goes_after_its_own_time(harness: IngestHarness, clock: ManualClock) -> None:
     """I12, §12.2, §13: not a moment before what the document says, and by name and reason; the current one never."""
-    first = house.publish(ONE)
-    failed = house.run(BROKEN).manifest
-    house.drop(ONE, "again.csv")
-    house.drop(THREE, "older.csv")
-    second = house.publish(TWO)
+    first = harness.publish(ONE)
+    failed = harness.run(BROKEN).manifest
+    harness.drop(ONE, "again.csv")
+    harness.drop(THREE, "older.csv")
+    second = harness.publish(TWO)
     assert failed is not None
-    marks = {house.told(f"{layout.ACCEPTED}/{one}")["run_id"]: one for one in house.names(layout.ACCEPTED)}
+    marks = {harness.told(f"{layout.ACCEPTED}/{one}")["run_id"]: one for one in harness.names(layout.ACCEPTED)}
     states, runs = layout.state(SUPPLIER, first), [layout.run(first), layout.run(failed.run_id)]
     files = [
         f"{layout.broken(SUPPLIER)}/price.csv",
@@ -80,135 +80,135 @@ def test_each_thing_goes_after_its_own_time(house: IngestHarness, clock: ManualC
     passed = timedelta(0)
     for age, expected, why in due:
         clock.advance(age - A_BIT - passed)
-        assert paths(swept(house, clock)) == set()
+        assert paths(swept(harness, clock)) == set()
         clock.advance(2 * A_BIT)
         passed = age + A_BIT
-        found = swept(house, clock)
+        found = swept(harness, clock)
         assert paths(found) == expected
         assert all(one.is_gone and why in one.why and one.size > 0 for one in found.found)
-        assert not any((house.root / path).exists() for path in expected)
-    assert house.current() == second
-    with open_state(house.tree, SUPPLIER) as state:
+        assert not any((harness.root / path).exists() for path in expected)
+    assert harness.current() == second
+    with open_state(harness.tree, SUPPLIER) as state:
         assert [fact["payload"]["price"] for fact in state] == [2, 2]
-    assert house.names(layout.run(second)) == [
+    assert harness.names(layout.run(second)) == [
         "bad.ndjson",
         "diag/started.json",
         "facts.ndjson",
         "manifest.json",
         "stats.json",
     ]
-    assert len(house.names(layout.ACCEPTED)) == 1
-    assert [one for one in verify(house.tree, [SUPPLIER]) if one.problem] == []
+    assert len(harness.names(layout.ACCEPTED)) == 1
+    assert [one for one in verify(harness.tree, [SUPPLIER]) if one.problem] == []
 
 
-def test_a_dry_run_tells_the_same_and_changes_nothing(house: IngestHarness, clock: ManualClock) -> None:
+def test_a_dry_run_tells_the_same_and_changes_nothing(harness: IngestHarness, clock: ManualClock) -> None:
     """I12: what it tells is what then goes, for the same reasons and as many bytes."""
-    house.publish(ONE)
-    house.run(BROKEN)
-    house.publish(TWO)
+    harness.publish(ONE)
+    harness.run(BROKEN)
+    harness.publish(TWO)
     clock.advance(400 * DAY)
-    before = house.all_files()
-    told = swept(house, clock, is_dry=True)
-    assert house.all_files() == before
+    before = harness.all_files()
+    told = swept(harness, clock, is_dry=True)
+    assert harness.all_files() == before
     assert not any(one.is_gone for one in told.found)
-    done = swept(house, clock)
+    done = swept(harness, clock)
     assert [Old(one.path, one.size, one.why) for one in done.found] == told.found
-    assert {one.path for one in done.found if (house.root / one.path).exists()} == set()
-    assert swept(house, clock).found == []
+    assert {one.path for one in done.found if (harness.root / one.path).exists()} == set()
+    assert swept(harness, clock).found == []
 
 
-def test_what_somebody_reads_stays(house: IngestHarness, clock: ManualClock) -> None:
+def test_what_somebody_reads_stays(harness: IngestHarness, clock: ManualClock) -> None:
     """I12: a state is not taken from a reader, however old; it goes when he has finished."""
-    first = house.publish(ONE)
-    with open_state(house.tree, SUPPLIER) as state:
-        house.publish(TWO)
+    first = harness.publish(ONE)
+    with open_state(harness.tree, SUPPLIER) as state:
+        harness.publish(TWO)
         clock.advance(20 * HOUR)
-        (kept,) = swept(house, clock).found
+        (kept,) = swept(harness, clock).found
         assert (kept.path, kept.is_gone) == (layout.state(SUPPLIER, first), False)
         assert "somebody reads it" in kept.why
         assert [fact["payload"]["price"] for fact in state] == [1, 2]
-    (gone,) = swept(house, clock).found
+    (gone,) = swept(harness, clock).found
     assert (gone.path, gone.is_gone) == (layout.state(SUPPLIER, first), True)
 
 
-def test_a_state_is_kept_from_when_it_was_replaced(house: IngestHarness, clock: ManualClock) -> None:
+def test_a_state_is_kept_from_when_it_was_replaced(harness: IngestHarness, clock: ManualClock) -> None:
     """I12: not from when it was made: who began to read just before the switch has the full time."""
-    first = house.publish(ONE)
+    first = harness.publish(ONE)
     clock.advance(1000 * HOUR)
-    assert not {one for one in paths(swept(house, clock)) if "state_store" in one}
-    second = house.publish(TWO)  # at today's hour, by the machine's clock
-    house.publish(THREE)
+    assert not {one for one in paths(swept(harness, clock)) if "state_store" in one}
+    second = harness.publish(TWO)  # at today's hour, by the machine's clock
+    harness.publish(THREE)
     today = clock_of_today()
     today.advance(11 * HOUR)
-    assert paths(swept(house, today)) == set()
+    assert paths(swept(harness, today)) == set()
     today.advance(2 * HOUR)
-    assert paths(swept(house, today)) == {layout.state(SUPPLIER, one) for one in (first, second)}
+    assert paths(swept(harness, today)) == {layout.state(SUPPLIER, one) for one in (first, second)}
 
 
-def test_the_only_state_stays_whatever_its_age(house: IngestHarness, clock: ManualClock) -> None:
+def test_the_only_state_stays_whatever_its_age(harness: IngestHarness, clock: ManualClock) -> None:
     """I12: with its run and its marker, so that its file is still known."""
-    run_id = house.publish(ONE)
+    run_id = harness.publish(ONE)
     clock.advance(3650 * DAY)
-    assert paths(swept(house, clock)) == {f"{layout.archive(SUPPLIER)}/price.csv"}
-    assert house.current() == run_id
-    assert house.run(ONE).manifest is None
-    assert len(house.names(layout.duplicates(SUPPLIER))) == 1
+    assert paths(swept(harness, clock)) == {f"{layout.archive(SUPPLIER)}/price.csv"}
+    assert harness.current() == run_id
+    assert harness.run(ONE).manifest is None
+    assert len(harness.names(layout.duplicates(SUPPLIER))) == 1
 
 
-def test_a_state_nobody_published_goes(house: IngestHarness, clock: ManualClock) -> None:
+def test_a_state_nobody_published_goes(harness: IngestHarness, clock: ManualClock) -> None:
     """I12, I16: what a run left that was killed before the switch, once that is noted."""
-    house.publish(ONE)
-    orphan = run_killed(house, TWO, Step.SWITCHING)
-    house.publish(THREE)
-    assert orphan in house.tree.states(SUPPLIER)
+    harness.publish(ONE)
+    orphan = run_killed(harness, TWO, Step.SWITCHING)
+    harness.publish(THREE)
+    assert orphan in harness.tree.states(SUPPLIER)
     clock.advance(11 * HOUR)
-    assert layout.state(SUPPLIER, orphan) not in paths(swept(house, clock))
+    assert layout.state(SUPPLIER, orphan) not in paths(swept(harness, clock))
     clock.advance(2 * HOUR)
-    found = {one.path: one.why for one in swept(house, clock).found}
+    found = {one.path: one.why for one in swept(harness, clock).found}
     assert "never published" in found[layout.state(SUPPLIER, orphan)]
-    assert orphan not in house.tree.states(SUPPLIER)
+    assert orphan not in harness.tree.states(SUPPLIER)
 
 
-def test_a_busy_supplier_is_left_out(house: IngestHarness, clock: ManualClock) -> None:
+def test_a_busy_supplier_is_left_out(harness: IngestHarness, clock: ManualClock) -> None:
     """I12: nothing is removed beside a run, and that is told; others are served."""
-    house.configure(KEYED, "globex")
+    harness.configure(KEYED, "globex")
     for supplier in (SUPPLIER, "globex"):
-        house.publish(ONE, supplier)
-        house.publish(TWO, supplier)
+        harness.publish(ONE, supplier)
+        harness.publish(TWO, supplier)
     clock.advance(13 * HOUR)
-    with house.tree.lock(SUPPLIER, "a run"):
-        found = swept(house, clock)
+    with harness.tree.lock(SUPPLIER, "a run"):
+        found = swept(harness, clock)
     assert found.busy == [SUPPLIER]
     assert {path.split("/")[3] for path in paths(found)} == {"globex"}
 
 
-def test_one_damaged_supplier_does_not_stop_the_others(house: IngestHarness, clock: ManualClock) -> None:
+def test_one_damaged_supplier_does_not_stop_the_others(harness: IngestHarness, clock: ManualClock) -> None:
     """I12: a state that is lost is for people to look at; what is too old elsewhere goes all the same."""
-    house.configure(KEYED, "globex")
-    house.publish(ONE)
-    house.publish(ONE, "globex")
-    second = house.publish(TWO, "globex")
-    lose_state(house)
+    harness.configure(KEYED, "globex")
+    harness.publish(ONE)
+    harness.publish(ONE, "globex")
+    second = harness.publish(TWO, "globex")
+    lose_state(harness)
     clock.advance(13 * HOUR)
-    found = swept(house, clock)
+    found = swept(harness, clock)
     assert (len(found.found), found.damaged) == (1, [SUPPLIER])
-    assert house.tree.states("globex") == [second]
-    assert len(house.tree.states(SUPPLIER)) == 1
+    assert harness.tree.states("globex") == [second]
+    assert len(harness.tree.states(SUPPLIER)) == 1
 
 
-def lose_state(house: IngestHarness) -> None:
+def lose_state(harness: IngestHarness) -> None:
     """The link leads nowhere: somebody removed what it points to, or restored half a backup."""
-    link = house.root / layout.CURRENT / SUPPLIER
+    link = harness.root / layout.CURRENT / SUPPLIER
     link.unlink()
     link.symlink_to(f"../../state_store/{SUPPLIER}/{SUPPLIER}_20200101T000000Z_000000")
 
 
-def problems(house: IngestHarness) -> dict[str, str]:
-    return {one.path: one.problem for one in verify(house.tree, house.tree.suppliers()) if one.problem}
+def problems(harness: IngestHarness) -> dict[str, str]:
+    return {one.path: one.problem for one in verify(harness.tree, harness.tree.suppliers()) if one.problem}
 
 
-def changed(house: IngestHarness, path: str, change: Callable[[bytes], bytes]) -> None:
-    file = house.root / path
+def changed(harness: IngestHarness, path: str, change: Callable[[bytes], bytes]) -> None:
+    file = harness.root / path
     content = file.read_bytes()
     file.parent.chmod(0o755)
     file.unlink()  # facts have two names: each is damaged alone
@@ -220,152 +220,152 @@ def one_byte(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", [layout.FACTS, layout.BAD, layout.STATS])
-def test_verify_finds_a_changed_byte(house: IngestHarness, name: str) -> None:
+def test_verify_finds_a_changed_byte(harness: IngestHarness, name: str) -> None:
     """I24: in whatever a manifest names; all else is told to be right."""
-    house.configure(KEYED)
-    house.run(snapshot({"A": 1, "B": "none"}))
-    failed = house.run(snapshot({"A": "none", "B": "none"})).manifest
+    harness.configure(KEYED)
+    harness.run(snapshot({"A": 1, "B": "none"}))
+    failed = harness.run(snapshot({"A": "none", "B": "none"})).manifest
     assert failed is not None
-    run_id = house.current() or ""
-    assert problems(house) == {}
+    run_id = harness.current() or ""
+    assert problems(harness) == {}
     for damaged in {run_id, failed.run_id if name != layout.FACTS else run_id}:
-        changed(house, layout.run(damaged, name), one_byte)
-        assert "sha256" in problems(house)[layout.run(damaged, name)]
-    (house.root / layout.run(run_id, name)).write_bytes(b"short")
-    assert "it has 5 bytes, not" in problems(house)[layout.run(run_id, name)]
-    (house.root / layout.run(run_id, name)).unlink()
-    assert problems(house)[layout.run(run_id, name)] == "it is not there"
+        changed(harness, layout.run(damaged, name), one_byte)
+        assert "sha256" in problems(harness)[layout.run(damaged, name)]
+    (harness.root / layout.run(run_id, name)).write_bytes(b"short")
+    assert "it has 5 bytes, not" in problems(harness)[layout.run(run_id, name)]
+    (harness.root / layout.run(run_id, name)).unlink()
+    assert problems(harness)[layout.run(run_id, name)] == "it is not there"
 
 
-def test_verify_finds_what_became_of_a_state(house: IngestHarness) -> None:
+def test_verify_finds_what_became_of_a_state(harness: IngestHarness) -> None:
     """I24: facts changed or gone, a pointer gone, a marker gone, a link to nowhere; each by its name."""
-    run_id = house.publish(ONE)
+    run_id = harness.publish(ONE)
     state = layout.state(SUPPLIER, run_id)
-    changed(house, f"{state}/{layout.FACTS}", one_byte)
-    assert "sha256" in problems(house)[f"{state}/{layout.FACTS}"]
-    (house.root / state / layout.FACTS).unlink()
-    assert problems(house) == {f"{state}/{layout.FACTS}": "it is not there"}
-    (mark,) = house.names(layout.ACCEPTED)
-    (house.root / layout.ACCEPTED / mark).unlink()
-    assert f"{layout.ACCEPTED}/{mark}" in problems(house)
-    (house.root / state / layout.POINTER).unlink()
-    assert set(problems(house)) == {state, f"{layout.CURRENT}/{SUPPLIER}"}
-    lose_state(house)
-    assert "is not there" in problems(house)[f"{layout.CURRENT}/{SUPPLIER}"]
+    changed(harness, f"{state}/{layout.FACTS}", one_byte)
+    assert "sha256" in problems(harness)[f"{state}/{layout.FACTS}"]
+    (harness.root / state / layout.FACTS).unlink()
+    assert problems(harness) == {f"{state}/{layout.FACTS}": "it is not there"}
+    (mark,) = harness.names(layout.ACCEPTED)
+    (harness.root / layout.ACCEPTED / mark).unlink()
+    assert f"{layout.ACCEPTED}/{mark}" in problems(harness)
+    (harness.root / state / layout.POINTER).unlink()
+    assert set(problems(harness)) == {state, f"{layout.CURRENT}/{SUPPLIER}"}
+    lose_state(harness)
+    assert "is not there" in problems(harness)[f"{layout.CURRENT}/{SUPPLIER}"]
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"other": 1}'])
-def test_verify_tells_of_documents_that_are_none(house: IngestHarness, rubbish: bytes) -> None:
+def test_verify_tells_of_documents_that_are_none(harness: IngestHarness, rubbish: bytes) -> None:
     """I24: a manifest or pointer that makes no sense is a problem by its name, never an end of the check."""
-    first = house.publish(ONE)
-    second = house.publish(TWO)
-    third = house.publish(THREE)
+    first = harness.publish(ONE)
+    second = harness.publish(TWO)
+    third = harness.publish(THREE)
     damaged = [
         layout.run(first, layout.MANIFEST),
         layout.state(SUPPLIER, second, layout.POINTER),
         layout.state(SUPPLIER, third, layout.MANIFEST),
     ]
     for path in damaged:
-        changed(house, path, lambda _content: rubbish)
-    assert set(problems(house)) == set(damaged)
+        changed(harness, path, lambda _content: rubbish)
+    assert set(problems(harness)) == set(damaged)
 
 
-def test_verify_tells_of_a_run_that_was_killed(house: IngestHarness) -> None:
+def test_verify_tells_of_a_run_that_was_killed(harness: IngestHarness) -> None:
     """I24, I16: it has no manifest until the next run notes it."""
-    run_id = run_killed(house, ONE, Step.PROCESSED)
-    assert "the next run notes" in problems(house)[layout.run(run_id)]
-    assert house.run().is_pass
-    assert problems(house) == {}
+    run_id = run_killed(harness, ONE, Step.PROCESSED)
+    assert "the next run notes" in problems(harness)[layout.run(run_id)]
+    assert harness.run().is_pass
+    assert problems(harness) == {}
 
 
-def stands(house: IngestHarness, clock: ManualClock, supplier: str = SUPPLIER) -> Standing:
-    return standing(house.tree, supplier, AlertSection(), clock.now())
+def stands(harness: IngestHarness, clock: ManualClock, supplier: str = SUPPLIER) -> Standing:
+    return standing(harness.tree, supplier, AlertSection(), clock.now())
 
 
-def test_an_old_state_is_told(house: IngestHarness, clock: ManualClock) -> None:
+def test_an_old_state_is_told(harness: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: by the limit of all, or by the supplier's own."""
-    assert stands(house, clock).alerts == []  # nothing is published: there is nothing to be old
-    house.publish(ONE)
+    assert stands(harness, clock).alerts == []  # nothing is published: there is nothing to be old
+    harness.publish(ONE)
     clock.advance(2 * DAY - HOUR)
-    assert stands(house, clock).alerts == []
+    assert stands(harness, clock).alerts == []
     clock.advance(2 * HOUR)
-    assert stands(house, clock).alerts == [Alert.STATE_OLD]
-    house.configure({**KEYED, "max_state_age_hours": 100})
-    assert stands(house, clock).alerts == []
-    house.configure({**KEYED, "max_state_age_hours": 1})
-    assert stands(house, clock).alerts == [Alert.STATE_OLD]
+    assert stands(harness, clock).alerts == [Alert.STATE_OLD]
+    harness.configure({**KEYED, "max_state_age_hours": 100})
+    assert stands(harness, clock).alerts == []
+    harness.configure({**KEYED, "max_state_age_hours": 1})
+    assert stands(harness, clock).alerts == [Alert.STATE_OLD]
 
 
-def test_the_same_file_again_and_again(house: IngestHarness, clock: ManualClock) -> None:
+def test_the_same_file_again_and_again(harness: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: so many equal files in a row; another one that is published ends it."""
-    house.publish(ONE)
-    house.publish(TWO)
-    house.run(ONE)  # known, but not the current one
+    harness.publish(ONE)
+    harness.publish(TWO)
+    harness.run(ONE)  # known, but not the current one
     for number in range(1, 6):
-        assert Alert.SAME_FILE_AGAIN not in stands(house, clock).alerts
-        house.run(TWO)
-        assert stands(house, clock).equal_shas == number
-    assert stands(house, clock).alerts == [Alert.SAME_FILE_AGAIN]
-    house.publish(THREE)
-    assert (stands(house, clock).equal_shas, stands(house, clock).alerts) == (0, [])
+        assert Alert.SAME_FILE_AGAIN not in stands(harness, clock).alerts
+        harness.run(TWO)
+        assert stands(harness, clock).equal_shas == number
+    assert stands(harness, clock).alerts == [Alert.SAME_FILE_AGAIN]
+    harness.publish(THREE)
+    assert (stands(harness, clock).equal_shas, stands(harness, clock).alerts) == (0, [])
 
 
-def test_failures_in_a_row(house: IngestHarness, clock: ManualClock) -> None:
+def test_failures_in_a_row(harness: IngestHarness, clock: ManualClock) -> None:
     """I13, §14: the third is told of, until one passes; what failed last is there to see."""
-    house.publish(ONE)
+    harness.publish(ONE)
     for number in range(3):
-        assert Alert.REPEATED_FAIL not in stands(house, clock).alerts
-        house.run(snapshot({"A": "none", "B": number}))
-    found = stands(house, clock)
+        assert Alert.REPEATED_FAIL not in stands(harness, clock).alerts
+        harness.run(snapshot({"A": "none", "B": number}))
+    found = stands(harness, clock)
     assert (found.fails, found.broken, found.alerts) == (3, 3, [Alert.REPEATED_FAIL])
     assert found.last is not None
     assert (found.last["status"], found.last["failure_code"]) == ("FAIL", "DQ_TOO_MANY_BAD_ROWS")
-    house.publish(TWO)
-    assert (stands(house, clock).fails, stands(house, clock).alerts) == (0, [])
+    harness.publish(TWO)
+    assert (stands(harness, clock).fails, stands(harness, clock).alerts) == (0, [])
 
 
-def test_runs_that_are_killed_are_failures_too(house: IngestHarness, clock: ManualClock) -> None:
+def test_runs_that_are_killed_are_failures_too(harness: IngestHarness, clock: ManualClock) -> None:
     """I13, I16: a file that kills every run is told of."""
     for number in range(3):
-        run_killed(house, snapshot({"A": 1, "B": number}), Step.PROCESSED)
-    (house.root / layout.inbox(SUPPLIER) / "price.csv").unlink()
-    outcome: Outcome = house.run()
+        run_killed(harness, snapshot({"A": 1, "B": number}), Step.PROCESSED)
+    (harness.root / layout.inbox(SUPPLIER) / "price.csv").unlink()
+    outcome: Outcome = harness.run()
     assert outcome.manifest is None
-    assert Alert.REPEATED_FAIL in stands(house, clock).alerts
+    assert Alert.REPEATED_FAIL in stands(harness, clock).alerts
 
 
 @pytest.mark.parametrize("config", [b"min_fact_count: [", b"min_fact_count: 1\n", b"\xff\xfe", None])
-def test_a_broken_configuration_is_told(house: IngestHarness, clock: ManualClock, config: bytes | None) -> None:
+def test_a_broken_configuration_is_told(harness: IngestHarness, clock: ManualClock, config: bytes | None) -> None:
     """I13, I18: one that cannot be used, and none at all; beside it the state is as it was."""
-    run_id = house.publish(ONE)
-    file = house.root / layout.config(SUPPLIER)
+    run_id = harness.publish(ONE)
+    file = harness.root / layout.config(SUPPLIER)
     file.unlink() if config is None else file.write_bytes(config)
-    found = stands(house, clock)
+    found = stands(harness, clock)
     assert (found.alerts, found.run_id) == ([Alert.CONFIG_BROKEN], run_id)
     assert found.config
 
 
 @pytest.mark.parametrize("lost", ["all", layout.POINTER, layout.MANIFEST, layout.STATS])
-def test_a_lost_state_is_told(house: IngestHarness, clock: ManualClock, lost: str) -> None:
+def test_a_lost_state_is_told(harness: IngestHarness, clock: ManualClock, lost: str) -> None:
     """I13: the link leads nowhere, or to something that is no state."""
-    run_id = house.publish(ONE)
+    run_id = harness.publish(ONE)
     if lost == "all":
-        lose_state(house)
+        lose_state(harness)
     else:
-        folder = house.root / layout.state(SUPPLIER, run_id)
+        folder = harness.root / layout.state(SUPPLIER, run_id)
         folder.chmod(0o755)
         (folder / lost).unlink()
-    assert stands(house, clock).alerts == [Alert.STATE_LOST]
+    assert stands(harness, clock).alerts == [Alert.STATE_LOST]
 
 
-def test_what_waits_is_told(house: IngestHarness, clock: ManualClock) -> None:
+def test_what_waits_is_told(harness: IngestHarness, clock: ManualClock) -> None:
     """I13: files in the inbox, unfinished ones apart; who has only an inbox is a supplier too."""
-    house.drop(ONE, "a.csv")
-    house.drop(ONE, "b.csv.tmp")
-    house.put(f"{layout.inbox('newcomer')}/x.csv", ONE)
-    found = stands(house, clock)
+    harness.drop(ONE, "a.csv")
+    harness.drop(ONE, "b.csv.tmp")
+    harness.put(f"{layout.inbox('newcomer')}/x.csv", ONE)
+    found = stands(harness, clock)
     assert (found.inbox, found.unfinished, found.run_id) == (["a.csv"], ["b.csv.tmp"], None)
-    assert stands(house, clock, "newcomer").alerts == [Alert.CONFIG_BROKEN]
+    assert stands(harness, clock, "newcomer").alerts == [Alert.CONFIG_BROKEN]
 
 
 def shown(metrics: IngestMetrics, registry: CollectorRegistry, *standings: Standing) -> dict[str, float]:
@@ -375,17 +375,17 @@ def shown(metrics: IngestMetrics, registry: CollectorRegistry, *standings: Stand
     return {"/".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
 
 
-def test_metrics_show_the_same_and_forget_who_is_gone(house: IngestHarness, clock: ManualClock) -> None:
+def test_metrics_show_the_same_and_forget_who_is_gone(harness: IngestHarness, clock: ManualClock) -> None:
     """I13: gauges per supplier and an alert each, 0 or 1; a supplier that is gone is not shown for ever."""
-    house.publish(ONE)
-    house.run(BROKEN)
-    house.drop(TWO)
-    house.put(layout.config("globex"), b"nonsense: true")
+    harness.publish(ONE)
+    harness.run(BROKEN)
+    harness.drop(TWO)
+    harness.put(layout.config("globex"), b"nonsense: true")
     clock.advance(50 * HOUR)
     registry = CollectorRegistry()
     metrics = IngestMetrics(registry)
     metrics.count(SUPPLIER, Status.FAIL, "FILE_EMPTY")
-    both = [stands(house, clock), stands(house, clock, "globex")]
+    both = [stands(harness, clock), stands(harness, clock, "globex")]
     seen = shown(metrics, registry, *both)
     expected = {"state_facts": 2, "inbox_files": 1, "broken_files": 1, "consecutive_fails": 1, "equal_shas": 0}
     assert {name: seen[f"penstock_ingest_{name}/{SUPPLIER}"] for name in expected} == expected

@@ -1,4 +1,4 @@
-"""Trees to test on: a folder, a bucket of S3, and a bucket that is a folder; files come in as a supplier puts them."""
+"""Backends of the ingest tree: a folder, an S3 bucket, and a bucket on a folder; with what suppliers do to them."""
 
 import os
 import time
@@ -36,8 +36,8 @@ class TreeBackend(Protocol):
     def delete(self, path: str) -> None: ...
 
 
-def drop(rig: TreeBackend, name: str, content: bytes, age: float = 0) -> None:
-    rig.put(f"{layout.inbox(SUPPLIER)}/{name}", content, age)
+def drop(backend: TreeBackend, name: str, content: bytes, age: float = 0) -> None:
+    backend.put(f"{layout.inbox(SUPPLIER)}/{name}", content, age)
 
 
 def paths(tree: Tree, folder: str) -> list[str]:
@@ -102,17 +102,20 @@ class BucketBackend:
 
 
 @contextmanager
-def s3_rig(s3: S3Bucket, machines: Path) -> Iterator[BucketBackend]:
+def s3_backend(s3: S3Bucket, machines: Path) -> Iterator[BucketBackend]:
     url = f"{s3.url}/{uuid.uuid4().hex}"
     with (
         closing(Bridge()) as bridge,
-        closing(BucketBackend(ObjectStorage(url, s3.options), url, machines, bridge)) as rig,
+        closing(BucketBackend(ObjectStorage(url, s3.options), url, machines, bridge)) as backend,
     ):
-        yield rig
+        yield backend
 
 
 @contextmanager
-def stored_rig(root: Path, machines: Path) -> Iterator[BucketBackend]:
+def stored_backend(root: Path, machines: Path) -> Iterator[BucketBackend]:
     """The bucket's tree on a folder's storage: the port's conditions without a network."""
-    with closing(Bridge()) as bridge, closing(BucketBackend(FolderStorage(root), str(root), machines, bridge)) as rig:
-        yield rig
+    with (
+        closing(Bridge()) as bridge,
+        closing(BucketBackend(FolderStorage(root), str(root), machines, bridge)) as backend,
+    ):
+        yield backend

@@ -1,4 +1,4 @@
-"""Runs `bus_worker` and reads what it says."""
+"""Run `bus_worker` in a process and read its output."""
 
 import asyncio
 import signal
@@ -56,10 +56,10 @@ class BusWorkerProcess:
 
 @asynccontextmanager
 async def child(
-    rig: BusBackend, mode: str, *, lease: timedelta, max_attempts: int = 5
+    backend: BusBackend, mode: str, *, lease: timedelta, max_attempts: int = 5
 ) -> AsyncIterator[BusWorkerProcess]:
-    """A worker process on the rig's topic; killed at the end, should it still live."""
-    arguments = [rig.address().dump(), rig.topic, str(lease.total_seconds()), str(max_attempts), mode]
+    """Start a worker process on the topic of the backend; kill it at the end if it still runs."""
+    arguments = [backend.address().dump(), backend.topic, str(lease.total_seconds()), str(max_attempts), mode]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tests.kernel.bus_worker", *arguments),

@@ -1,4 +1,4 @@
-"""A worker that a test kills: claims jobs, notes what it did, and settles them."""
+"""Worker for tests that kill it: claims jobs, records its effects, and settles them."""
 
 import asyncio
 from datetime import timedelta

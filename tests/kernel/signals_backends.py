@@ -78,7 +78,7 @@ class RedisSignalsBackend:
 
 
 @asynccontextmanager
-async def redis_rig(redis: RedisCluster | RedisServer, **options: Any) -> AsyncIterator[RedisSignalsBackend]:
+async def redis_backend(redis: RedisCluster | RedisServer, **options: Any) -> AsyncIterator[RedisSignalsBackend]:
     """Open a channel with a fresh name, and close it."""
     name = f"t{os.getpid()}-{next(_numbers)}"
     mode: Literal["cluster", "single"] = "cluster" if isinstance(redis, RedisCluster) else "single"

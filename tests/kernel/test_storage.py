@@ -23,7 +23,7 @@ from penstock.kernel.errors import BadConfig, Conflict, Invalid, NotFound, Penst
 from penstock.kernel.storage import PATH_LIMIT, RESERVED, SEGMENT_LIMIT, Storage
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.storage.objects import ObjectStorage
-from tests.services.s3 import S3Bucket, s3_place
+from tests.services.s3 import S3Bucket, open_s3_bucket
 
 MB = 1 << 20
 LARGE = 40 * MB
@@ -49,7 +49,7 @@ ODD_NAMES = ["größe/λ/日本語.txt", "😀", "a b+c%20&d=e?f#g", "é", "quot
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Bucket]:
-    with s3_place() as place:
+    with open_s3_bucket() as place:
         yield place
 
 

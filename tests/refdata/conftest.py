@@ -31,6 +31,6 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 
 
 @pytest.fixture
-async def rig(settings: Settings) -> AsyncIterator[RefdataHarness]:
-    async with opened(settings) as rig:
-        yield rig
+async def harness(settings: Settings) -> AsyncIterator[RefdataHarness]:
+    async with opened(settings) as harness:
+        yield harness

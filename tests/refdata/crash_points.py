@@ -1,4 +1,4 @@
-"""The program itself, but on a test's order it kills or freezes itself on the way.
+"""The program with crash points: on a test's order it kills or freezes itself at a chosen point.
 
 `CRASH_ORDER` names a file. When it says `{"at": point, "nth": n, "how": "SIGKILL"}`, the n-th passage of that point is
 the last. The points are put around the product's functions from here; the product knows nothing of them.

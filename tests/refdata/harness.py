@@ -1,4 +1,4 @@
-"""Refdata under test: its service and its applier in this process, on a real database and a real bus."""
+"""Harness of refdata: service and applier in this process, on a real database and a real bus."""
 
 import itertools
 import os
@@ -58,7 +58,7 @@ async def create_schemas(url: str) -> None:
 
 
 class RefdataHarness:
-    """One refdata, and short words for what tests do with it."""
+    """One refdata with short methods for what tests do."""
 
     def __init__(self, platform: RefdataPlatform) -> None:
         self.platform = platform
@@ -142,9 +142,9 @@ def on_bus(body: bytes, tenant: str = "acme", event_id: UUID | None = None) -> t
     return value, message_key(tenant, said["dictCode"])
 
 
-async def published(rig: RefdataHarness, count: int) -> AsyncIterator[Message]:
+async def published(harness: RefdataHarness, count: int) -> AsyncIterator[Message]:
     """The first *count* messages on the commands' topic."""
-    async with rig.bus.subscribe(rig.topic, worker="reader", delivering=Delivering()) as queue:
+    async with harness.bus.subscribe(harness.topic, worker="reader", delivering=Delivering()) as queue:
         left = count
         while left > 0:
             for delivery in await queue.take(left):

@@ -1,4 +1,4 @@
-"""A whole refdata of processes that crash when they are told to, and what must hold whatever happens to them."""
+"""Refdata roles as processes that crash at chosen points, and the invariants to check afterwards."""
 
 import asyncio
 import json
@@ -335,10 +335,10 @@ def _told(body: str) -> tuple[str, str, int]:
 
 
 @asynccontextmanager
-async def housed(
+async def role_processes(
     folder: Path, url: str, kafka: Kafka | None, redis: RedisServer | None, *, is_static: bool = False, **refdata: Any
 ) -> AsyncIterator[RoleProcesses]:
-    """A house nobody lives in yet. With *is_static* Kafka knows a role again that was killed, and does not wait."""
+    """Open a refdata without running roles. With *is_static* a restarted role causes no rebalance in Kafka."""
     await create_schemas(url)
     document = _document(url, kafka, redis, is_static=is_static, **refdata)
     YAML(typ="safe").dump(document, folder / "penstock.yaml")
@@ -351,13 +351,13 @@ async def housed(
         signals = make_invalidations(settings, db)
         stack.push_async_callback(signals.close)
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=10))
-        house = RoleProcesses(folder, settings, db, bus, redis, client)
-        stack.callback(house.close)
+        harness = RoleProcesses(folder, settings, db, bus, redis, client)
+        stack.callback(harness.close)
         is_listening = asyncio.Event()
-        hearing = asyncio.create_task(house.hear(signals, is_listening))
+        hearing = asyncio.create_task(harness.hear(signals, is_listening))
         stack.push_async_callback(ended, hearing)
         await is_listening.wait()
-        yield house
+        yield harness
 
 
 def _document(url: str, kafka: Kafka | None, redis: RedisServer | None, *, is_static: bool, **refdata: Any) -> Json:

@@ -28,9 +28,9 @@ BAD = upsert("EUR", {"name": "Euro", "digits": 9})  # CURRENCY has at most 4
 class CommandApiClient:
     """Requests to one application, and what they must answer."""
 
-    def __init__(self, http: httpx.AsyncClient, rig: RefdataHarness) -> None:
+    def __init__(self, http: httpx.AsyncClient, harness: RefdataHarness) -> None:
         self.http = http
-        self.rig = rig
+        self.harness = harness
 
     async def post(self, body: bytes, tenant: str = "acme", **params: Any) -> httpx.Response:
         return await self.http.post(f"/v1/tenants/{tenant}/updates", content=body, params=params)
@@ -54,13 +54,13 @@ class CommandApiClient:
 @asynccontextmanager
 async def serving(settings: Settings, authenticator: Authenticator | None = None) -> AsyncIterator[CommandApiClient]:
     async with AsyncExitStack() as stack:
-        rig = await stack.enter_async_context(opened(settings))
-        telemetry = rig.platform.telemetry
+        harness = await stack.enter_async_context(opened(settings))
+        telemetry = harness.platform.telemetry
         web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator or NoAuthenticator())
-        app = make_command_api(web, Pulse({}, needs=[]), rig.refdata)
+        app = make_command_api(web, Pulse({}, needs=[]), harness.refdata)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
-        yield CommandApiClient(await stack.enter_async_context(http), rig)
+        yield CommandApiClient(await stack.enter_async_context(http), harness)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def idle(settings: Settings) -> AsyncIterator[CommandApiClient]:
 @pytest.fixture
 async def api(idle: CommandApiClient) -> AsyncIterator[CommandApiClient]:
     """An API whose commands are applied at once."""
-    async with applying(idle.rig.platform):
+    async with applying(idle.harness.platform):
         yield idle
 
 
@@ -98,7 +98,7 @@ async def test_wait_commit_answers_with_the_version(api: CommandApiClient) -> No
     event_id = str(uuid4())
     body = command("LOOSE", upsert("a", 1), eventId=event_id)
     assert await api.committed(body) == {"eventId": event_id, "committedVersion": 1}
-    assert await api.rig.items("LOOSE") == {"a": 1}
+    assert await api.harness.items("LOOSE") == {"a": 1}
     assert (await api.committed(command("LOOSE", upsert("a", 2))))["committedVersion"] == 2
 
 
@@ -117,7 +117,7 @@ async def test_wait_commit_answers_202_when_it_takes_too_long(idle: CommandApiCl
     short = min([await seconds(timeoutMs=50) for _ in range(5)])
     assert 0.05 <= short < 0.3 <= await seconds()
     assert await seconds(timeoutMs=1000) >= 1.0
-    await idle.rig.apply()
+    await idle.harness.apply()
     assert (await idle.get(taken["statusUrl"].removeprefix("/v1/tenants/")))["committedVersion"] == 7
 
 
@@ -155,11 +155,11 @@ async def test_the_same_again_is_the_same(idle: CommandApiClient) -> None:
     ]
     answers = [await idle.taken(text.encode()) for text in spelt * 2]
     assert answers == [answers[0]] * 4
-    await idle.rig.apply()
+    await idle.harness.apply()
     for text in spelt:
         assert await idle.committed(text.encode()) == {"eventId": event_id, "committedVersion": 1}
         assert (await idle.taken(text.encode()))["status"] == "COMMITTED"
-    assert await idle.rig.version("LOOSE") == 1
+    assert await idle.harness.version("LOOSE") == 1
 
 
 async def test_an_id_is_for_one_command(idle: CommandApiClient) -> None:
@@ -177,10 +177,10 @@ async def test_an_id_is_for_one_command(idle: CommandApiClient) -> None:
             command("CURRENCY", upsert("EUR", {"name": "Euro", "digits": 2}), eventId=bad),
         ):
             problem(await idle.post(other), 409, "EVENT_ID_REUSED")
-        await idle.rig.apply()
+        await idle.harness.apply()
     answer = await idle.post(command("LOOSE", upsert("b", 1), eventId=event_id), "globex")
     assert answer.status_code == 202
-    assert await idle.rig.items("LOOSE") == {"a": 1}
+    assert await idle.harness.items("LOOSE") == {"a": 1}
 
 
 @pytest.mark.parametrize("digits", ["12345678901234567890123", "0.12345678901234567890123"])
@@ -195,7 +195,7 @@ async def test_limits(idle: CommandApiClient) -> None:
     """R8: what is too large is 413, too many items or too long a key 422; what is just within is taken."""
     fits, over = "k" * 512, "k" * 513
     problem(await idle.post(command("LOOSE", upsert("a", "x" * COMMAND_LIMIT))), 413, "COMMAND_TOO_LARGE")
-    problem(await idle.post(b" " * (idle.rig.platform.settings.server.body_limit + 1)), 413, "BODY_TOO_LARGE")
+    problem(await idle.post(b" " * (idle.harness.platform.settings.server.body_limit + 1)), 413, "BODY_TOO_LARGE")
     many = [upsert(str(n), 0) for n in range(ITEM_LIMIT + 1)]
     assert "20000" in problem(await idle.post(command("LOOSE", *many)), 422, "MALFORMED")["detail"]
     assert "items[0].key" in problem(await idle.post(command("LOOSE", upsert(over, 1))), 422, "MALFORMED")["detail"]
@@ -206,17 +206,17 @@ async def test_limits(idle: CommandApiClient) -> None:
         command("LOOSE"),
     ):
         await idle.taken(body)
-    await idle.rig.apply()
-    assert await idle.rig.dead() == []
-    assert await idle.rig.version("LOOSE") == 4
+    await idle.harness.apply()
+    assert await idle.harness.dead() == []
+    assert await idle.harness.version("LOOSE") == 4
 
 
 async def test_what_is_taken_is_not_too_large_afterwards(idle: CommandApiClient) -> None:
     """R8: a body just within the limit is applied, though it grows by its id and tenant on the way."""
     bare = len(command("LOOSE", upsert("a", "")))
     taken = await idle.taken(command("LOOSE", upsert("a", "x" * (COMMAND_LIMIT - bare))))
-    await idle.rig.apply()
-    assert (await idle.rig.update(UUID(taken["eventId"]))).error_message is None
+    await idle.harness.apply()
+    assert (await idle.harness.update(UUID(taken["eventId"]))).error_message is None
 
 
 def nested(depth: int) -> bytes:
@@ -275,7 +275,7 @@ async def test_every_refusal_is_a_problem(idle: CommandApiClient) -> None:
     ):
         problem(await idle.http.get(f"/v1/tenants/{path}"), status, code)
     problem(await idle.http.delete("/v1/tenants/acme/updates"), 405, "METHOD_NOT_ALLOWED")
-    assert await idle.rig.db.fetch("SELECT FROM update_request") == []
+    assert await idle.harness.db.fetch("SELECT FROM update_request") == []
 
 
 async def walked(api: CommandApiClient, path: str, name: str, **params: Any) -> list[Json]:
@@ -299,7 +299,7 @@ async def test_updates_are_listed_page_by_page(idle: CommandApiClient) -> None:
     pending = await walked(idle, "acme/updates", "updates", status="PENDING")
     assert [one["eventId"] for one in pending] == [other, *reversed(ids)]
     assert await walked(idle, "acme/updates", "updates") == []
-    await idle.rig.apply()
+    await idle.harness.apply()
     failed = await walked(idle, "acme/updates", "updates", status="FAILED")
     assert sorted(one["eventId"] for one in failed) == sorted(ids)
     assert {(one["status"], one["errorCode"]) for one in failed} == {("FAILED", "SQL_ERROR")}
@@ -314,7 +314,7 @@ async def test_history_is_told_page_by_page(idle: CommandApiClient) -> None:
     for n in range(7):
         await idle.taken(command("LOOSE", upsert(f"k{n}", n), sourceRevision=n))
     await idle.post(command("LOOSE", upsert("a", 1)), "globex")
-    await idle.rig.apply()
+    await idle.harness.apply()
     versions = await walked(idle, "acme/history/LOOSE", "versions")
     assert [(one["version"], one["keys"], one["sourceRevision"]) for one in versions] == [
         (n + 1, [f"k{n}"], n) for n in reversed(range(7))
@@ -374,7 +374,9 @@ async def test_only_a_tenants_token_acts_for_it(database_url: str) -> None:
             answer = await api.http.post(f"/v1/tenants/{path}/updates", content=command("LOOSE"), headers=mine)
             assert answer.status_code in (403, 404, 422), path
         await api.http.post("/v1/tenants/acme/updates", content=command("LOOSE"), headers=mine)
-        assert [row["tenant_id"] for row in await api.rig.db.fetch("SELECT tenant_id FROM update_request")] == ["acme"]
+        assert [row["tenant_id"] for row in await api.harness.db.fetch("SELECT tenant_id FROM update_request")] == [
+            "acme"
+        ]
 
 
 async def test_a_trusted_client_names_its_tenant(database_url: str) -> None:

@@ -89,49 +89,49 @@ async def schemas(database_url: str) -> str:
 
 
 @pytest.fixture
-def house(schemas: str, tmp_path: Path) -> Iterator[HotReloadHarness]:
-    house = HotReloadHarness(tmp_path, schemas, CURRENCY)
-    with house.up:
-        yield house
+def program(schemas: str, tmp_path: Path) -> Iterator[HotReloadHarness]:
+    program = HotReloadHarness(tmp_path, schemas, CURRENCY)
+    with program.up:
+        yield program
 
 
-def test_a_new_dictionary_works_when_the_file_changes(house: HotReloadHarness) -> None:
+def test_a_new_dictionary_works_when_the_file_changes(program: HotReloadHarness) -> None:
     """R1: a dictionary is configuration only: no restart, no signal, and those before it go on."""
-    assert house.submit("FRESH", upsert("a", 1)).status_code == 404
-    house.write(CURRENCY, {"code": "FRESH"}, COUNTRY)
-    until(lambda: house.submit("FRESH", upsert("a", 1)).status_code == 200, "FRESH to be accepted")
-    assert house.submit("COUNTRY", upsert("NO", {"name": "Norway"})).json()["committedVersion"] == 1
-    assert house.submit("CURRENCY", NOK).json()["committedVersion"] == 1
-    told = house.until_logged("configuration_reloaded")
+    assert program.submit("FRESH", upsert("a", 1)).status_code == 404
+    program.write(CURRENCY, {"code": "FRESH"}, COUNTRY)
+    until(lambda: program.submit("FRESH", upsert("a", 1)).status_code == 200, "FRESH to be accepted")
+    assert program.submit("COUNTRY", upsert("NO", {"name": "Norway"})).json()["committedVersion"] == 1
+    assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 1
+    told = program.until_logged("configuration_reloaded")
     assert (told["dictionaries"], told["redefined"]) == (["CURRENCY", "FRESH", "COUNTRY"], 0)
 
 
-def test_a_dictionary_that_is_taken_out_takes_no_more(house: HotReloadHarness) -> None:
+def test_a_dictionary_that_is_taken_out_takes_no_more(program: HotReloadHarness) -> None:
     """R1: what is gone from the file is unknown, what is not enabled says so, and a tenant must be listed."""
-    house.write(COUNTRY, {**CURRENCY, "enabled": False})
-    until(lambda: house.submit("CURRENCY", NOK).status_code == 422, "CURRENCY to be disabled")
-    assert house.submit("CURRENCY", NOK).json()["code"] == "DICTIONARY_DISABLED"
-    house.write(COUNTRY)
-    until(lambda: house.submit("CURRENCY", NOK).status_code == 404, "CURRENCY to be gone")
-    document = {"database": {"url": house.url}, "refdata": {"dictionaries": [CURRENCY], "tenants": ["globex"]}}
-    house.replace(json.dumps(document))
-    until(lambda: house.submit("CURRENCY", NOK, tenant="globex").status_code == 200, "CURRENCY to be back")
-    assert house.submit("CURRENCY", NOK).json()["code"] == "UNKNOWN_TENANT"
+    program.write(COUNTRY, {**CURRENCY, "enabled": False})
+    until(lambda: program.submit("CURRENCY", NOK).status_code == 422, "CURRENCY to be disabled")
+    assert program.submit("CURRENCY", NOK).json()["code"] == "DICTIONARY_DISABLED"
+    program.write(COUNTRY)
+    until(lambda: program.submit("CURRENCY", NOK).status_code == 404, "CURRENCY to be gone")
+    document = {"database": {"url": program.url}, "refdata": {"dictionaries": [CURRENCY], "tenants": ["globex"]}}
+    program.replace(json.dumps(document))
+    until(lambda: program.submit("CURRENCY", NOK, tenant="globex").status_code == 200, "CURRENCY to be back")
+    assert program.submit("CURRENCY", NOK).json()["code"] == "UNKNOWN_TENANT"
 
 
-def test_a_signal_makes_it_look_again(house: HotReloadHarness) -> None:
+def test_a_signal_makes_it_look_again(program: HotReloadHarness) -> None:
     """R1: SIGHUP takes over even what a look at the file does not show: same size, same time, same inode."""
-    house.write(CURRENCY, {"code": "FIRST"})
-    until(lambda: house.submit("FIRST").status_code == 200, "FIRST to be accepted")
-    before = house.file.stat()
-    with house.file.open("r+b") as file:
+    program.write(CURRENCY, {"code": "FIRST"})
+    until(lambda: program.submit("FIRST").status_code == 200, "FIRST to be accepted")
+    before = program.file.stat()
+    with program.file.open("r+b") as file:
         text = file.read().replace(b"FIRST", b"OTHER")
         file.seek(0)
         file.write(text)
-    os.utime(house.file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    os.kill(house.up.pid, signal.SIGHUP)
-    until(lambda: house.submit("OTHER").status_code == 200, "OTHER to be accepted")
-    assert house.submit("FIRST").status_code == 404
+    os.utime(program.file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.kill(program.up.pid, signal.SIGHUP)
+    until(lambda: program.submit("OTHER").status_code == 200, "OTHER to be accepted")
+    assert program.submit("FIRST").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -143,71 +143,71 @@ def test_a_signal_makes_it_look_again(house: HotReloadHarness) -> None:
         ("refdata: {dictionaries: [{code: X, loadSql: select 1}]}", "loadSql"),
     ],
 )
-def test_a_wrong_configuration_changes_nothing(house: HotReloadHarness, text: str, told: str) -> None:
+def test_a_wrong_configuration_changes_nothing(program: HotReloadHarness, text: str, told: str) -> None:
     """R1: the old one is kept, the log says so as an error, with the place; the next good one is taken."""
-    house.replace(text)
-    refused = house.until_logged("configuration_refused")
+    program.replace(text)
+    refused = program.until_logged("configuration_refused")
     assert refused["level"] == "error"
     assert told in refused["error"]
     assert refused["kept"] == "the one before"
-    assert house.submit("CURRENCY", NOK).json()["committedVersion"] == 1
-    os.kill(house.up.pid, signal.SIGHUP)
-    house.until_logged("configuration_refused", 2)
-    assert house.submit("CURRENCY", NOK).json()["committedVersion"] == 2
-    house.write(CURRENCY, {"code": "FRESH"})
-    until(lambda: house.submit("FRESH").status_code == 200, "FRESH to be accepted")
-    assert house.sources("CURRENCY") == ["REST", "REST"]
+    assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 1
+    os.kill(program.up.pid, signal.SIGHUP)
+    program.until_logged("configuration_refused", 2)
+    assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 2
+    program.write(CURRENCY, {"code": "FRESH"})
+    until(lambda: program.submit("FRESH").status_code == 200, "FRESH to be accepted")
+    assert program.sources("CURRENCY") == ["REST", "REST"]
 
 
-def test_statements_postgresql_would_not_take_change_nothing(house: HotReloadHarness) -> None:
+def test_statements_postgresql_would_not_take_change_nothing(program: HotReloadHarness) -> None:
     """R1: SQL is tried before it is taken over; nothing is bumped by what is refused."""
-    assert house.submit("CURRENCY", NOK).status_code == 200
+    assert program.submit("CURRENCY", NOK).status_code == 200
     broken = {**CURRENCY, "loadSql": "select k, v from no_such_table where tenant_id = :tenantId"}
-    house.write(broken, {"code": "FRESH"})
-    refused = house.until_logged("configuration_refused")
+    program.write(broken, {"code": "FRESH"})
+    refused = program.until_logged("configuration_refused")
     assert "no_such_table" in str(refused["error"])
-    assert house.submit("CURRENCY", NOK).json()["committedVersion"] == 2
-    assert house.submit("FRESH").status_code == 404
+    assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 2
+    assert program.submit("FRESH").status_code == 404
 
 
-def test_what_is_not_enabled_need_not_work(house: HotReloadHarness) -> None:
+def test_what_is_not_enabled_need_not_work(program: HotReloadHarness) -> None:
     """R1: a dictionary whose tables are not there yet can wait in the file, not enabled, and holds up no other."""
     later = {"code": "LATER", "enabled": False, "loadSql": "select k, v from not_yet where tenant_id = :tenantId"}
-    house.write(CURRENCY, later, {"code": "FRESH"})
-    until(lambda: bool(house.logged("configuration_reloaded") or house.logged("configuration_refused")), "a reload")
-    assert house.logged("configuration_refused") == []
-    assert house.submit("FRESH").status_code == 200
+    program.write(CURRENCY, later, {"code": "FRESH"})
+    until(lambda: bool(program.logged("configuration_reloaded") or program.logged("configuration_refused")), "a reload")
+    assert program.logged("configuration_refused") == []
+    assert program.submit("FRESH").status_code == 200
 
 
-def test_a_file_that_is_gone_changes_nothing(house: HotReloadHarness) -> None:
+def test_a_file_that_is_gone_changes_nothing(program: HotReloadHarness) -> None:
     """R1: a file that was removed is an error in the log; when it is back it counts."""
-    house.file.unlink()
-    assert house.until_logged("configuration_refused")["code"] == "CONFIG_UNREADABLE"
-    assert house.submit("CURRENCY", NOK).status_code == 200
-    house.write(CURRENCY, {"code": "FRESH"})
-    until(lambda: house.submit("FRESH").status_code == 200, "FRESH to be accepted")
+    program.file.unlink()
+    assert program.until_logged("configuration_refused")["code"] == "CONFIG_UNREADABLE"
+    assert program.submit("CURRENCY", NOK).status_code == 200
+    program.write(CURRENCY, {"code": "FRESH"})
+    until(lambda: program.submit("FRESH").status_code == 200, "FRESH to be accepted")
 
 
-def test_another_way_to_read_is_another_version_for_every_tenant(house: HotReloadHarness) -> None:
+def test_another_way_to_read_is_another_version_for_every_tenant(program: HotReloadHarness) -> None:
     """R1: a changed loadSql bumps the version of that dictionary, for all who have it, once; nothing else does."""
     for tenant in TENANTS:
-        assert house.submit("CURRENCY", NOK, tenant=tenant).json()["committedVersion"] == 1
-    house.write(CURRENCY, COUNTRY)
-    house.until_logged("configuration_reloaded")
-    house.submit("COUNTRY", upsert("NO", {"name": "Norway"}))
-    house.write(redefined(CURRENCY), COUNTRY)
-    assert house.until_logged("configuration_reloaded", 2)["redefined"] == 1
+        assert program.submit("CURRENCY", NOK, tenant=tenant).json()["committedVersion"] == 1
+    program.write(CURRENCY, COUNTRY)
+    program.until_logged("configuration_reloaded")
+    program.submit("COUNTRY", upsert("NO", {"name": "Norway"}))
+    program.write(redefined(CURRENCY), COUNTRY)
+    assert program.until_logged("configuration_reloaded", 2)["redefined"] == 1
     for tenant in TENANTS:
-        assert house.sources("CURRENCY", tenant) == ["REST", "CONFIG"]
-        assert house.submit("CURRENCY", NOK, tenant=tenant).json()["committedVersion"] == 3
-    assert house.sources("COUNTRY") == ["REST"]
-    (_, bumped, _) = house.history("CURRENCY")
+        assert program.sources("CURRENCY", tenant) == ["REST", "CONFIG"]
+        assert program.submit("CURRENCY", NOK, tenant=tenant).json()["committedVersion"] == 3
+    assert program.sources("COUNTRY") == ["REST"]
+    (_, bumped, _) = program.history("CURRENCY")
     assert (bumped["version"], bumped["eventType"], bumped["keys"]) == (2, "CONFIG", None)
 
 
-def test_nothing_but_the_way_to_read_makes_a_version(house: HotReloadHarness) -> None:
+def test_nothing_but_the_way_to_read_makes_a_version(program: HotReloadHarness) -> None:
     """R1: another way to write, to check or to reload, another order, SIGHUP or a restart leave the version alone."""
-    house.submit("CURRENCY", NOK)
+    program.submit("CURRENCY", NOK)
     other = {
         **CURRENCY,
         "apply": {**CURRENCY["apply"], "upsertSql": CURRENCY["apply"]["upsertSql"] + " "},
@@ -215,22 +215,22 @@ def test_nothing_but_the_way_to_read_makes_a_version(house: HotReloadHarness) ->
         "reloadOnEvent": "DELTA",
     }
     for number, known in enumerate([[other], [COUNTRY, other], [{**other, "enabled": False}], [], [CURRENCY]], start=1):
-        house.write(*known)
-        assert house.until_logged("configuration_reloaded", number)["redefined"] == 0
-    os.kill(house.up.pid, signal.SIGHUP)
-    house.until_logged("configuration_reloaded", 6)
-    assert house.sources("CURRENCY") == ["REST"]
-    assert house.up.stop() == 0
-    again = HotReloadHarness(house.file.parent, house.url, CURRENCY)
+        program.write(*known)
+        assert program.until_logged("configuration_reloaded", number)["redefined"] == 0
+    os.kill(program.up.pid, signal.SIGHUP)
+    program.until_logged("configuration_reloaded", 6)
+    assert program.sources("CURRENCY") == ["REST"]
+    assert program.up.stop() == 0
+    again = HotReloadHarness(program.file.parent, program.url, CURRENCY)
     with again.up:
         assert again.sources("CURRENCY") == ["REST"]
 
 
-def test_a_change_while_nobody_ran_counts_too(house: HotReloadHarness) -> None:
+def test_a_change_while_nobody_ran_counts_too(program: HotReloadHarness) -> None:
     """R1: a loadSql that changed between a stop and a start bumps the version at the start."""
-    house.submit("CURRENCY", NOK)
-    assert house.up.stop() == 0
-    again = HotReloadHarness(house.file.parent, house.url, redefined(CURRENCY))
+    program.submit("CURRENCY", NOK)
+    assert program.up.stop() == 0
+    again = HotReloadHarness(program.file.parent, program.url, redefined(CURRENCY))
     with again.up:
         assert again.sources("CURRENCY") == ["REST", "CONFIG"]
 
@@ -242,22 +242,22 @@ def test_two_processes_bump_once(schemas: str, tmp_path_factory: pytest.TempPath
         for tenant in TENANTS:
             assert houses[0].submit("CURRENCY", NOK, tenant=tenant).status_code == 200
         for round_, known in enumerate([redefined(CURRENCY), CURRENCY, redefined(CURRENCY)], start=1):
-            for house in houses:
-                house.write(known)
-            told = [house.until_logged("configuration_reloaded", round_)["redefined"] for house in houses]
+            for program in houses:
+                program.write(known)
+            told = [program.until_logged("configuration_reloaded", round_)["redefined"] for program in houses]
             assert sorted(told) == [0, 1]
         for tenant in TENANTS:
             assert houses[1].sources("CURRENCY", tenant) == ["REST", "CONFIG", "CONFIG", "CONFIG"]
 
 
-def test_what_needs_a_restart_is_said(house: HotReloadHarness) -> None:
+def test_what_needs_a_restart_is_said(program: HotReloadHarness) -> None:
     """R1: only dictionaries and tenants change while running; another setting is told, once, and the rest taken."""
-    house.write(CURRENCY, {"code": "FRESH"}, telemetry={"journal_retention": "P10D"})
-    assert house.until_logged("restart_needed")["level"] == "warning"
-    until(lambda: house.submit("FRESH").status_code == 200, "FRESH to be accepted")
-    house.write(CURRENCY, telemetry={"journal_retention": "P10D"})
-    house.until_logged("configuration_reloaded", 2)
-    assert len(house.logged("restart_needed")) == 1
+    program.write(CURRENCY, {"code": "FRESH"}, telemetry={"journal_retention": "P10D"})
+    assert program.until_logged("restart_needed")["level"] == "warning"
+    until(lambda: program.submit("FRESH").status_code == 200, "FRESH to be accepted")
+    program.write(CURRENCY, telemetry={"journal_retention": "P10D"})
+    program.until_logged("configuration_reloaded", 2)
+    assert len(program.logged("restart_needed")) == 1
 
 
 # In this process, where a moment can be chosen.
@@ -303,26 +303,26 @@ async def other_connections(url: str) -> "AsyncIterator[list[asyncpg.Connection[
 async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path) -> None:
     """R1: what was never read before is not read otherwise than before, also when versions exist already."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, _):
-        rig = RefdataHarness(platform)
-        await rig.send("CURRENCY", NOK)
-        await rig.apply()
-        await rig.db.execute("DELETE FROM dictionary_definition")
-        assert await definitions.register(rig.db, rig.refdata.catalogue.all()) == 0
-        assert await rig.version("CURRENCY") == 1
+        harness = RefdataHarness(platform)
+        await harness.send("CURRENCY", NOK)
+        await harness.apply()
+        await harness.db.execute("DELETE FROM dictionary_definition")
+        assert await definitions.register(harness.db, harness.refdata.catalogue.all()) == 0
+        assert await harness.version("CURRENCY") == 1
 
 
 async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path) -> None:
     """R1: eight that compare at the same moment make one version, and lose none."""
     async with in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file):
-        rig = RefdataHarness(platform)
-        await rig.send("CURRENCY", NOK)
-        await rig.apply()
+        harness = RefdataHarness(platform)
+        await harness.send("CURRENCY", NOK)
+        await harness.apply()
         _write(file, schemas, redefined(CURRENCY), COUNTRY)
         known = Catalogue(load_settings(file, {}).refdata).all()
         async with Database.open(schemas, size=8) as db:
             changed = await asyncio.gather(*(definitions.register(db, known) for _ in range(8)))
         assert sorted(changed) == [0] * 7 + [1]
-        assert await rig.version("CURRENCY") == 2
+        assert await harness.version("CURRENCY") == 2
 
 
 async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tmp_path: Path) -> None:
@@ -331,9 +331,9 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
         in_process(tmp_path, schemas, CURRENCY) as (platform, file),
         other_connections(schemas) as (holder, looker),
     ):
-        rig, reloader = RefdataHarness(platform), _Reloader(platform.settings, platform.telemetry, platform)
-        await rig.send("CURRENCY", NOK)
-        await rig.apply()
+        harness, reloader = RefdataHarness(platform), _Reloader(platform.settings, platform.telemetry, platform)
+        await harness.send("CURRENCY", NOK)
+        await harness.apply()
         _write(file, schemas, redefined(CURRENCY))
         async with holder.transaction():
             await holder.execute("SELECT FROM dictionary_definition FOR UPDATE")
@@ -342,7 +342,7 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
             with pytest.raises(Transient):
                 await looking
         await reloader.look()  # as it does every second
-        assert await rig.version("CURRENCY") == 2
+        assert await harness.version("CURRENCY") == 2
 
 
 async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path: Path) -> None:
@@ -351,18 +351,18 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
         in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file),
         other_connections(schemas) as (applier, looker),
     ):
-        rig = RefdataHarness(platform)
+        harness = RefdataHarness(platform)
         for tenant in TENANTS:
-            await rig.send("CURRENCY", NOK, tenant=tenant)
-            await rig.send("COUNTRY", upsert("NO", {"name": "Norway"}), tenant=tenant)
-        await rig.apply()
+            await harness.send("CURRENCY", NOK, tenant=tenant)
+            await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}), tenant=tenant)
+        await harness.apply()
         _write(file, schemas, redefined(CURRENCY), redefined(COUNTRY))
         lock = "SELECT FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2 FOR UPDATE"
         await applier.execute("SET deadlock_timeout = '1min'")  # so that the other one is told
         async with applier.transaction():
             await applier.execute(lock, "acme", "CURRENCY")
             known = Catalogue(load_settings(file, {}).refdata).all()
-            registering = asyncio.create_task(definitions.register(rig.db, known))
+            registering = asyncio.create_task(definitions.register(harness.db, known))
             await _waiting_for_a_lock(looker)
             await applier.execute(lock, "globex", "COUNTRY")  # the next in an applier's order
         assert await registering == 2
@@ -371,14 +371,14 @@ async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path
 async def test_two_ways_to_read_never_have_one_version(schemas: str, tmp_path: Path) -> None:
     """R1: a process that has not reloaded yet must not give out what it reads under the version of the new way."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
-        rig, target = RefdataHarness(platform), Dict("acme", "CURRENCY")
-        await rig.send("CURRENCY", NOK)
-        await rig.apply()
+        harness, target = RefdataHarness(platform), Dict("acme", "CURRENCY")
+        await harness.send("CURRENCY", NOK)
+        await harness.apply()
         _write(file, schemas, {**CURRENCY, "loadSql": CURRENCY["loadSql"].replace("ccy as k", "lower(ccy) as k")})
         new = Catalogue(load_settings(file, {}).refdata)
-        assert await definitions.register(rig.db, new.all()) == 1
-        loaded = await new.get(target).provider.load_all(rig.db, target)
+        assert await definitions.register(harness.db, new.all()) == 1
+        loaded = await new.get(target).provider.load_all(harness.db, target)
         assert (loaded.version, set(loaded.items)) == (2, {"nok"})
         with contextlib.suppress(PenstockError):  # to say that it cannot know would do
-            late = await rig.refdata.catalogue.get(target).provider.load_all(rig.db, target)
+            late = await harness.refdata.catalogue.get(target).provider.load_all(harness.db, target)
             assert late.version != loaded.version or late.items == loaded.items

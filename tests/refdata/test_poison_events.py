@@ -92,20 +92,20 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 
 
 @pytest.fixture
-async def rig(settings: Settings) -> AsyncIterator[RefdataHarness]:
-    async with opened(settings) as rig:
-        yield rig
+async def harness(settings: Settings) -> AsyncIterator[RefdataHarness]:
+    async with opened(settings) as harness:
+        yield harness
 
 
-async def outcomes(rig: RefdataHarness, *event_ids: UUID, tenant: str = "acme") -> list[Any]:
+async def outcomes(harness: RefdataHarness, *event_ids: UUID, tenant: str = "acme") -> list[Any]:
     """For each its version, or the code it failed with."""
-    updates = [await rig.update(event_id, tenant) for event_id in event_ids]
+    updates = [await harness.update(event_id, tenant) for event_id in event_ids]
     return [update.committed_version or update.error_code for update in updates]
 
 
-async def versions(rig: RefdataHarness, code: str) -> list[int]:
+async def versions(harness: RefdataHarness, code: str) -> list[int]:
     """The versions told to the pods, in order."""
-    rows = await rig.db.fetch("SELECT version FROM outbox_event WHERE dict_code = $1 ORDER BY id", code)
+    rows = await harness.db.fetch("SELECT version FROM outbox_event WHERE dict_code = $1 ORDER BY id", code)
     return [row["version"] for row in rows]
 
 
@@ -116,7 +116,7 @@ def poison(**more: Any) -> tuple[UUID, bytes]:
     return event_id, msgspec.json.encode({**body, **more})
 
 
-async def test_what_nobody_can_read_is_only_set_aside(rig: RefdataHarness) -> None:
+async def test_what_nobody_can_read_is_only_set_aside(harness: RefdataHarness) -> None:
     """R11: a message that does not even say whose it is ends as a dead letter with the reason; others are applied."""
     unreadable = {
         b"": "MALFORMED: not JSON",
@@ -135,19 +135,19 @@ async def test_what_nobody_can_read_is_only_set_aside(rig: RefdataHarness) -> No
         poison(items=[upsert("X", 1)])[1].replace(b"X", b"\\udc00"): "MALFORMED: not JSON",
         poison(items=[upsert("a", "X")])[1].replace(b"X", b"\0"): "MALFORMED: not JSON",
     }
-    good = [await rig.send("LOOSE", upsert("a", 0))]
+    good = [await harness.send("LOOSE", upsert("a", 0))]
     for number, value in enumerate(unreadable, start=1):
-        await rig.publish(value)
-        good.append(await rig.send("LOOSE", upsert("a", number)))
-    assert await rig.apply() == len(good) + len(unreadable)
-    assert await outcomes(rig, *good) == list(range(1, len(good) + 1))
-    dead = await rig.dead()
+        await harness.publish(value)
+        good.append(await harness.send("LOOSE", upsert("a", number)))
+    assert await harness.apply() == len(good) + len(unreadable)
+    assert await outcomes(harness, *good) == list(range(1, len(good) + 1))
+    dead = await harness.dead()
     assert len(dead) == len(unreadable)
     assert [d for d, said in zip(dead, unreadable.values(), strict=True) if not d.startswith(said)] == []
-    assert await rig.items("LOOSE") == {"a": len(unreadable)}
+    assert await harness.items("LOOSE") == {"a": len(unreadable)}
 
 
-async def test_what_is_refused_fails_under_its_id(rig: RefdataHarness) -> None:
+async def test_what_is_refused_fails_under_its_id(harness: RefdataHarness) -> None:
     """R11: a message that says whose it is ends FAILED with a stable code and a readable reason, and set aside."""
     far = {"key": "k" * 513, "payload": 1}
     event_id, value = poison(items=[upsert("a", "X")])
@@ -174,127 +174,127 @@ async def test_what_is_refused_fails_under_its_id(rig: RefdataHarness) -> None:
         ("KEY_MISMATCH", "acme:TRAP", poison(items=[upsert("a", 1)])),
         ("KEY_MISMATCH", "acme:LOOSE:", poison(items=[upsert("a", 1)])),
     ]
-    good = [await rig.send("LOOSE", upsert("a", 0))]
+    good = [await harness.send("LOOSE", upsert("a", 0))]
     for _, key, (_, value) in refused:
-        await rig.publish(value, key)
-        good.append(await rig.send("LOOSE", upsert("a", len(good))))
-    await rig.apply()
-    assert await outcomes(rig, *[event_id for _, _, (event_id, _) in refused]) == [code for code, _, _ in refused]
-    messages = [(await rig.update(event_id)).error_message for _, _, (event_id, _) in refused]
+        await harness.publish(value, key)
+        good.append(await harness.send("LOOSE", upsert("a", len(good))))
+    await harness.apply()
+    assert await outcomes(harness, *[event_id for _, _, (event_id, _) in refused]) == [code for code, _, _ in refused]
+    messages = [(await harness.update(event_id)).error_message for _, _, (event_id, _) in refused]
     assert all(message and len(message) < 1_000 and message.isprintable() for message in messages)
-    assert await outcomes(rig, *good) == await versions(rig, "LOOSE") == list(range(1, len(good) + 1))
-    assert sorted(reason.partition(":")[0] for reason in await rig.dead()) == sorted(code for code, _, _ in refused)
+    assert await outcomes(harness, *good) == await versions(harness, "LOOSE") == list(range(1, len(good) + 1))
+    assert sorted(reason.partition(":")[0] for reason in await harness.dead()) == sorted(code for code, _, _ in refused)
 
 
-async def test_an_unknown_tenant_fails(rig: RefdataHarness) -> None:
+async def test_an_unknown_tenant_fails(harness: RefdataHarness) -> None:
     """R11: nothing is made for a tenant that is not configured, not even a version."""
     value, key = on_bus(command("LOOSE", upsert("a", 1)), "umbrella", event_id := uuid4())
-    await rig.publish(value, key)
-    await rig.apply()
-    assert await outcomes(rig, event_id, tenant="umbrella") == ["UNKNOWN_TENANT"]
-    assert await rig.db.fetch("SELECT FROM dictionary_meta WHERE tenant_id = 'umbrella'") == []
+    await harness.publish(value, key)
+    await harness.apply()
+    assert await outcomes(harness, event_id, tenant="umbrella") == ["UNKNOWN_TENANT"]
+    assert await harness.db.fetch("SELECT FROM dictionary_meta WHERE tenant_id = 'umbrella'") == []
 
 
-async def test_a_name_ends_where_it_ends(rig: RefdataHarness) -> None:
+async def test_a_name_ends_where_it_ends(harness: RefdataHarness) -> None:
     """R11: a line break behind a tenant's name does not make it another name."""
-    await rig.publish(poison(tenantId="acme\n")[1], "acme\n:LOOSE")
-    await rig.apply()
-    assert (await rig.dead())[0].startswith("MALFORMED")
+    await harness.publish(poison(tenantId="acme\n")[1], "acme\n:LOOSE")
+    await harness.apply()
+    assert (await harness.dead())[0].startswith("MALFORMED")
 
 
-async def test_failures_of_the_users_sql(rig: RefdataHarness) -> None:
+async def test_failures_of_the_users_sql(harness: RefdataHarness) -> None:
     """R11: whatever a statement fails with, its event alone is FAILED, with PostgreSQL's code and words."""
-    good = [await rig.send("TRAP", upsert("first", {"n": 0, "word": "taken"}))]
+    good = [await harness.send("TRAP", upsert("first", {"n": 0, "word": "taken"}))]
     bad: dict[str, UUID] = {}
     for name, (payload, _) in SQL_POISON.items():
-        bad[name] = await rig.send("TRAP", upsert("fine", {"n": 9}), upsert(name, payload))
-        good.append(await rig.send("TRAP", upsert("last", {"n": len(good)})))
-    await rig.apply()
-    updates = {name: await rig.update(event_id) for name, event_id in bad.items()}
+        bad[name] = await harness.send("TRAP", upsert("fine", {"n": 9}), upsert(name, payload))
+        good.append(await harness.send("TRAP", upsert("last", {"n": len(good)})))
+    await harness.apply()
+    updates = {name: await harness.update(event_id) for name, event_id in bad.items()}
     assert {name: (update.error_code, (update.error_message or "")[:5]) for name, update in updates.items()} == {
         name: ("SQL_ERROR", state) for name, (_, state) in SQL_POISON.items()
     }
     assert "no change on a Sunday" in (updates["raised"].error_message or "")
-    assert await outcomes(rig, *good) == await versions(rig, "TRAP") == list(range(1, len(good) + 1))
-    assert await rig.items("TRAP") == {"first": 0, "last": len(SQL_POISON)}
-    assert len(await rig.dead()) == len(SQL_POISON)
+    assert await outcomes(harness, *good) == await versions(harness, "TRAP") == list(range(1, len(good) + 1))
+    assert await harness.items("TRAP") == {"first": 0, "last": len(SQL_POISON)}
+    assert len(await harness.dead()) == len(SQL_POISON)
 
 
-async def test_a_snapshot_that_cannot_be_applied_fails(rig: RefdataHarness) -> None:
+async def test_a_snapshot_that_cannot_be_applied_fails(harness: RefdataHarness) -> None:
     """R11, R13: a SNAPSHOT whose statement fails changes nothing, and the next DELTA follows the last version."""
-    before = await rig.send("TRAP", upsert("a", {"n": 1}))
-    bad = await rig.send("TRAP", upsert("b", {"n": 1}), event_type="SNAPSHOT")
-    after = await rig.send("TRAP", upsert("c", {"n": 1}))
-    await rig.apply()
-    assert await outcomes(rig, before, bad, after) == [1, "SQL_ERROR", 2]
-    assert sorted(await rig.items("TRAP")) == ["a", "c"]
+    before = await harness.send("TRAP", upsert("a", {"n": 1}))
+    bad = await harness.send("TRAP", upsert("b", {"n": 1}), event_type="SNAPSHOT")
+    after = await harness.send("TRAP", upsert("c", {"n": 1}))
+    await harness.apply()
+    assert await outcomes(harness, before, bad, after) == [1, "SQL_ERROR", 2]
+    assert sorted(await harness.items("TRAP")) == ["a", "c"]
 
 
-async def test_many_bad_ones_among_two_hundred(rig: RefdataHarness) -> None:
+async def test_many_bad_ones_among_two_hundred(harness: RefdataHarness) -> None:
     """R11: in a batch of 200 every bad one fails and every good one commits, in order and without a gap."""
     is_bad = [number % 7 == 0 or 90 <= number < 110 for number in range(200)]
     ids = [uuid4() for _ in is_bad]
     body = [command("TRAP", upsert(f"k{n % 5}", {"n": -1 if bad else n})) for n, bad in enumerate(is_bad)]
     for event_id, one in zip(ids, body, strict=True):
-        await rig.publish(*on_bus(one, event_id=event_id))
-    await rig.apply()
+        await harness.publish(*on_bus(one, event_id=event_id))
+    await harness.apply()
     numbers = iter(range(1, 201))
-    assert await outcomes(rig, *ids) == ["SQL_ERROR" if bad else next(numbers) for bad in is_bad]
+    assert await outcomes(harness, *ids) == ["SQL_ERROR" if bad else next(numbers) for bad in is_bad]
     last = {f"k{n % 5}": n for n, bad in enumerate(is_bad) if not bad}
-    assert await rig.items("TRAP") == last
-    assert await rig.version("TRAP") == len(await versions(rig, "TRAP")) == 200 - sum(is_bad)
+    assert await harness.items("TRAP") == last
+    assert await harness.version("TRAP") == len(await versions(harness, "TRAP")) == 200 - sum(is_bad)
 
 
-async def test_what_works_once_per_transaction_works(rig: RefdataHarness) -> None:
+async def test_what_works_once_per_transaction_works(harness: RefdataHarness) -> None:
     """R11: a statement that cannot be run twice in a transaction (a temporary table, say) holds no event up."""
-    ids = [await rig.send("TRAP", upsert(f"k{n}", {"n": n, "how": "twice"})) for n in range(5)]
-    await rig.apply()
-    assert await outcomes(rig, *ids) == [1, 2, 3, 4, 5]
+    ids = [await harness.send("TRAP", upsert(f"k{n}", {"n": n, "how": "twice"})) for n in range(5)]
+    await harness.apply()
+    assert await outcomes(harness, *ids) == [1, 2, 3, 4, 5]
 
 
-async def test_injection_changes_nothing_but_data(rig: RefdataHarness) -> None:
+async def test_injection_changes_nothing_but_data(harness: RefdataHarness) -> None:
     """R3: SQL in keys and payloads is text there and nothing else."""
     nasty = ["'; DROP TABLE mdm_country; --", "$1", ":key", "\\'", '"', "$$", "%s", "{0}", "a\nb", "Ω\u202e", "/*"]
-    await rig.send("COUNTRY", *[upsert(text, {"name": text}) for text in nasty])
-    await rig.send("LOOSE", *[upsert(text, {text: text}) for text in nasty])
-    await rig.send("LOOSE", delete("' OR '1'='1"))
-    await rig.apply()
-    assert {key: value["name"] for key, value in (await rig.items("COUNTRY")).items()} == {t: t for t in nasty}
-    assert await rig.items("LOOSE") == {text: {text: text} for text in nasty}
-    assert await rig.dead() == []
+    await harness.send("COUNTRY", *[upsert(text, {"name": text}) for text in nasty])
+    await harness.send("LOOSE", *[upsert(text, {text: text}) for text in nasty])
+    await harness.send("LOOSE", delete("' OR '1'='1"))
+    await harness.apply()
+    assert {key: value["name"] for key, value in (await harness.items("COUNTRY")).items()} == {t: t for t in nasty}
+    assert await harness.items("LOOSE") == {text: {text: text} for text in nasty}
+    assert await harness.dead() == []
 
 
-async def test_an_older_revision_is_refused(rig: RefdataHarness) -> None:
+async def test_an_older_revision_is_refused(harness: RefdataHarness) -> None:
     """R12: lower is FAILED STALE_REVISION, equal is accepted, none leaves the last one as it is."""
     revisions = [5, 5, 4, None, 4, -7, 6, None, 5, 6]
     ids = []
     for n, revision in enumerate(revisions):
         more: Json = {} if revision is None else {"sourceRevision": revision}
-        ids.append(await rig.send("LOOSE", upsert("a", n), **more))
-    other = await rig.send("LOOSE", upsert("a", 1), tenant="globex", sourceRevision=1)
-    await rig.apply()
+        ids.append(await harness.send("LOOSE", upsert("a", n), **more))
+    other = await harness.send("LOOSE", upsert("a", 1), tenant="globex", sourceRevision=1)
+    await harness.apply()
     stale = "STALE_REVISION"
-    assert await outcomes(rig, *ids) == [1, 2, stale, 3, stale, stale, 4, 5, stale, 6]
-    assert await outcomes(rig, other, tenant="globex") == [1]
-    assert "4 is older than 5" in ((await rig.update(ids[2])).error_message or "")
-    assert await rig.items("LOOSE") == {"a": 9}
+    assert await outcomes(harness, *ids) == [1, 2, stale, 3, stale, stale, 4, 5, stale, 6]
+    assert await outcomes(harness, other, tenant="globex") == [1]
+    assert "4 is older than 5" in ((await harness.update(ids[2])).error_message or "")
+    assert await harness.items("LOOSE") == {"a": 9}
 
 
-async def test_a_statement_that_takes_too_long_fails_in_the_end(rig: RefdataHarness) -> None:
+async def test_a_statement_that_takes_too_long_fails_in_the_end(harness: RefdataHarness) -> None:
     """R11: it is tried max_attempts times, then FAILED STATEMENT_TIMEOUT; what is behind it is applied."""
-    slow = await rig.send("TRAP", upsert("slow", {"n": 1, "how": "slow"}))
-    after = await rig.send("TRAP", upsert("a", {"n": 1}))
-    await rig.apply(max_attempts=2)
-    assert await outcomes(rig, slow, after) == ["STATEMENT_TIMEOUT", 1]
-    assert [reason.partition(":")[0] for reason in await rig.dead()] == ["STATEMENT_TIMEOUT"]
+    slow = await harness.send("TRAP", upsert("slow", {"n": 1, "how": "slow"}))
+    after = await harness.send("TRAP", upsert("a", {"n": 1}))
+    await harness.apply(max_attempts=2)
+    assert await outcomes(harness, slow, after) == ["STATEMENT_TIMEOUT", 1]
+    assert [reason.partition(":")[0] for reason in await harness.dead()] == ["STATEMENT_TIMEOUT"]
 
 
-async def test_what_is_before_a_slow_statement_is_not_blamed(rig: RefdataHarness) -> None:
+async def test_what_is_before_a_slow_statement_is_not_blamed(harness: RefdataHarness) -> None:
     """R11: what is in front of a slow one is committed, and done with; only that one is tried again and set aside."""
-    before = [await rig.send("TRAP", upsert(f"k{n}", {"n": n})) for n in range(3)]
-    slow = await rig.send("TRAP", upsert("slow", {"n": 1, "how": "slow"}))
-    after = await rig.send("TRAP", upsert("a", {"n": 1}))
+    before = [await harness.send("TRAP", upsert(f"k{n}", {"n": n})) for n in range(3)]
+    slow = await harness.send("TRAP", upsert("slow", {"n": 1, "how": "slow"}))
+    after = await harness.send("TRAP", upsert("a", {"n": 1}))
     async with asyncio.timeout(60):
-        await rig.apply(max_attempts=2)
-    assert await outcomes(rig, *before, slow, after) == [1, 2, 3, "STATEMENT_TIMEOUT", 4]
-    assert [reason.partition(":")[0] for reason in await rig.dead()] == ["STATEMENT_TIMEOUT"]
+        await harness.apply(max_attempts=2)
+    assert await outcomes(harness, *before, slow, after) == [1, 2, 3, "STATEMENT_TIMEOUT", 4]
+    assert [reason.partition(":")[0] for reason in await harness.dead()] == ["STATEMENT_TIMEOUT"]

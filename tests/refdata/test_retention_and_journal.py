@@ -68,9 +68,9 @@ TABLES = {
 class RetentionHarness:
     """Refdata in which time stands still, and who keeps it in order."""
 
-    def __init__(self, rig: RefdataHarness, clock: ManualClock) -> None:
-        self.rig, self.clock = rig, clock
-        platform = rig.platform
+    def __init__(self, harness: RefdataHarness, clock: ManualClock) -> None:
+        self.harness, self.clock = harness, clock
+        platform = harness.platform
         self.upkeep = Upkeep(platform.db, platform.bus, platform.refdata, platform.metrics, "keeper")
 
     async def after(self, passed: timedelta) -> int:
@@ -79,11 +79,11 @@ class RetentionHarness:
         return await self.upkeep.prune()
 
     async def count(self, table: str, where: str = "true") -> int:
-        return int(await self.rig.db.fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
+        return int(await self.harness.db.fetchval(f"SELECT count(*) FROM {table} WHERE {where}"))
 
     async def noted(self) -> list[journal.Entry]:
         """All the journal has, once no transaction of anybody else's on this server holds it back."""
-        async with asyncio.timeout(30), self.rig.db.connection() as connection:
+        async with asyncio.timeout(30), self.harness.db.connection() as connection:
             while True:
                 noted = await journal.tail(connection, journal.BEGINNING)
                 if len(noted) == await connection.fetchval("SELECT count(*) FROM journal_move"):
@@ -91,161 +91,163 @@ class RetentionHarness:
 
     async def send_chunk(self, snapshot_id: UUID, index: int, total: int, *items: Any, **more: Any) -> UUID:
         body = decode(chunk("LOOSE", snapshot_id, index, total, *items, **more))
-        return (await self.rig.refdata.submit("acme", body)).event_id
+        return (await self.harness.refdata.submit("acme", body)).event_id
 
 
 @pytest.fixture
-async def house(database_url: str, clock: ManualClock) -> AsyncIterator[RetentionHarness]:
+async def retention(database_url: str, clock: ManualClock) -> AsyncIterator[RetentionHarness]:
     await create_schemas(database_url)
-    async with _house(database_url, clock, retention=KEPT) as house:
-        yield house
+    async with _house(database_url, clock, retention=KEPT) as retention:
+        yield retention
 
 
 @asynccontextmanager
 async def _house(url: str, clock: ManualClock, **refdata: Any) -> AsyncIterator[RetentionHarness]:
-    async with opened(refdata_settings(url, **refdata)) as rig:
-        rig.db.clock = clock
-        yield RetentionHarness(rig, clock)
+    async with opened(refdata_settings(url, **refdata)) as harness:
+        harness.db.clock = clock
+        yield RetentionHarness(harness, clock)
 
 
-async def test_processed_events_are_remembered_for_their_time(house: RetentionHarness) -> None:
+async def test_processed_events_are_remembered_for_their_time(retention: RetentionHarness) -> None:
     """R14: a repeated event is known until retention.processedEvents has passed, and not longer."""
-    await house.rig.send("LOOSE", upsert("a", 1))
-    await house.rig.apply()
-    assert await house.after(10 * DAY) == 0
-    assert await house.count("processed_event") == 1
-    assert await house.after(SECOND) == 1
-    assert await house.count("processed_event") == 0
+    await retention.harness.send("LOOSE", upsert("a", 1))
+    await retention.harness.apply()
+    assert await retention.after(10 * DAY) == 0
+    assert await retention.count("processed_event") == 1
+    assert await retention.after(SECOND) == 1
+    assert await retention.count("processed_event") == 0
 
 
-async def test_a_repeated_event_is_not_applied_twice_within_its_time(house: RetentionHarness) -> None:
+async def test_a_repeated_event_is_not_applied_twice_within_its_time(retention: RetentionHarness) -> None:
     """R11, R14: the last moment counts; nine days and two prunings later it is still the same event."""
     event_id, later = uuid4(), uuid4()
     first = on_bus(b'{"dictCode":"LOOSE","eventType":"DELTA","items":[{"key":"a","payload":1}]}', event_id=event_id)
     other = on_bus(b'{"dictCode":"LOOSE","eventType":"DELTA","items":[{"key":"a","payload":2}]}', event_id=later)
     for value, key in (first, other):
-        await house.rig.publish(value, key)
-    await house.rig.apply()
+        await retention.harness.publish(value, key)
+    await retention.harness.apply()
     for _ in range(2):
-        await house.after(5 * DAY)
-        await house.rig.publish(*first)
-        await house.rig.apply()
-    assert (await house.rig.items("LOOSE"), await house.rig.version("LOOSE")) == ({"a": 2}, 2)
+        await retention.after(5 * DAY)
+        await retention.harness.publish(*first)
+        await retention.harness.apply()
+    assert (await retention.harness.items("LOOSE"), await retention.harness.version("LOOSE")) == ({"a": 2}, 2)
 
 
-async def test_tombstones_are_remembered_for_their_time(house: RetentionHarness) -> None:
+async def test_tombstones_are_remembered_for_their_time(retention: RetentionHarness) -> None:
     """R14: a deleted item is a tombstone until retention.tombstones; what is there is never pruned."""
-    await house.rig.send("LOOSE", upsert("a", 1), upsert("b", 2))
-    await house.rig.apply()
-    house.clock.advance(3 * DAY)
-    await house.rig.send("LOOSE", delete("a"))
-    await house.rig.apply()
-    assert await house.count("dictionary_item", "deleted") == 1
-    await house.after(5 * DAY)
-    assert await house.count("dictionary_item", "deleted") == 1
-    await house.after(SECOND)
-    assert await house.count("dictionary_item", "deleted") == 0
-    assert await house.rig.items("LOOSE") == {"b": 2}
+    await retention.harness.send("LOOSE", upsert("a", 1), upsert("b", 2))
+    await retention.harness.apply()
+    retention.clock.advance(3 * DAY)
+    await retention.harness.send("LOOSE", delete("a"))
+    await retention.harness.apply()
+    assert await retention.count("dictionary_item", "deleted") == 1
+    await retention.after(5 * DAY)
+    assert await retention.count("dictionary_item", "deleted") == 1
+    await retention.after(SECOND)
+    assert await retention.count("dictionary_item", "deleted") == 0
+    assert await retention.harness.items("LOOSE") == {"b": 2}
 
 
-async def test_a_tombstone_that_came_back_to_life_stays(house: RetentionHarness) -> None:
+async def test_a_tombstone_that_came_back_to_life_stays(retention: RetentionHarness) -> None:
     """R14: an item that was deleted and put again is an item."""
     for item in (upsert("a", 1), delete("a"), upsert("a", 3)):
-        await house.rig.send("LOOSE", item)
-        await house.rig.apply()
-    await house.after(100 * DAY)
-    assert await house.rig.items("LOOSE") == {"a": 3}
+        await retention.harness.send("LOOSE", item)
+        await retention.harness.apply()
+    await retention.after(100 * DAY)
+    assert await retention.harness.items("LOOSE") == {"a": 3}
 
 
-async def test_updates_are_remembered_for_their_time(house: RetentionHarness) -> None:
+async def test_updates_are_remembered_for_their_time(retention: RetentionHarness) -> None:
     """R14: how an update ended is told until retention.updates; one under way is never forgotten."""
-    done = await house.rig.send("LOOSE", upsert("a", 1))
-    failed = await house.rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
-    await house.rig.apply()
-    pending = await house.rig.send("LOOSE", upsert("a", 2))
-    await house.after(20 * DAY)
-    assert (await house.rig.update(done)).status is Status.COMMITTED
-    assert (await house.rig.update(failed)).status is Status.FAILED
-    await house.after(SECOND)
-    assert await house.count("update_request") == 1
-    assert (await house.rig.update(pending)).status is Status.PENDING
+    done = await retention.harness.send("LOOSE", upsert("a", 1))
+    failed = await retention.harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    await retention.harness.apply()
+    pending = await retention.harness.send("LOOSE", upsert("a", 2))
+    await retention.after(20 * DAY)
+    assert (await retention.harness.update(done)).status is Status.COMMITTED
+    assert (await retention.harness.update(failed)).status is Status.FAILED
+    await retention.after(SECOND)
+    assert await retention.count("update_request") == 1
+    assert (await retention.harness.update(pending)).status is Status.PENDING
 
 
-async def test_an_update_is_remembered_as_long_as_its_event(house: RetentionHarness) -> None:
+async def test_an_update_is_remembered_as_long_as_its_event(retention: RetentionHarness) -> None:
     """R8, R14: one that waited long and ended just now is still answered, and sent again it counts once."""
-    event_id = await house.rig.send("LOOSE", upsert("a", 1))
-    house.clock.advance(25 * DAY)
-    await house.rig.apply()
-    await house.upkeep.prune()
-    await house.rig.send("LOOSE", upsert("a", 1), eventId=str(event_id))
-    await house.rig.apply()
-    assert (await house.rig.update(event_id)).committed_version == await house.rig.version("LOOSE") == 1
+    event_id = await retention.harness.send("LOOSE", upsert("a", 1))
+    retention.clock.advance(25 * DAY)
+    await retention.harness.apply()
+    await retention.upkeep.prune()
+    await retention.harness.send("LOOSE", upsert("a", 1), eventId=str(event_id))
+    await retention.harness.apply()
+    assert (await retention.harness.update(event_id)).committed_version == await retention.harness.version("LOOSE") == 1
 
 
-async def test_snapshot_sets_are_remembered_for_their_time(house: RetentionHarness) -> None:
+async def test_snapshot_sets_are_remembered_for_their_time(retention: RetentionHarness) -> None:
     """R13, R14: an ended set goes with its chunks and events; an open one stays however old it is."""
     ended, begun = uuid4(), uuid4()
     for index in (1, 2):
-        await house.send_chunk(ended, index, 2, upsert(str(index), index))
-    await house.send_chunk(begun, 1, 2, upsert("x", 1))
-    await house.rig.apply()
-    await house.after(20 * DAY)
-    assert [await house.count(f"snapshot_{part}") for part in ("set", "chunk", "event")] == [2, 3, 3]
-    await house.after(SECOND)
-    assert [await house.count(f"snapshot_{part}") for part in ("set", "chunk", "event")] == [1, 1, 1]
-    assert await house.count("snapshot_set", "status = 'OPEN'") == 1
-    assert await house.rig.items("LOOSE") == {"1": 1, "2": 2}
+        await retention.send_chunk(ended, index, 2, upsert(str(index), index))
+    await retention.send_chunk(begun, 1, 2, upsert("x", 1))
+    await retention.harness.apply()
+    await retention.after(20 * DAY)
+    assert [await retention.count(f"snapshot_{part}") for part in ("set", "chunk", "event")] == [2, 3, 3]
+    await retention.after(SECOND)
+    assert [await retention.count(f"snapshot_{part}") for part in ("set", "chunk", "event")] == [1, 1, 1]
+    assert await retention.count("snapshot_set", "status = 'OPEN'") == 1
+    assert await retention.harness.items("LOOSE") == {"1": 1, "2": 2}
 
 
-async def test_history_is_remembered_for_its_time(house: RetentionHarness) -> None:
+async def test_history_is_remembered_for_its_time(retention: RetentionHarness) -> None:
     """R14, R15: versions go when they were announced and retention.history has passed; never unannounced."""
-    await house.rig.send("LOOSE", upsert("a", 1))
-    await house.rig.apply()
-    assert await house.rig.relay() == 1
-    await house.rig.send("LOOSE", upsert("a", 2))
-    await house.rig.apply()
-    await house.after(40 * DAY)
-    assert await house.count("outbox_event") == 2
-    await house.after(SECOND)
-    assert await house.rig.db.fetchval("SELECT array_agg(version) FROM outbox_event") == [2]
-    assert await house.rig.version("LOOSE") == 2
+    await retention.harness.send("LOOSE", upsert("a", 1))
+    await retention.harness.apply()
+    assert await retention.harness.relay() == 1
+    await retention.harness.send("LOOSE", upsert("a", 2))
+    await retention.harness.apply()
+    await retention.after(40 * DAY)
+    assert await retention.count("outbox_event") == 2
+    await retention.after(SECOND)
+    assert await retention.harness.db.fetchval("SELECT array_agg(version) FROM outbox_event") == [2]
+    assert await retention.harness.version("LOOSE") == 2
 
 
-async def test_all_of_the_old_goes_however_much_it_is(house: RetentionHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_of_the_old_goes_however_much_it_is(
+    retention: RetentionHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R14: pruning goes in small pieces, and to the end."""
     monkeypatch.setattr("penstock.refdata.store.PRUNED_AT_ONCE", 3)
     for number in range(10):
-        await house.rig.send("LOOSE", upsert(f"k{number}", 1))
-    await house.rig.send("LOOSE", event_type="SNAPSHOT")
-    await house.rig.apply()
-    await house.rig.relay()
-    assert await house.after(41 * DAY) == 11 + 11 + 10 + 11  # processed, updates, tombstones, history
-    assert await house.after(SECOND) == 0
+        await retention.harness.send("LOOSE", upsert(f"k{number}", 1))
+    await retention.harness.send("LOOSE", event_type="SNAPSHOT")
+    await retention.harness.apply()
+    await retention.harness.relay()
+    assert await retention.after(41 * DAY) == 11 + 11 + 10 + 11  # processed, updates, tombstones, history
+    assert await retention.after(SECOND) == 0
 
 
 async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: ManualClock) -> None:
     """R13: what gets no chunk for snapshots.expireAfter fails, with the chunks that did not come, once."""
-    async with _house(database_url, clock, snapshots={"expireAfter": "PT1H"}) as house:
-        event_id = await house.send_chunk(uuid4(), 2, 4, upsert("a", 1))
-        await house.rig.apply()
+    async with _house(database_url, clock, snapshots={"expireAfter": "PT1H"}) as retention:
+        event_id = await retention.send_chunk(uuid4(), 2, 4, upsert("a", 1))
+        await retention.harness.apply()
         clock.advance(HOUR)
-        assert await house.upkeep.expire() == 0
+        assert await retention.upkeep.expire() == 0
         clock.advance(SECOND)
-        assert await house.upkeep.expire() == 1
-        update = await house.rig.update(event_id)
+        assert await retention.upkeep.expire() == 1
+        update = await retention.harness.update(event_id)
         assert (update.status, update.error_code) == (Status.FAILED, "SNAPSHOT_INCOMPLETE")
         assert "1, 3, 4 of 4 did not come within 60 minutes" in (update.error_message or "")
-        assert await house.upkeep.expire() == 0
-        assert await house.rig.version("LOOSE") == 0
+        assert await retention.upkeep.expire() == 0
+        assert await retention.harness.version("LOOSE") == 0
 
 
-async def test_a_delta_that_changes_nothing_commits_a_version(house: RetentionHarness) -> None:
+async def test_a_delta_that_changes_nothing_commits_a_version(retention: RetentionHarness) -> None:
     """R14: the same payload, a key that is not there, no items at all: each is a version of its own."""
     for items in ([upsert("a", 1)], [upsert("a", 1)], [delete("nobody")], []):
-        await house.rig.send("LOOSE", *items)
-    await house.rig.apply()
-    assert (await house.rig.items("LOOSE"), await house.rig.version("LOOSE")) == ({"a": 1}, 4)
-    assert await house.rig.relay() == 4
+        await retention.harness.send("LOOSE", *items)
+    await retention.harness.apply()
+    assert (await retention.harness.items("LOOSE"), await retention.harness.version("LOOSE")) == ({"a": 1}, 4)
+    assert await retention.harness.relay() == 4
 
 
 @pytest.mark.parametrize(("table", "machine"), [("update_request", UPDATE), ("snapshot_set", SNAPSHOT)])
@@ -289,21 +291,21 @@ async def test_outbox_rows_are_unpublished_unless_said(db: Database) -> None:
     assert tuple(row) == (1, False)
 
 
-async def test_the_journal_has_each_move_once(house: RetentionHarness) -> None:
+async def test_the_journal_has_each_move_once(retention: RetentionHarness) -> None:
     """R14: commits, refusals, chunks, whole sets and expiries are moves of their machines, each noted once."""
     ended, begun, bad = uuid4(), uuid4(), uuid4()
-    done = await house.rig.send("LOOSE", upsert("a", 1))
-    wrong = await house.rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
-    chunks = [await house.send_chunk(ended, index, 2, upsert(str(index), 1)) for index in (2, 1)]
-    late = await house.send_chunk(begun, 1, 2)
-    twice = [await house.send_chunk(bad, index, 2, upsert("same", 1)) for index in (1, 2)]
-    await house.rig.apply()
-    house.clock.advance(2 * HOUR)
-    assert await house.upkeep.expire() == 1
+    done = await retention.harness.send("LOOSE", upsert("a", 1))
+    wrong = await retention.harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    chunks = [await retention.send_chunk(ended, index, 2, upsert(str(index), 1)) for index in (2, 1)]
+    late = await retention.send_chunk(begun, 1, 2)
+    twice = [await retention.send_chunk(bad, index, 2, upsert("same", 1)) for index in (1, 2)]
+    await retention.harness.apply()
+    retention.clock.advance(2 * HOUR)
+    assert await retention.upkeep.expire() == 1
     for event_id in (done, wrong, *chunks, late, *twice):  # told again, nothing moves
         body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
-        await house.rig.publish(*on_bus(body, event_id=event_id))
-    await house.rig.apply()
+        await retention.harness.publish(*on_bus(body, event_id=event_id))
+    await retention.harness.apply()
     expected = [
         *(("refdata.update", f"acme/LOOSE/{event_id}", "PENDING", "COMMITTED") for event_id in (done, *chunks)),
         *(("refdata.update", f"acme/LOOSE/{event_id}", "PENDING", "FAILED") for event_id in (late, *twice)),
@@ -312,59 +314,59 @@ async def test_the_journal_has_each_move_once(house: RetentionHarness) -> None:
         ("refdata.snapshot", f"acme/LOOSE/{begun}", "OPEN", "FAILED"),
         ("refdata.snapshot", f"acme/LOOSE/{bad}", "OPEN", "FAILED"),
     ]
-    moves = [(one.machine, one.subject, one.source, one.target) for one in await house.noted()]
+    moves = [(one.machine, one.subject, one.source, one.target) for one in await retention.noted()]
     assert sorted(moves, key=str) == sorted(expected, key=str)
 
 
-async def test_the_journal_tells_who_and_why(house: RetentionHarness) -> None:
+async def test_the_journal_tells_who_and_why(retention: RetentionHarness) -> None:
     """R14: an entry names the worker and the reason's code."""
-    await house.rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
-    await house.rig.apply(name="worker-7")
-    (noted,) = await house.noted()
-    assert (noted.actor, noted.reason, noted.at) == ("worker-7", "SQL_ERROR", house.clock.now())
+    await retention.harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    await retention.harness.apply(name="worker-7")
+    (noted,) = await retention.noted()
+    assert (noted.actor, noted.reason, noted.at) == ("worker-7", "SQL_ERROR", retention.clock.now())
 
 
-async def test_metrics_are_told_to_prometheus(house: RetentionHarness) -> None:
+async def test_metrics_are_told_to_prometheus(retention: RetentionHarness) -> None:
     """R26: what was judged, what waits on the bus, in the outbox, and for how long, in a real exposition."""
-    rig = house.rig
+    harness = retention.harness
     body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
-    done = await rig.send("LOOSE", upsert("a", 1))
-    await rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
-    await rig.publish(*on_bus(body, event_id=done))
-    await house.send_chunk(uuid4(), 1, 2)
-    await rig.publish(b"rubbish")
-    await rig.apply()
-    await rig.send("LOOSE", upsert("a", 2))
-    house.clock.advance(HOUR)
-    await house.upkeep.show()
-    for topic in (rig.topic, "somebody.elses"):
-        _, show_lag, _ = lag_chore(rig.bus, topic, rig.platform.metrics)
+    done = await harness.send("LOOSE", upsert("a", 1))
+    await harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    await harness.publish(*on_bus(body, event_id=done))
+    await retention.send_chunk(uuid4(), 1, 2)
+    await harness.publish(b"rubbish")
+    await harness.apply()
+    await harness.send("LOOSE", upsert("a", 2))
+    retention.clock.advance(HOUR)
+    await retention.upkeep.show()
+    for topic in (harness.topic, "somebody.elses"):
+        _, show_lag, _ = lag_chore(harness.bus, topic, harness.platform.metrics)
         await show_lag()
-    told = _exposed(rig)
+    told = _exposed(harness)
     events = {labels["result"]: value for labels, value in told["penstock_refdata_events_total"]}
     assert events == {"committed": 1, "failed": 2, "staged": 1, "repeated": 1}
-    assert told["kafka_consumer_lag"] == [({"topic": rig.topic}, 1), ({"topic": "somebody.elses"}, 0)]
+    assert told["kafka_consumer_lag"] == [({"topic": harness.topic}, 1), ({"topic": "somebody.elses"}, 0)]
     assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 3600)]
     assert told["penstock_refdata_outbox_waiting"] == [({}, 1)]
 
 
-async def test_a_change_past_us_is_counted_and_nothing_else(house: RetentionHarness) -> None:
+async def test_a_change_past_us_is_counted_and_nothing_else(retention: RetentionHarness) -> None:
     """R5, R26: driftCheckSql tells once of rows somebody else changed, and not of our own; the version stays."""
-    rig = house.rig
+    harness = retention.harness
     for name in ("Krone", "Kroner"):
-        await rig.send("CURRENCY", upsert("NOK", {"name": name, "digits": 2}))
-        await rig.apply()
-        assert await house.upkeep.look_for_drift() == 0
-    await rig.db.execute("UPDATE mdm_currency SET version = 77")
-    assert [await house.upkeep.look_for_drift() for _ in range(2)] == [1, 0]
-    assert _exposed(rig)["penstock_refdata_drifts_total"] == [({"dict_code": "CURRENCY"}, 1)]
-    assert await rig.version("CURRENCY") == 2
+        await harness.send("CURRENCY", upsert("NOK", {"name": name, "digits": 2}))
+        await harness.apply()
+        assert await retention.upkeep.look_for_drift() == 0
+    await harness.db.execute("UPDATE mdm_currency SET version = 77")
+    assert [await retention.upkeep.look_for_drift() for _ in range(2)] == [1, 0]
+    assert _exposed(harness)["penstock_refdata_drifts_total"] == [({"dict_code": "CURRENCY"}, 1)]
+    assert await harness.version("CURRENCY") == 2
 
 
-async def test_metrics_are_there_before_anything_happened(house: RetentionHarness) -> None:
+async def test_metrics_are_there_before_anything_happened(retention: RetentionHarness) -> None:
     """R26: every result begins at 0, so that a rate is known from the first event on."""
-    await house.upkeep.show()
-    told = _exposed(house.rig)
+    await retention.upkeep.show()
+    told = _exposed(retention.harness)
     assert {labels["result"] for labels, _ in told["penstock_refdata_events_total"]} == {
         "committed", "failed", "staged", "repeated",
     }  # fmt: skip
@@ -372,34 +374,34 @@ async def test_metrics_are_there_before_anything_happened(house: RetentionHarnes
     assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 0)]
 
 
-def _exposed(rig: RefdataHarness) -> dict[str, list[tuple[dict[str, str], float]]]:
+def _exposed(harness: RefdataHarness) -> dict[str, list[tuple[dict[str, str], float]]]:
     """The samples a scrape would read, by name."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in text_string_to_metric_families(generate_latest(rig.platform.telemetry.registry).decode()):
+    for family in text_string_to_metric_families(generate_latest(harness.platform.telemetry.registry).decode()):
         for sample in family.samples:
             found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
     return found
 
 
 @pytest.mark.parametrize("totals", [(2, 1), (1, 2)])
-async def test_a_snapshot_names_one_number_of_chunks(house: RetentionHarness, totals: tuple[int, int]) -> None:
+async def test_a_snapshot_names_one_number_of_chunks(retention: RetentionHarness, totals: tuple[int, int]) -> None:
     """R13: what differs from the set in chunksTotal is FAILED, also when it, or the first, says it is the only one."""
     snapshot_id = uuid4()
-    await house.send_chunk(snapshot_id, 1, totals[0], upsert("a", 1))
-    other = await house.send_chunk(snapshot_id, 1, totals[1], upsert("b", 1))
-    await house.rig.apply()
-    assert (await house.rig.update(other)).error_code == "CHUNKS_TOTAL_DIFFERS"
+    await retention.send_chunk(snapshot_id, 1, totals[0], upsert("a", 1))
+    other = await retention.send_chunk(snapshot_id, 1, totals[1], upsert("b", 1))
+    await retention.harness.apply()
+    assert (await retention.harness.update(other)).error_code == "CHUNKS_TOTAL_DIFFERS"
 
 
 @pytest.mark.parametrize("numbers", [{}, {"chunkIndex": 1, "chunksTotal": 1}])
-async def test_a_snapshot_in_one_piece_counts_once(house: RetentionHarness, numbers: dict[str, int]) -> None:
+async def test_a_snapshot_in_one_piece_counts_once(retention: RetentionHarness, numbers: dict[str, int]) -> None:
     """R13: sent again under its snapshotId it undoes nothing that came since; with another content it is refused."""
-    rig, told = house.rig, dict[str, Any]({"event_type": "SNAPSHOT", "snapshotId": str(uuid4()), **numbers})
-    await rig.send("LOOSE", upsert("a", 1), **told)
-    await rig.send("LOOSE", upsert("a", 2))
-    again = await rig.send("LOOSE", upsert("a", 1), **told)
-    other = await rig.send("LOOSE", upsert("a", 3), **told)
-    await rig.apply()
-    assert (await rig.update(again)).committed_version == 1
-    assert (await rig.update(other)).error_code == "CHUNK_CONFLICT"
-    assert (await rig.items("LOOSE"), await rig.version("LOOSE")) == ({"a": 2}, 2)
+    harness, told = retention.harness, dict[str, Any]({"event_type": "SNAPSHOT", "snapshotId": str(uuid4()), **numbers})
+    await harness.send("LOOSE", upsert("a", 1), **told)
+    await harness.send("LOOSE", upsert("a", 2))
+    again = await harness.send("LOOSE", upsert("a", 1), **told)
+    other = await harness.send("LOOSE", upsert("a", 3), **told)
+    await harness.apply()
+    assert (await harness.update(again)).committed_version == 1
+    assert (await harness.update(other)).error_code == "CHUNK_CONFLICT"
+    assert (await harness.items("LOOSE"), await harness.version("LOOSE")) == ({"a": 2}, 2)

@@ -28,7 +28,7 @@ CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
 class TracedHarness(RefdataHarness):
-    """A rig whose spans are kept."""
+    """A harness whose spans are recorded."""
 
     kept: InMemorySpanExporter
 
@@ -44,19 +44,19 @@ class TracedHarness(RefdataHarness):
 async def traced(settings: Settings) -> AsyncIterator[TracedHarness]:
     kept = InMemorySpanExporter()
     async with open_refdata(settings, Telemetry(spans=[SimpleSpanProcessor(kept)])) as platform:
-        rig = TracedHarness(platform)
-        rig.kept = kept
-        yield rig
+        harness = TracedHarness(platform)
+        harness.kept = kept
+        yield harness
 
 
 def traces(spans: list[ReadableSpan]) -> list[str]:
     return [format(span.context.trace_id, "032x") for span in spans if span.context]
 
 
-async def post(rig: RefdataHarness, headers: dict[str, str]) -> httpx.Response:
-    telemetry = rig.platform.telemetry
-    web = Web(rig.platform.settings, telemetry, HttpMetrics(telemetry), NoAuthenticator())
-    app = make_command_api(web, Pulse({}, needs=()), rig.refdata)
+async def post(harness: RefdataHarness, headers: dict[str, str]) -> httpx.Response:
+    telemetry = harness.platform.telemetry
+    web = Web(harness.platform.settings, telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    app = make_command_api(web, Pulse({}, needs=()), harness.refdata)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         body = command("LOOSE", upsert("a", 1))
         return await client.post("/v1/tenants/acme/updates", content=body, headers=headers)
@@ -130,11 +130,11 @@ async def test_a_trace_is_handed_on_in_its_shortest_form(traced: TracedHarness) 
     assert await traced.relay() == 1
 
 
-async def test_a_process_that_sends_no_traces_hands_them_on(rig: RefdataHarness) -> None:
+async def test_a_process_that_sends_no_traces_hands_them_on(harness: RefdataHarness) -> None:
     """R26: the trace survives a stage whose process has no collector."""
-    await post(rig, {"traceparent": CALLER})
-    await rig.apply()
-    payload = await rig.db.fetchval("SELECT payload FROM outbox_event")
+    await post(harness, {"traceparent": CALLER})
+    await harness.apply()
+    payload = await harness.db.fetchval("SELECT payload FROM outbox_event")
     assert json.loads(payload)["traceparent"].split("-")[1] == TRACE
 
 

@@ -105,8 +105,8 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 @pytest.fixture
 async def small(database_url: str) -> AsyncIterator[RefdataHarness]:
     """On PostgreSQL's bus only, for what is the same on both."""
-    async with opened(await flaky_settings(database_url, None)) as rig:
-        yield rig
+    async with opened(await flaky_settings(database_url, None)) as harness:
+        yield harness
 
 
 @pytest.fixture
@@ -127,28 +127,28 @@ async def blocked(outside: "asyncpg.Connection[asyncpg.Record]") -> int:
     return int(pid)
 
 
-async def ended(rig: RefdataHarness, event_id: UUID, within: float = 60) -> Update:
+async def ended(harness: RefdataHarness, event_id: UUID, within: float = 60) -> Update:
     """The update, once it is no longer PENDING."""
     async with asyncio.timeout(within):
         while True:
-            rung = rig.refdata.bell.next("")
+            rung = harness.refdata.bell.next("")
             try:
-                if (update := await rig.update(event_id)).status is not Status.PENDING:
+                if (update := await harness.update(event_id)).status is not Status.PENDING:
                     return update
             except Transient:
                 pass
             await happens(rung, 0.05)
 
 
-async def applied_once(rig: RefdataHarness, *event_ids: UUID) -> None:
+async def applied_once(harness: RefdataHarness, *event_ids: UUID) -> None:
     """Nothing failed, nothing was set aside, and every version is there once."""
-    updates = [await rig.update(event_id) for event_id in event_ids]
+    updates = [await harness.update(event_id) for event_id in event_ids]
     assert [(update.status, update.error_message) for update in updates] == [(Status.COMMITTED, None)] * len(updates)
     assert [update.committed_version for update in updates] == list(range(1, len(updates) + 1))
-    assert await rig.dead() == []
-    items = await rig.items("FLAKY")
+    assert await harness.dead() == []
+    items = await harness.items("FLAKY")
     assert set(items.values()) == {1}
-    assert len(items) == await rig.version("FLAKY") == len(updates)
+    assert len(items) == await harness.version("FLAKY") == len(updates)
 
 
 @pytest.mark.parametrize(
@@ -162,16 +162,16 @@ async def test_trouble_of_the_moment_is_nobodys_fault(small: RefdataHarness, how
 
 
 @pytest.mark.parametrize("how", ["cut", "40001"])
-async def test_trouble_of_the_moment_on_both_buses(rig: RefdataHarness, how: str) -> None:
+async def test_trouble_of_the_moment_on_both_buses(harness: RefdataHarness, how: str) -> None:
     """R11: with what is before and behind it in the partition, whatever the bus; deltas and a snapshot alike."""
     ids = [
-        await rig.send("FLAKY", upsert("a", {"times": 0})),
-        await rig.send("FLAKY", upsert("b", {"how": how, "times": 3}), event_type="DELTA"),
-        await rig.send("FLAKY", upsert("c", {"how": how}), event_type="SNAPSHOT"),
-        await rig.send("FLAKY", upsert("d", {"times": 0})),
+        await harness.send("FLAKY", upsert("a", {"times": 0})),
+        await harness.send("FLAKY", upsert("b", {"how": how, "times": 3}), event_type="DELTA"),
+        await harness.send("FLAKY", upsert("c", {"how": how}), event_type="SNAPSHOT"),
+        await harness.send("FLAKY", upsert("d", {"times": 0})),
     ]
-    await rig.apply(max_attempts=1)
-    await applied_once(rig, *ids)
+    await harness.apply(max_attempts=1)
+    await applied_once(harness, *ids)
 
 
 @pytest.mark.parametrize("state", ["57P05", "58030"])
@@ -213,16 +213,16 @@ async def _gone(url: str, pid: int) -> None:
 
 
 async def test_a_connection_cut_from_outside(
-    rig: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]"
+    harness: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
     """R11: the backend is terminated in the middle of a transaction; nothing of it stays, and it is done again."""
-    ids = [await rig.send("FLAKY", upsert(key, {"how": "wait", "times": 2})) for key in "abc"]
+    ids = [await harness.send("FLAKY", upsert(key, {"how": "wait", "times": 2})) for key in "abc"]
     await outside.execute("SELECT pg_advisory_lock(42)")
-    task = asyncio.create_task(rig.apply(max_attempts=1))
+    task = asyncio.create_task(harness.apply(max_attempts=1))
     assert await outside.fetchval("SELECT pg_terminate_backend($1, 5000)", await blocked(outside))
     await outside.execute("SELECT pg_advisory_unlock(42)")
     await task
-    await applied_once(rig, *ids)
+    await applied_once(harness, *ids)
 
 
 async def test_a_real_deadlock(small: RefdataHarness, outside: "asyncpg.Connection[asyncpg.Record]") -> None:
@@ -259,11 +259,11 @@ async def test_many_statements_that_take_long_together_are_not_stuck(
     monkeypatch.setattr("penstock.kernel.db._NET", 1.0)  # so it waits for two seconds
     settings = await flaky_settings(database_url, None)
     database = settings.database.model_copy(update={"statement_timeout": SECOND})
-    async with opened(settings.model_copy(update={"database": database})) as rig:
-        ids = [await rig.send("FLAKY", upsert(f"k{n}", {"how": "slow", "times": 99})) for n in range(15)]
+    async with opened(settings.model_copy(update={"database": database})) as harness:
+        ids = [await harness.send("FLAKY", upsert(f"k{n}", {"how": "slow", "times": 99})) for n in range(15)]
         async with asyncio.timeout(50):
-            await rig.apply()
-        await applied_once(rig, *ids)
+            await harness.apply()
+        await applied_once(harness, *ids)
 
 
 @pytest.mark.soak
@@ -273,49 +273,49 @@ async def test_postgresql_restarts_in_the_middle(tmp_path: Path) -> None:
     async with embedded_postgres(tmp_path / "pg") as url:
         # Longer than a server takes to come back on a busy machine: what could not be sent meanwhile is not lost.
         settings = await flaky_settings(url, None, give_up_after=60 * SECOND)
-        async with opened(settings) as rig, applying(rig.platform):
+        async with opened(settings) as harness, applying(harness.platform):
             ids: list[UUID] = []
             for number in range(rounds):
-                striking = asyncio.create_task(_strike(tmp_path / "pg", rig, number))
-                ids += [await _insist(rig, upsert(f"{number}.{n}", {"times": 0})) for n in range(10)]
-                ids.append(await _insist(rig, *_WHOLE, code="LOOSE", event_type="SNAPSHOT"))
+                striking = asyncio.create_task(_strike(tmp_path / "pg", harness, number))
+                ids += [await _insist(harness, upsert(f"{number}.{n}", {"times": 0})) for n in range(10)]
+                ids.append(await _insist(harness, *_WHOLE, code="LOOSE", event_type="SNAPSHOT"))
                 await striking
-            ends = [await ended(rig, event_id) for event_id in ids]
+            ends = [await ended(harness, event_id) for event_id in ids]
             assert {end.status for end in ends} == {Status.COMMITTED}
-            assert await rig.version("LOOSE") == rounds
-            await applied_once(rig, *(end.event_id for end in ends if end.dict_code == "FLAKY"))
+            assert await harness.version("LOOSE") == rounds
+            await applied_once(harness, *(end.event_id for end in ends if end.dict_code == "FLAKY"))
 
 
 _WHOLE = [upsert(str(n), n) for n in range(5_000)]
 
 
-async def _strike(folder: Path, rig: RefdataHarness, number: int) -> None:
+async def _strike(folder: Path, harness: RefdataHarness, number: int) -> None:
     """Stop the server, each time in another way, once some of the round is under way."""
     how = (signal.SIGKILL, signal.SIGINT, signal.SIGQUIT)[number % 3]
     for _ in range(randrange(20)):
-        await happens(rig.refdata.bell.next(""), 0.02)
+        await happens(harness.refdata.bell.next(""), 0.02)
     for server in servers(folder):
         server.send_signal(how)
 
 
-async def _insist(rig: RefdataHarness, *items: Json, code: str = "FLAKY", **more: Any) -> UUID:
+async def _insist(harness: RefdataHarness, *items: Json, code: str = "FLAKY", **more: Any) -> UUID:
     """Send under one id until it is taken, as a client does who gets 503."""
     event_id = uuid4()
     async with asyncio.timeout(60):
         while True:
             try:
-                return await rig.send(code, *items, eventId=str(event_id), **more)
+                return await harness.send(code, *items, eventId=str(event_id), **more)
             except Transient:
-                await happens(rig.refdata.bell.next(""), 0.1)
+                await happens(harness.refdata.bell.next(""), 0.1)
 
 
-def upkeep(rig: RefdataHarness) -> Upkeep:
+def upkeep(harness: RefdataHarness) -> Upkeep:
     """The sweeper of somebody whose clock shows two minutes more."""
-    rig.db.clock = ManualClock(rig.db.clock.now() + timedelta(minutes=2))
-    return Upkeep(rig.db, rig.bus, rig.refdata, rig.platform.metrics, "sweeper")
+    harness.db.clock = ManualClock(harness.db.clock.now() + timedelta(minutes=2))
+    return Upkeep(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "sweeper")
 
 
-async def unsent(rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UUID:
+async def unsent(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UUID:
     """An update that was noted, and whose command did not reach the bus."""
 
     async def publish(_: Sequence[Message], **__: Any) -> None:
@@ -323,46 +323,50 @@ async def unsent(rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> UUID:
 
     event_id = uuid4()
     with monkeypatch.context() as patched:
-        patched.setattr(rig.bus, "publish", publish)
+        patched.setattr(harness.bus, "publish", publish)
         with pytest.raises(Transient, match="nobody answers"):
-            await rig.send("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id))
-    assert (await rig.update(event_id)).status is Status.PENDING
+            await harness.send("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id))
+    assert (await harness.update(event_id)).status is Status.PENDING
     return event_id
 
 
 async def test_a_command_the_bus_did_not_take_is_sent_again(
-    rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch
+    harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R8: the same id again, once the bus is back, commits it, once."""
-    event_id = await unsent(rig, monkeypatch)
+    event_id = await unsent(harness, monkeypatch)
     for _ in range(2):
-        assert await rig.send("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id)) == event_id
-    await rig.apply()
-    await applied_once(rig, event_id)
+        assert await harness.send("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id)) == event_id
+    await harness.apply()
+    await applied_once(harness, event_id)
 
 
-async def test_a_command_that_never_reached_the_bus_ends(rig: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_that_never_reached_the_bus_ends(
+    harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R8: nobody sends it again: the sweeper ends it as FAILED NOT_DELIVERED; sent too late, it stays so."""
-    event_id = await unsent(rig, monkeypatch)
-    other = await rig.send("FLAKY", upsert("b", {"times": 0}))
-    await rig.apply()
-    assert await upkeep(rig).sweep() == 1
-    assert await upkeep(rig).sweep() == 0
-    await rig.apply()
-    update = await rig.update(event_id)
+    event_id = await unsent(harness, monkeypatch)
+    other = await harness.send("FLAKY", upsert("b", {"times": 0}))
+    await harness.apply()
+    assert await upkeep(harness).sweep() == 1
+    assert await upkeep(harness).sweep() == 0
+    await harness.apply()
+    update = await harness.update(event_id)
     assert (update.status, update.error_code) == (Status.FAILED, "NOT_DELIVERED")
-    assert (await rig.update(other)).committed_version == 1
-    late = await rig.refdata.submit("acme", decode(command("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id))))
+    assert (await harness.update(other)).committed_version == 1
+    late = await harness.refdata.submit(
+        "acme", decode(command("FLAKY", upsert("a", {"times": 0}), eventId=str(event_id)))
+    )
     assert late.status is Status.FAILED
-    assert list(await rig.items("FLAKY")) == ["b"]
+    assert list(await harness.items("FLAKY")) == ["b"]
 
 
-async def test_what_only_waits_is_not_given_up(rig: RefdataHarness) -> None:
+async def test_what_only_waits_is_not_given_up(harness: RefdataHarness) -> None:
     """R8: a backlog older than giveUpAfter is looked for, found on the bus, and committed."""
-    ids = [await rig.send("FLAKY", upsert(key, {"times": 0})) for key in "abc"]
-    assert await upkeep(rig).sweep() == 3
-    await rig.apply()
-    updates = [await rig.update(event_id) for event_id in ids]
+    ids = [await harness.send("FLAKY", upsert(key, {"times": 0})) for key in "abc"]
+    assert await upkeep(harness).sweep() == 3
+    await harness.apply()
+    updates = [await harness.update(event_id) for event_id in ids]
     assert [(update.status, update.committed_version) for update in updates] == [
         (Status.COMMITTED, version) for version in (1, 2, 3)
     ]
@@ -372,9 +376,9 @@ async def test_a_bus_that_is_down_is_503(database_url: str) -> None:
     """R8: 503 BUS_DOWN with a hint and when to come again; the update can be asked for, under the id that was sent."""
     settings = await flaky_settings(database_url, Kafka("127.0.0.1:1", is_real=True))
     event_id = uuid4()
-    async with opened(settings) as rig:
-        web = Web(settings, rig.platform.telemetry, HttpMetrics(rig.platform.telemetry), NoAuthenticator())
-        transport = httpx.ASGITransport(make_command_api(web, Pulse({}, needs=[]), rig.refdata))
+    async with opened(settings) as harness:
+        web = Web(settings, harness.platform.telemetry, HttpMetrics(harness.platform.telemetry), NoAuthenticator())
+        transport = httpx.ASGITransport(make_command_api(web, Pulse({}, needs=[]), harness.refdata))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1/tenants/acme") as http:
             body = command("LOOSE", upsert("a", 1), eventId=str(event_id))
             answer = await http.post("/updates", content=body)

@@ -1,4 +1,4 @@
-"""A way to PostgreSQL that can be shut, frozen or cut, while others use the server as before."""
+"""Proxy in front of PostgreSQL that can be shut, frozen or cut, while other clients use the server directly."""
 
 import asyncio
 import contextlib

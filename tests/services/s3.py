@@ -26,7 +26,7 @@ class S3Bucket:
 
 
 @contextmanager
-def s3_place() -> Iterator[S3Bucket]:
+def open_s3_bucket() -> Iterator[S3Bucket]:
     """A bucket of its own on a running server; both are gone afterwards."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with _atomic_puts(), _server() as endpoint:

@@ -1,4 +1,4 @@
-"""A claimer in a process of its own, for tests that kill it."""
+"""Claim rows in a forked process, for tests that kill it."""
 
 import asyncio
 import random

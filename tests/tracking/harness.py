@@ -1,4 +1,4 @@
-"""The pipeline as its users meet it: requests, with short words for them."""
+"""Harness of tracking: short methods for requests to the pipeline API."""
 
 from collections.abc import Sequence
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Asks a local source over HTTP."""
+"""HTTP client of the local source."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

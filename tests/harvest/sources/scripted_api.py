@@ -1,4 +1,4 @@
-"""A source that answers exactly as a test tells it to."""
+"""HTTP server whose responses a test scripts."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""What a file becomes, for tests: its cells as they are read, its facts, or why it is refused."""
+"""Extract a file in a test: its cells, its facts, or the reason of its refusal."""
 
 import json
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A proposed configuration put to work: what a whole run with it publishes."""
+"""Run ingest with a proposed configuration and return what it publishes."""
 
 import json
 from dataclasses import dataclass

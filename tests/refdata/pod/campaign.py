@@ -124,7 +124,7 @@ class Campaign:
     """The stage, and all that happened on it."""
 
     random: Random
-    rig: RefdataHarness
+    harness: RefdataHarness
     redis: RedisCluster
     postgres: Path
     pods: list[CampaignPod]
@@ -148,7 +148,7 @@ class Campaign:
         hold.until = time.monotonic()
 
     async def relay_again(self) -> None:
-        await self.relay.enter_async_context(ROLES["relay"](self.rig.platform))
+        await self.relay.enter_async_context(ROLES["relay"](self.harness.platform))
 
     async def write(self) -> None:
         """Write, one command after the other, each until its version is known."""
@@ -162,7 +162,7 @@ class Campaign:
             write.sent_at = time.monotonic()
             while not write.version:
                 try:
-                    update = await self.rig.refdata.submit(write.target.tenant_id, body, timedelta(seconds=1))
+                    update = await self.harness.refdata.submit(write.target.tenant_id, body, timedelta(seconds=1))
                 except Transient:
                     await _a_moment()  # also at the end: who spins there keeps the guard from starting the primary
                     continue
@@ -295,13 +295,13 @@ async def staged(folder: Path, redis: RedisCluster, random: Random) -> AsyncIter
         await connection.execute(TABLE)
         await connection.close()
         said = document(url, redis)
-        rig = await stack.enter_async_context(opened(Settings.model_validate(said)))
-        await stack.enter_async_context(ROLES["apply"](rig.platform))
+        harness = await stack.enter_async_context(opened(Settings.model_validate(said)))
+        await stack.enter_async_context(ROLES["apply"](harness.platform))
         pods = [CampaignPod(number, folder, said) for number in range(len(PROCESSES))]
         for pod in pods:
             stack.callback(pod.close)
         await asyncio.gather(*(pod.start() for pod in pods))
-        campaign = Campaign(random, rig, redis, folder / "postgres", pods)
+        campaign = Campaign(random, harness, redis, folder / "postgres", pods)
         async with campaign.relay:
             await campaign.relay_again()
             yield campaign

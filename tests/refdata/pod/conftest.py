@@ -28,8 +28,8 @@ async def pods(database_url: str, tmp_path: Path) -> Pods:
 
     @asynccontextmanager
     async def running(**query: Any) -> AsyncIterator[PodHarness]:
-        async with running_pod(refdata_settings(database_url, query={**QUERY, **query}), tmp_path) as rig:
-            yield rig
+        async with running_pod(refdata_settings(database_url, query={**QUERY, **query}), tmp_path) as harness:
+            yield harness
 
     return running
 
@@ -42,23 +42,23 @@ async def pod_settings(database_url: str) -> Settings:
 
 @pytest.fixture
 async def pod(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarness]:
-    async with running_pod(pod_settings, tmp_path) as rig:
-        yield rig
+    async with running_pod(pod_settings, tmp_path) as harness:
+        yield harness
 
 
 @pytest.fixture
-async def gate(database_url: str) -> AsyncIterator[PostgresProxy]:
+async def proxy(database_url: str) -> AsyncIterator[PostgresProxy]:
     """The way to the primary, which can be shut."""
     await create_schemas(database_url)
-    async with PostgresProxy(database_url) as gate:
-        yield gate
+    async with PostgresProxy(database_url) as proxy:
+        yield proxy
 
 
 @pytest.fixture
-async def writer(database_url: str, gate: PostgresProxy) -> AsyncIterator[RefdataHarness]:
+async def writer(database_url: str, proxy: PostgresProxy) -> AsyncIterator[RefdataHarness]:
     """Somebody for whom the primary is always there."""
-    async with opened(refdata_settings(database_url)) as rig:
-        yield rig
+    async with opened(refdata_settings(database_url)) as harness:
+        yield harness
 
 
 @pytest.fixture(scope="module")

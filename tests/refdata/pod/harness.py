@@ -1,4 +1,4 @@
-"""A pod under test in this process: its loader and one server, over real sockets, beside refdata's way in."""
+"""Harness of a pod: its loader and one server in this process, over real sockets, beside a refdata harness."""
 
 import asyncio
 import socket
@@ -27,12 +27,12 @@ from tests.support.types import Json
 
 
 class PodHarness:
-    """One pod, the way in beside it, and short words for what tests do with both."""
+    """One pod and the refdata that feeds it, with short methods for what tests do."""
 
     def __init__(
-        self, rig: RefdataHarness, pod: Pod, server: Server, address: str, session: aiohttp.ClientSession
+        self, harness: RefdataHarness, pod: Pod, server: Server, address: str, session: aiohttp.ClientSession
     ) -> None:
-        self.rig = rig
+        self.harness = harness
         self.pod = pod
         self.server = server
         self.address = address
@@ -40,9 +40,9 @@ class PodHarness:
 
     async def put(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
         """Commit a DELTA; its version. Pods are not told until `relay`."""
-        await self.rig.send(code, *(upsert(key, payload) for key, payload in items.items()), tenant=tenant)
-        await self.rig.apply()
-        return await self.rig.version(code, tenant)
+        await self.harness.send(code, *(upsert(key, payload) for key, payload in items.items()), tenant=tenant)
+        await self.harness.apply()
+        return await self.harness.version(code, tenant)
 
     async def hold(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
         """Commit a DELTA and have it in memory, however long the load takes; its version."""
@@ -68,7 +68,7 @@ class PodHarness:
 
 
 class PodAnswer:
-    """What came back."""
+    """A response of the pod."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.status = status
@@ -94,7 +94,7 @@ async def running_pod(
 ) -> AsyncIterator[PodHarness]:
     """A pod on the database of *settings*; one that does not *follow* never reaches its primary."""
     telemetry = Telemetry()
-    async with opened(settings) as rig, aiohttp.ClientSession() as session:
+    async with opened(settings) as harness, aiohttp.ClientSession() as session:
         with pod_folder(folder, folder, "test") as place, listening("127.0.0.1", 0) as sock:
             pod = Pod(settings, telemetry, place)
             ours, theirs = socket.socketpair()
@@ -111,9 +111,9 @@ async def running_pod(
             address = f"http://127.0.0.1:{sock.getsockname()[1]}"
             serving = asyncio.create_task(server.serve(sock.dup(), stopping, 2.0))
             try:
-                async with _following(pod, rig, follows=follows):
+                async with _following(pod, harness, follows=follows):
                     pod.pulse.is_serving = True
-                    yield PodHarness(rig, pod, server, address, session)
+                    yield PodHarness(harness, pod, server, address, session)
             finally:
                 await session.close()
                 stopping.set()
@@ -128,11 +128,11 @@ async def running_pod(
 
 
 @asynccontextmanager
-async def _following(pod: Pod, rig: RefdataHarness, *, follows: bool) -> AsyncIterator[None]:
+async def _following(pod: Pod, harness: RefdataHarness, *, follows: bool) -> AsyncIterator[None]:
     if not follows:
         yield
         return
-    async with pod.following(rig.platform) as is_loaded:
+    async with pod.following(harness.platform) as is_loaded:
         await is_loaded.wait()
         yield
 

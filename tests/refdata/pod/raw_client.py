@@ -1,4 +1,4 @@
-"""A client that says to a pod exactly what a test tells it to, byte by byte, and reads what comes back as it is."""
+"""HTTP client that sends exactly the given bytes to a pod and reads the raw response."""
 
 import asyncio
 import socket
@@ -138,8 +138,8 @@ def asking(path: str, *headers: str, method: str = "GET", http: str = "1.1", bod
 
 async def once(address: str, request: bytes) -> RawReply:
     """The answer to *request* on a connection of its own."""
-    async with connected(address) as wire:
-        return await wire.ask(request)
+    async with connected(address) as raw:
+        return await raw.ask(request)
 
 
 async def stuck(pod: PodHarness) -> asyncio.Transport:

@@ -30,9 +30,9 @@ async def test_what_disagrees_is_told_and_mended(pod: PodHarness) -> None:
     version = await pod.put("LOOSE", dict.fromkeys("abc", 1))
     await pod.holds("LOOSE", version)
     table = "dictionary_item WHERE tenant_id = 'acme' AND dict_code = 'LOOSE' AND item_key ="
-    await pod.rig.db.execute(f"DELETE FROM {table} 'a'")
-    await pod.rig.db.execute("UPDATE dictionary_item SET payload = '2' WHERE tenant_id = 'acme' AND item_key = 'b'")
-    await pod.rig.db.execute(
+    await pod.harness.db.execute(f"DELETE FROM {table} 'a'")
+    await pod.harness.db.execute("UPDATE dictionary_item SET payload = '2' WHERE tenant_id = 'acme' AND item_key = 'b'")
+    await pod.harness.db.execute(
         "INSERT INTO dictionary_item (tenant_id, dict_code, item_key, payload, updated_at) "
         "VALUES ('acme', 'LOOSE', 'd', '4', now())"
     )
@@ -56,7 +56,7 @@ async def test_an_audit_holds_while_things_change(pod: PodHarness) -> None:
     async def write() -> None:
         for number in range(20):
             await pod.put("LOOSE", {f"k{number}": -number})
-            await pod.rig.relay()
+            await pod.harness.relay()
 
     writing = asyncio.create_task(write())
     while not writing.done():

@@ -224,7 +224,7 @@ async def test_a_dictionary_the_primary_forgot(pod: PodHarness, may_load: asynci
     version = await pod.put("LOOSE", {"a": 1})
     assert (await pod.get("LOOSE/items/a", least=version)).json == 1
     may_load.clear()
-    await pod.rig.db.execute("DELETE FROM dictionary_meta WHERE tenant_id = 'acme' AND dict_code = 'LOOSE'")
+    await pod.harness.db.execute("DELETE FROM dictionary_meta WHERE tenant_id = 'acme' AND dict_code = 'LOOSE'")
     refused = await pod.get("LOOSE/items/a", least=version + 1)
     assert (*refusal(refused), refused.source) == (409, "VERSION_NOT_COMMITTED", 0, "postgres_fallback")
     may_load.set()

@@ -107,7 +107,7 @@ class FaultInjector:
 
     async def lock_table(self) -> None:
         """Loads wait, and so do reads from the primary; writes, too."""
-        connection = await asyncpg.connect(self._campaign.rig.db.dsn)
+        connection = await asyncpg.connect(self._campaign.harness.db.dsn)
         try:
             async with connection.transaction():
                 await connection.execute("LOCK TABLE campaign_item IN ACCESS EXCLUSIVE MODE")
@@ -171,7 +171,7 @@ class FaultInjector:
 
     async def _answers(self, before: int) -> bool:
         try:
-            connection = await asyncpg.connect(self._campaign.rig.db.dsn, timeout=5)
+            connection = await asyncpg.connect(self._campaign.harness.db.dsn, timeout=5)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
             return False
         await connection.close()
@@ -277,14 +277,14 @@ async def _play(campaign: Campaign, reads: int) -> None:
         await becomes(is_enough, "too few reads, or acts", within=3_000)
         campaign.ending.set()
 
-    villain = FaultInjector(campaign)
+    faults = FaultInjector(campaign)
     async with asyncio.TaskGroup() as group:
         for _ in range(WRITERS):
             group.create_task(campaign.write())
         for _ in range(READERS):
             group.create_task(campaign.read())
-        for acts, pause in villain.lanes():
-            group.create_task(villain.rage(acts, pause))
+        for acts, pause in faults.lanes():
+            group.create_task(faults.rage(acts, pause))
         group.create_task(end())
 
 

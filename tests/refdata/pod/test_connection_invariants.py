@@ -24,9 +24,9 @@ A = asking(f"{ACME}/items/a")
 LOOSE = Dict("acme", "LOOSE")
 
 
-async def warm(wire: RawConnection, request: bytes = A) -> None:
+async def warm(raw: RawConnection, request: bytes = A) -> None:
     """Ask so often that the next answer is a straight one."""
-    assert [(await wire.ask(request)).status for _ in range(3)] == [200] * 3
+    assert [(await raw.ask(request)).status for _ in range(3)] == [200] * 3
 
 
 @pytest.fixture
@@ -42,28 +42,28 @@ def _only(pod: PodHarness) -> Connection:
 
 async def test_a_warm_connection_is_refused_what_was_taken_back(filled: PodHarness) -> None:
     """R21, R30: a head that was good once is no leave to read less than it names, when readers are sent back."""
-    first = await filled.rig.refdata.keeping.keep(LOOSE)
+    first = await filled.harness.refdata.keeping.keep(LOOSE)
     version = await filled.hold("LOOSE", {"a": 2})
     request = asking(f"{ACME}/items/a", LOCAL, f"X-Min-Version: {version}")
-    async with connected(filled.address) as wire:
-        await warm(wire, request)
-        await filled.rig.refdata.keeping.pin(LOOSE, first)
+    async with connected(filled.address) as raw:
+        await warm(raw, request)
+        await filled.harness.refdata.keeping.pin(LOOSE, first)
 
         async def is_pinned() -> bool:
             return (await filled.get("LOOSE/items/a")).version == first
 
         await becomes(is_pinned, "the pinned version")
-        refused = await wire.ask(request)
+        refused = await raw.ask(request)
         assert (refused.status, refused.code) == (409, "VERSION_PINNED")
 
 
 async def test_a_warm_connection_sees_a_swap_at_once(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R18: the next request after a swap sees it, not the next after the pod looked at its clock."""
-    async with connected(filled.address) as wire:
-        await warm(wire)
+    async with connected(filled.address) as raw:
+        await warm(raw)
         monkeypatch.setattr(Front, "tick", lambda _front: None)
         version = await filled.hold("LOOSE", {"a": 2})
-        answer = await wire.ask(A)
+        answer = await raw.ask(A)
         assert (answer.body, answer.headers["x-dict-version"]) == (b"2", str(version))
 
 
@@ -75,8 +75,8 @@ async def test_a_grant_ends_though_others_read_on(
         await pod.hold("LOOSE", {"a": 1})
         authorization = bearer(token())
         request = asking(f"{ACME}/items/a", LOCAL, authorization)
-        async with connected(pod.address) as wire:
-            await warm(wire, request)
+        async with connected(pod.address) as raw:
+            await warm(raw, request)
             given, grants = authorization.removeprefix("Authorization: ").encode(), pod.server.front.grants
             asked = pod.server._authenticator.authenticate
             seen: list[str | None] = []
@@ -88,7 +88,7 @@ async def test_a_grant_ends_though_others_read_on(
             monkeypatch.setattr(pod.server._authenticator, "authenticate", noted)
             grants[given] = grants[given]._replace(until=pod.server.front.now - 1)
             assert pod.server.front.entry(LOOSE) is not None  # as whoever else reads it just now leaves it
-            assert (await wire.ask(request)).status == 200
+            assert (await raw.ask(request)).status == 200
             assert seen == [given.decode()]
 
 
@@ -96,42 +96,42 @@ async def test_a_straight_answer_waits_for_its_turn(filled: PodHarness) -> None:
     """R17: a request that comes alone, behind a slow one that is under way, is answered after it."""
     await filled.session.close()
     slow = SlowPage(filled)
-    async with connected(filled.address) as wire:
-        await warm(wire)
-        wire.writer.write(asking(slow.path))
+    async with connected(filled.address) as raw:
+        await warm(raw)
+        raw.writer.write(asking(slow.path))
         await slow.is_asked.wait()
-        first, connection = asyncio.create_task(wire.reply()), _only(filled)
+        first, connection = asyncio.create_task(raw.reply()), _only(filled)
         assert filled.server.front.entry(LOOSE) is not None  # so that there is a straight way
-        wire.writer.write(A)
+        raw.writer.write(A)
 
         async def is_taken() -> bool:
             return bool(connection._waiting) or first.done()
 
         await becomes(is_taken, "the second request to be taken")
         slow.may_answer.set()
-        assert [(await first).body, (await wire.reply()).body] == [b"at last", b"1"]
+        assert [(await first).body, (await raw.reply()).body] == [b"at last", b"1"]
 
 
 async def test_who_is_answered_straight_is_not_silent(filled: PodHarness) -> None:
     """R17: a client that asks is not let go, though nobody reads its heads any more."""
     await filled.session.close()
-    async with connected(filled.address) as wire:
-        await warm(wire)
+    async with connected(filled.address) as raw:
+        await warm(raw)
         connection = _only(filled)
         connection._since -= 1_000
-        assert (await wire.ask(A)).status == 200
+        assert (await raw.ask(A)).status == 200
         connection.sweep(monotonic())
-        assert (await wire.ask(A)).status == 200
+        assert (await raw.ask(A)).status == 200
 
 
 async def test_a_pod_that_stops_lets_warm_connections_go(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: the last straight answer says that it is the last, and is."""
     monkeypatch.setattr("penstock.refdata.pod.server._SWEEP_EVERY", 3600.0)  # nobody else lets them go
-    async with connected(filled.address) as wire, connected(filled.address) as other:
-        for one in (wire, other):
+    async with connected(filled.address) as raw, connected(filled.address) as other:
+        for one in (raw, other):
             await warm(one)
         filled.server.front.drain()
-        for one in (other, wire):
+        for one in (other, raw):
             assert (await one.ask(A)).is_last
             assert await one.rest() == b""
 
@@ -141,8 +141,8 @@ async def test_a_stream_is_no_quicker_than_its_reader(filled: PodHarness) -> Non
     for part in range(10):
         version = await filled.put("LOOSE", {f"k{part}.{number}": "x" * 4_000 for number in range(200)})
     await filled.holds("LOOSE", version)
-    async with connected(filled.address, is_narrow=True) as wire:
-        wire.writer.write(asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson"))
+    async with connected(filled.address, is_narrow=True) as raw:
+        raw.writer.write(asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson"))
         transport = await stuck(filled)
         for _ in range(200):  # turns of the loop: enough for every piece, if nobody waits
             await asyncio.sleep(0)
@@ -153,18 +153,18 @@ async def test_requests_behind_a_slow_one_are_not_piled_up(filled: PodHarness) -
     """R17: while an answer is due, whoever sends on and on is not read on and on."""
     await filled.session.close()
     slow = SlowPage(filled)
-    async with connected(filled.address) as wire:
-        wire.writer.write(asking(slow.path))
+    async with connected(filled.address) as raw:
+        raw.writer.write(asking(slow.path))
         await slow.is_asked.wait()
-        wire.writer.write(A * 1_000)
+        raw.writer.write(A * 1_000)
 
         async def is_read_no_more() -> bool:
             return not _only(filled)._transport.is_reading()
 
         await becomes(is_read_no_more, "the pod to have enough", within=10)
         slow.may_answer.set()
-        assert (await wire.reply()).body == b"at last"
-        assert {(await wire.reply()).body for _ in range(1_000)} == {b"1"}
+        assert (await raw.reply()).body == b"at last"
+        assert {(await raw.reply()).body for _ in range(1_000)} == {b"1"}
 
 
 async def test_a_client_reads_no_older_than_it_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,21 +207,21 @@ async def test_requests_are_counted_by_what_became_of_them(filled: PodHarness) -
         return found
 
     statuses = ("2xx", "304", "4xx", "404", "409", "5xx")
-    async with connected(filled.address) as wire:
-        await warm(wire)
+    async with connected(filled.address) as raw:
+        await warm(raw)
         filled.server._tick()  # straight answers are added up then
         before, waits = [counted(status=status) for status in statuses], counted("barrier_waits")
-        await warm(wire)
+        await warm(raw)
         for path, header, status in [
             ("items/a", "If-None-Match: *", 304),
             ("items/a", "X-Min-Version: x", 400),
             ("items/none", "Accept: */*", 404),
             ("items/a", "X-Min-Version: 99", 409),
         ]:
-            assert (await wire.ask(asking(f"{ACME}/{path}", LOCAL, header))).status == status
+            assert (await raw.ask(asking(f"{ACME}/{path}", LOCAL, header))).status == status
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("penstock.refdata.pod.streams._MOST", 0)
-            assert (await wire.ask(asking(f"{ACME}/changes"))).status == 503
+            assert (await raw.ask(asking(f"{ACME}/changes"))).status == 503
         filled.server._tick()
         after = [counted(status=status) for status in statuses]
         assert [now - then for now, then in zip(after, before, strict=True)] == [3, 1, 1, 1, 1, 1]
@@ -231,18 +231,18 @@ async def test_requests_are_counted_by_what_became_of_them(filled: PodHarness) -
 async def test_a_stream_that_breaks_is_not_taken_for_all(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: half an answer ends with the connection, not as a whole one does; the next is told everything."""
     request = asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson")
-    async with connected(filled.address) as wire:
+    async with connected(filled.address) as raw:
         with monkeypatch.context() as patch:
             patch.setattr("penstock.refdata.pod.streams._LONGEST", -1.0)
-            wire.writer.write(request)
+            raw.writer.write(request)
             said = b""
             with suppress(ConnectionResetError):
                 async with asyncio.timeout(10):
-                    while piece := await wire.reader.read(1):
+                    while piece := await raw.reader.read(1):
                         said += piece
         assert not said.endswith(b"0\r\n\r\n")
-    async with connected(filled.address) as wire:
-        assert (await wire.ask(request)).body == b'{"key":"a","value":1}\n'
+    async with connected(filled.address) as raw:
+        assert (await raw.ask(request)).body == b'{"key":"a","value":1}\n'
 
 
 async def test_what_goes_wrong_here_is_answered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,13 +251,13 @@ async def test_what_goes_wrong_here_is_answered(filled: PodHarness, monkeypatch:
     async def broken(_given: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    async with connected(filled.address) as wire:
+    async with connected(filled.address) as raw:
         for owner, name in ((filled.pod.desk, "_pages"), (filled.server, "settle")):
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, broken)
-                refused = await wire.ask(asking("/docs"))
+                refused = await raw.ask(asking("/docs"))
             assert (refused.status, refused.code) == (500, "INTERNAL")
-        assert (await wire.ask(A)).status == 200
+        assert (await raw.ask(A)).status == 200
 
 
 async def test_who_left_is_counted_no_more(filled: PodHarness) -> None:
@@ -267,8 +267,8 @@ async def test_who_left_is_counted_no_more(filled: PodHarness) -> None:
         return filled.pod._telemetry.registry.get_sample_value("penstock_query_connections")
 
     before = count()
-    async with connected(filled.address) as wire:
-        await warm(wire)
+    async with connected(filled.address) as raw:
+        await warm(raw)
         assert count() != before
 
     async def has_left() -> bool:

@@ -111,10 +111,10 @@ async def filled(pod: PodHarness) -> PodHarness:
 
 async def _said(pod: PodHarness, sent: Sequence[bytes]) -> bytes:
     """All that comes back for what is *sent*, but for what is never the same twice."""
-    async with connected(pod.address) as wire:
-        await wire.drip(sent)
-        wire.writer.write_eof()
-        said = await wire.rest()
+    async with connected(pod.address) as raw:
+        await raw.drip(sent)
+        raw.writer.write_eof()
+        said = await raw.rest()
     return re.sub(rb"[0-9a-f]{32}|Date: [^\r]*|X-Data-Age: \d+\r\n", b"", said)
 
 
@@ -153,38 +153,38 @@ async def test_packets_mean_the_same_on_either_way(filled: PodHarness, sent: lis
 
 async def test_an_empty_line_ahead_teaches_nothing_wrong(filled: PodHarness) -> None:
     """R17: a request behind an empty line is good; one with a request for its first header is 400, before and after."""
-    async with connected(filled.address) as wire:
-        assert (await wire.ask(b"\r\n" + asking(A))).status == 200
-        assert (await wire.ask(f"GET {B} HTTP/1.1\r\n".encode() + asking(A))).status == 400
+    async with connected(filled.address) as raw:
+        assert (await raw.ask(b"\r\n" + asking(A))).status == 200
+        assert (await raw.ask(f"GET {B} HTTP/1.1\r\n".encode() + asking(A))).status == 400
 
 
 async def test_the_straight_way_is_taken(filled: PodHarness) -> None:
     """R17: else the tests above would compare nothing."""
-    async with connected(filled.address) as wire:
-        first = await wire.ask(asking(A))
+    async with connected(filled.address) as raw:
+        first = await raw.ask(asking(A))
         before = filled.server.hits
-        assert (await wire.ask(asking(A))).meaning == first.meaning
+        assert (await raw.ask(asking(A))).meaning == first.meaning
         assert filled.server.hits + filled.server._counters[0] > before
         assert b"\r\nHost: localhost\r\n\r\n" in filled.server.heads
 
 
 async def test_a_warm_connection_sees_every_version(filled: PodHarness) -> None:
     """R18: what is committed is answered from the next request on; a version that is not yet held is waited for."""
-    async with connected(filled.address) as wire:
+    async with connected(filled.address) as raw:
         for number in range(5):
             version = await filled.put("LOOSE", {"a": number})
             barrier = asking(A, LOCAL, f"X-Min-Version: {version}")
             for request in (barrier, barrier, asking(A), asking(A)):
-                answer = await wire.ask(request)
+                answer = await raw.ask(request)
                 assert (answer.body, answer.headers["x-dict-version"]) == (b"%d" % number, str(version))
         ahead = asking(A, LOCAL, f"X-Min-Version: {version + 1}")
-        assert [(await wire.ask(ahead)).status for _ in range(3)] == [409] * 3
+        assert [(await raw.ask(ahead)).status for _ in range(3)] == [409] * 3
 
 
 async def test_more_heads_than_are_remembered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a client that sends another head each time makes the pod hold no more than so many."""
     monkeypatch.setattr("penstock.refdata.pod.server._HEADS", 10)
-    async with connected(filled.address) as wire:
+    async with connected(filled.address) as raw:
         for number in range(50):
-            assert (await wire.ask(asking(A, LOCAL, f"X-Any: {number}"))).status == 200
+            assert (await raw.ask(asking(A, LOCAL, f"X-Any: {number}"))).status == 200
             assert len(filled.server.heads) <= 10

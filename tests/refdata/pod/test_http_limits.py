@@ -29,11 +29,11 @@ async def test_a_slow_request_is_refused(filled: PodHarness, monkeypatch: pytest
     """R17: a request that does not come to its end in time is 408, also one that began behind another."""
     monkeypatch.setattr("penstock.refdata.pod.connection.HEAD_SECONDS", SHORT)
     for begun in (b"G", asking(A)[:-2], asking(A, LOCAL, "Content-Length: 5", body=b"hell")):
-        async with connected(filled.address) as wire, connected(filled.address) as other:
-            wire.writer.write(begun)
+        async with connected(filled.address) as raw, connected(filled.address) as other:
+            raw.writer.write(begun)
             other.writer.write(asking(A) + begun)
             assert (await other.reply()).status == 200
-            for one in (wire, other):
+            for one in (raw, other):
                 refused = await one.reply()
                 assert (refused.status, refused.code, refused.is_last) == (408, "TOO_SLOW", True), begun
                 assert await one.rest() == b""
@@ -42,21 +42,21 @@ async def test_a_slow_request_is_refused(filled: PodHarness, monkeypatch: pytest
 async def test_dripping_buys_no_time(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: the time is that of the whole request, not from byte to byte."""
     monkeypatch.setattr("penstock.refdata.pod.connection.HEAD_SECONDS", SHORT)
-    async with connected(filled.address) as wire:
-        reply = asyncio.create_task(wire.reply())
-        await wire.drip([asking(A)[:-2] + b"X: "])
+    async with connected(filled.address) as raw:
+        reply = asyncio.create_task(raw.reply())
+        await raw.drip([asking(A)[:-2] + b"X: "])
         while not reply.done():
-            await wire.drip([b"y"])
+            await raw.drip([b"y"])
         assert (await reply).status == 408
 
 
 async def test_a_silent_client_is_let_go(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: after a while without a request, whether it ever had one, and without a word."""
-    async with connected(filled.address) as wire, connected(filled.address) as mute:
-        assert (await wire.ask(asking(A))).status == 200
-        assert (await wire.ask(asking(A))).status == 200
+    async with connected(filled.address) as raw, connected(filled.address) as mute:
+        assert (await raw.ask(asking(A))).status == 200
+        assert (await raw.ask(asking(A))).status == 200
         monkeypatch.setattr("penstock.refdata.pod.connection.IDLE_SECONDS", SHORT)
-        assert (await wire.rest(), await mute.rest()) == (b"", b"")
+        assert (await raw.rest(), await mute.rest()) == (b"", b"")
 
 
 async def test_whoever_waits_for_an_answer_is_not_silent(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +64,14 @@ async def test_whoever_waits_for_an_answer_is_not_silent(filled: PodHarness, mon
     for name in ("HEAD_SECONDS", "IDLE_SECONDS", "STUCK_SECONDS"):
         monkeypatch.setattr(f"penstock.refdata.pod.connection.{name}", SHORT)
     slow = SlowPage(filled)
-    async with connected(filled.address) as other, connected(filled.address) as feed, connected(filled.address) as wire:
+    async with connected(filled.address) as other, connected(filled.address) as feed, connected(filled.address) as raw:
         feed.writer.write(asking(f"{ACME}/changes"))
         await feed.head()
-        wire.writer.write(asking(slow.path))
+        raw.writer.write(asking(slow.path))
         await slow.is_asked.wait()
         assert await other.rest() == b""  # so long that one who says nothing was let go
         slow.may_answer.set()
-        assert (await wire.reply()).body == b"at last"
+        assert (await raw.reply()).body == b"at last"
         await filled.put("LOOSE", {"a": 2})
         assert await feed.chunk() == b": 1\n\n"
         assert b"event: change" in await feed.chunk()
@@ -83,8 +83,8 @@ async def test_a_client_that_does_not_read_is_cut_off(filled: PodHarness, monkey
         version = await filled.put("LOOSE", {f"big{number}": "x" * 800_000})
     await filled.holds("LOOSE", version)
     for path in ("items/big0", "all"):
-        async with connected(filled.address, is_narrow=True) as wire:
-            wire.writer.write(asking(f"{ACME}/{path}", LOCAL, "Accept: application/x-ndjson") * 10)
+        async with connected(filled.address, is_narrow=True) as raw:
+            raw.writer.write(asking(f"{ACME}/{path}", LOCAL, "Accept: application/x-ndjson") * 10)
             transport = await stuck(filled)
             with monkeypatch.context() as patch:
                 patch.setattr("penstock.refdata.pod.connection.STUCK_SECONDS", SHORT)
@@ -101,9 +101,9 @@ def _is_cut_off(pod: PodHarness, transport: asyncio.Transport) -> Question:
 
 async def test_a_refused_client_that_stays_is_cut_off(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a refusal is the last word; who does not hang up then is hung up on."""
-    async with connected(filled.address) as wire:
-        wire.writer.write(b"garbage\r\n\r\n")
-        assert (await wire.reply()).status == 400
+    async with connected(filled.address) as raw:
+        raw.writer.write(b"garbage\r\n\r\n")
+        assert (await raw.reply()).status == 400
 
         async def has_left() -> bool:
             return len(filled.server._connections) <= 1
@@ -165,11 +165,11 @@ async def test_a_stream_under_way_is_sent_to_its_end_when_a_pod_stops(filled: Po
     for number in range(6):
         version = await filled.put("LOOSE", {f"big{number}": "x" * 800_000})
     await filled.holds("LOOSE", version)
-    async with _serving(filled) as (address, stopping, _), connected(address, is_narrow=True) as wire:
-        wire.writer.write(asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson"))
+    async with _serving(filled) as (address, stopping, _), connected(address, is_narrow=True) as raw:
+        raw.writer.write(asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson"))
         await stuck(filled)
         stopping.set()
         await becomes(_is_draining(filled), "the pod drains")
-        wire.read_on()
-        assert (await wire.reply()).body.count(b"\n") == 7
-        assert await wire.rest() == b""
+        raw.read_on()
+        assert (await raw.reply()).body.count(b"\n") == 7
+        assert await raw.rest() == b""

@@ -65,9 +65,9 @@ async def test_who_deletes_what_is_not_there_changes_nothing(pod: PodHarness) ->
     await pod.hold("LOOSE", {"a": 1})
     before = loaded(pod, "LOOSE", "full")
     for _ in range(3):
-        await pod.rig.send("LOOSE", delete("never"))
-        await pod.rig.apply()
-        await pod.holds("LOOSE", await pod.rig.version("LOOSE"))
+        await pod.harness.send("LOOSE", delete("never"))
+        await pod.harness.apply()
+        await pod.holds("LOOSE", await pod.harness.version("LOOSE"))
     assert (loaded(pod, "LOOSE", "full"), loaded(pod, "LOOSE", "delta") >= 3) == (before, True)
     assert (await pod.get("LOOSE/all")).json["items"] == [{"key": "a", "value": 1}]
 
@@ -98,22 +98,22 @@ async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodHarness, monke
 async def test_nobody_pins_what_is_just_let_go(pod: PodHarness) -> None:
     """R30: a version that is being removed cannot be pinned, and one that is pinned is not removed."""
     await pod.put("LOOSE", {"a": 1})
-    await pod.rig.refdata.keeping.keep(LOOSE)
+    await pod.harness.refdata.keeping.keep(LOOSE)
     await pod.put("LOOSE", {"a": 2})
-    await pod.rig.refdata.keeping.keep(LOOSE)
-    db, catalogue = pod.rig.db, pod.rig.refdata.catalogue
+    await pod.harness.refdata.keeping.keep(LOOSE)
+    db, catalogue = pod.harness.db, pod.harness.refdata.catalogue
     async with db.transaction() as tx:
         await keeping.prune(tx, catalogue.all())  # lets version 1 go
-        pinning = asyncio.create_task(pod.rig.refdata.keeping.pin(LOOSE, 1))
+        pinning = asyncio.create_task(pod.harness.refdata.keeping.pin(LOOSE, 1))
         await asyncio.wait([pinning], timeout=0.3)
         assert not pinning.done()
     with pytest.raises(NotFound):
         await pinning
-    await pod.rig.refdata.keeping.pin(LOOSE, 2)
-    await pod.rig.refdata.keeping.keep(LOOSE)
+    await pod.harness.refdata.keeping.pin(LOOSE, 2)
+    await pod.harness.refdata.keeping.keep(LOOSE)
     async with db.transaction() as tx:
         await keeping.prune(tx, catalogue.all())
-    assert [one.version for one in await pod.rig.refdata.keeping.kept(LOOSE)] == [2]
+    assert [one.version for one in await pod.harness.refdata.keeping.kept(LOOSE)] == [2]
     assert await db.fetchval("SELECT count(*) FROM kept_item WHERE version = 2") == 1
 
 
@@ -121,7 +121,7 @@ async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
     pod: PodHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R21, R30: however many ask for a version above the pin, one question answers all of them."""
-    await pod.rig.refdata.keeping.pin(LOOSE, await pod.hold("LOOSE", {"a": 1}))
+    await pod.harness.refdata.keeping.pin(LOOSE, await pod.hold("LOOSE", {"a": 1}))
     version = await pod.put("LOOSE", {"a": 2})
     ask, asked, read = store.readable_version, 0, Snapshot.any_of
 
@@ -145,7 +145,7 @@ async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
     await pod.hold("LOOSE", {"a": 1, "b": 2})
     version = await pod.put("LOOSE", {"c": 3})
     query = "SELECT updated_at FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2"
-    at = await pod.rig.db.fetchval(query, *LOOSE)
+    at = await pod.harness.db.fetchval(query, *LOOSE)
     cursor = paging.encode([version, stamp_of(at), False, b"\0a".hex()])
     found = await pod.get(f"LOOSE/all?cursor={cursor}")
     assert (found.status, [item["key"] for item in found.json["items"]]) == (200, ["b", "c"])

@@ -100,10 +100,10 @@ def token(**claims: object) -> dict[str, str]:
 async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarness]:
     """A pod that wants tokens, with something to read."""
     keeper = JwtAuthenticator(SharedSecret(SECRET), algorithms=["HS256"])
-    async with running_pod(pod_settings, tmp_path, keeper) as rig:
-        version = await rig.put("LOOSE", ITEMS)
-        assert (await rig.get("LOOSE/version", least=version, headers=token())).status == 200
-        yield rig
+    async with running_pod(pod_settings, tmp_path, keeper) as harness:
+        version = await harness.put("LOOSE", ITEMS)
+        assert (await harness.get("LOOSE/version", least=version, headers=token())).status == 200
+        yield harness
 
 
 def operations(address: str) -> list[Operation]:

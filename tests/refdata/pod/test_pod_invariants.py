@@ -119,7 +119,7 @@ async def test_a_fallback_has_the_version_loaded(pods: Pods) -> None:
 async def test_what_cannot_be_loaded_says_how_old_it_is(pod: PodHarness) -> None:
     """R23: though the primary is seen: by its own age and the metric, until it is loaded again; others are not old."""
     await pod.hold("PRODUCT", {"1": {"brand": 1, "price": 1}})
-    await pod.rig.db.execute("ALTER VIEW all_products RENAME TO no_products")
+    await pod.harness.db.execute("ALTER VIEW all_products RENAME TO no_products")
     await pod.put("PRODUCT", {"2": {"brand": 1, "price": 1}})
 
     async def is_old() -> bool:
@@ -130,7 +130,7 @@ async def test_what_cannot_be_loaded_says_how_old_it_is(pod: PodHarness) -> None
     await becomes(is_old, "its age", within=15)
     assert "X-Data-Age" in (await pod.get("PRODUCT/items/none")).headers
     assert "X-Data-Age" not in (await pod.get("CURRENCY/version")).headers
-    await pod.rig.db.execute("ALTER VIEW no_products RENAME TO all_products")
+    await pod.harness.db.execute("ALTER VIEW no_products RENAME TO all_products")
 
     async def is_fresh() -> bool:
         found = await pod.get("PRODUCT/version")
@@ -224,7 +224,7 @@ async def test_audits_come_by_themselves(pods: Pods) -> None:
     """R32: what was changed behind everybody's back is found and mended, though nobody asks."""
     async with pods(**SELDOM, auditEvery="PT1S") as pod:
         await pod.hold("LOOSE", {"a": 1})
-        await pod.rig.db.execute("UPDATE dictionary_item SET payload = '2' WHERE item_key = 'a'")
+        await pod.harness.db.execute("UPDATE dictionary_item SET payload = '2' WHERE item_key = 'a'")
 
         async def is_mended() -> bool:
             return bool((await pod.get("LOOSE/items/a")).json == 2)
@@ -257,15 +257,15 @@ async def keeping(database_url: str) -> AsyncIterator[RefdataHarness]:
     await create_schemas(database_url)
     known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
     options = {"keepVersions": 2, "maxDropPercent": 50}
-    async with opened(refdata_settings(database_url, dictionaries=[{**one, **options} for one in known])) as rig:
-        yield rig
+    async with opened(refdata_settings(database_url, dictionaries=[{**one, **options} for one in known])) as harness:
+        yield harness
 
 
-async def _snapshot(rig: RefdataHarness, keys: str, tenant: str = "acme") -> None:
+async def _snapshot(harness: RefdataHarness, keys: str, tenant: str = "acme") -> None:
     items = [upsert(key, {"of": tenant}) for key in keys]
-    update = await rig.refdata.submit(tenant, decode(command("LOOSE", *items, event_type="SNAPSHOT")))
-    await rig.apply()
-    assert (await rig.update(update.event_id, tenant)).status is Status.COMMITTED
+    update = await harness.refdata.submit(tenant, decode(command("LOOSE", *items, event_type="SNAPSHOT")))
+    await harness.apply()
+    assert (await harness.update(update.event_id, tenant)).status is Status.COMMITTED
 
 
 async def test_going_back_to_few_items_is_meant(keeping: RefdataHarness) -> None:

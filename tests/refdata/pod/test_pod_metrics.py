@@ -63,11 +63,11 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
         assert (await pod.get("LOOSE/all", least=first)).source == "memory"
         for number in range(1, 4):
             await pod.put("LOOSE", {"a": number})
-            await pod.rig.relay()
+            await pod.harness.relay()
             await shows(pod, name, ("LOOSE", "delta"), number)
         await pod.put("COUNTRY", {"NO": NORWAY})
         full = (await exposed(pod, name))["COUNTRY", "full"]
-        await pod.rig.relay()
+        await pod.harness.relay()
         await shows(pod, name, ("COUNTRY", "full"), full + 1)
         total = await exposed(pod, "cache_reload_duration_seconds_sum")
         assert 0 < total["LOOSE", "delta"] < 60
@@ -85,7 +85,7 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
 
 async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodHarness) -> None:
     """R26: with its table gone a dictionary falls behind, by its name and with the reason; then it catches up."""
-    await pod.rig.db.execute("ALTER VIEW all_products RENAME TO no_products")
+    await pod.harness.db.execute("ALTER VIEW all_products RENAME TO no_products")
     for sku in (1, 2):
         await pod.put("PRODUCT", {str(sku): {"brand": 1, "price": 1}})
     await shows(pod, "dict_version_lag", ("PRODUCT",), 2)
@@ -97,7 +97,7 @@ async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodHarness) -> 
 
     await becomes(is_counted, "an error")
     assert (await exposed(pod, "dict_version_lag"))["LOOSE",] == 0
-    await pod.rig.db.execute("ALTER VIEW no_products RENAME TO all_products")
+    await pod.harness.db.execute("ALTER VIEW no_products RENAME TO all_products")
     await shows(pod, "dict_version_lag", ("PRODUCT",), 0)
     assert (await pod.get("PRODUCT/version")).version == 2
 
@@ -130,7 +130,7 @@ async def test_the_slowest_pod_is_the_lag_of_the_stream(
         holder.xgroup_create(stream, group, id="$", mkstream=True)
         for number in range(3):
             await pod.put("LOOSE", {"a": number})
-            assert await pod.rig.relay() == 1
+            assert await pod.harness.relay() == 1
         await shows(pod, "redis_stream_lag", (), 3)
         holder.xgroup_destroy(stream, group)
         await shows(pod, "redis_stream_lag", (), 0)
@@ -213,8 +213,8 @@ async def test_a_trace_and_the_log_go_from_the_request_to_the_swap(database_url:
 async def test_the_first_version_is_told_like_all_others(pod: PodHarness) -> None:
     """R26: also the version after none tells which event made it, where from and when it was swapped."""
     with capture_logs() as logs:
-        event_id = await pod.rig.send("LOOSE", upsert("a", 1))
-        await pod.rig.apply()
+        event_id = await pod.harness.send("LOOSE", upsert("a", 1))
+        await pod.harness.apply()
         assert (await pod.get("LOOSE/all", least=1)).source == "memory"
     told = [line for line in logs if line["event"] in ("dictionary_changed", "dictionary_loaded")]
     about = {"eventId": str(event_id), "dictCode": "LOOSE", "version": 1, "source": "REST", "tenantId": "acme"}

@@ -21,8 +21,8 @@ CODES = ["LOOSE", "COUNTRY"]
 
 
 @pytest.fixture
-async def pod(gate: PostgresProxy, tmp_path: Path) -> AsyncIterator[PodHarness]:
-    async with running_pod(refdata_settings(gate.url, query=OFTEN), tmp_path) as pod:
+async def pod(proxy: PostgresProxy, tmp_path: Path) -> AsyncIterator[PodHarness]:
+    async with running_pod(refdata_settings(proxy.url, query=OFTEN), tmp_path) as pod:
         yield pod
 
 
@@ -74,7 +74,7 @@ async def loads(pod: PodHarness, code: str) -> dict[str, float]:
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("later", [(), ("b",), ("b", "c")], ids=["lower", "the same", "higher"])
 async def test_a_primary_with_another_past_has_the_last_word(
-    gate: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str, later: tuple[str, ...]
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str, later: tuple[str, ...]
 ) -> None:
     """R24: restored from a backup, and perhaps written to since: its content is served, and it is said loudly."""
     await put(writer, code, a="kept")
@@ -82,11 +82,11 @@ async def test_a_primary_with_another_past_has_the_last_word(
     lost = await put(writer, code, a="lost", x="lost")
     await shows(pod, code, lost, a="lost", x="lost")
     with capture_logs() as logs:
-        await gate.shut()
+        await proxy.shut()
         await restore(writer)
         for key in later:
             await put(writer, code, **{key: "later"})
-        await gate.open()
+        await proxy.open()
         version = 1 + len(later)
         await shows(pod, code, version, a="kept", **dict.fromkeys(later, "later"))
     told = [one for one in logs if one["event"] == "primary_has_another_past"]
@@ -153,17 +153,17 @@ async def test_only_what_changed_is_loaded(writer: RefdataHarness, pod: PodHarne
     ids=["as many keys as are told", "more than are told", "a gap in the history", "reloadOnEvent FULL"],
 )
 async def test_everything_is_loaded_where_not_all_is_told(
-    gate: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str, many: int, spoil: str | None, kind: str
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str, many: int, spoil: str | None, kind: str
 ) -> None:
     """R20: what changed is loaded alone only while every commit since tells its keys, and the dictionary wants it."""
     await shows(pod, code, await put(writer, code, a="1"), a="1")
     before = await loads(pod, code)
-    await gate.shut()
+    await proxy.shut()
     await put(writer, code, a="2")
     await put(writer, code, **_many(many, "3"))
     if spoil:
         await writer.db.execute(spoil)
-    await gate.open()
+    await proxy.open()
     await shows(pod, code, 3, a="2", **_many(many, "3"))
     after = await loads(pod, code)
     assert {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)} == {

@@ -27,8 +27,8 @@ READERS = 20
 
 
 @pytest.fixture
-def through_gate(gate: PostgresProxy) -> Settings:
-    return refdata_settings(gate.url, query=QUERY)
+def through_gate(proxy: PostgresProxy) -> Settings:
+    return refdata_settings(proxy.url, query=QUERY)
 
 
 @pytest.fixture
@@ -75,13 +75,13 @@ async def read_unknown(pod: PodHarness, version: int) -> None:
 
 
 async def test_a_primary_that_is_down_leaves_reads_as_they_were(
-    gate: PostgresProxy, writer: RefdataHarness, pod: PodHarness
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness
 ) -> None:
     """R21, R23: reads go on under a growing age; a version nobody can look up is 503; then all is fresh again."""
     before = await pod.get("LOOSE/items/a", least=1)
     assert (before.status, before.json, AGE in before.headers) == (200, 1, False)
     assert await metric(pod, "penstock_refdata_data_age_seconds") == 0
-    await gate.shut()
+    await proxy.shut()
     await answers(pod, lambda found: AGE in found.headers, "an age")
     await answers(pod, lambda found: int(found.headers[AGE]) >= 1, "an age that grows")
     assert await metric(pod, "penstock_refdata_data_age_seconds") >= 1
@@ -91,7 +91,7 @@ async def test_a_primary_that_is_down_leaves_reads_as_they_were(
     await read_unknown(pod, version)
     async with pod.session.get(f"{pod.address}/actuator/health/readiness") as response:
         assert response.status == 200
-    await gate.open()
+    await proxy.open()
     await answers(pod, lambda found: found.version == version and found.json == 2, "the new version")
     await answers(pod, lambda found: AGE not in found.headers, "no age")
     assert await metric(pod, "penstock_refdata_data_age_seconds") == 0
@@ -99,10 +99,10 @@ async def test_a_primary_that_is_down_leaves_reads_as_they_were(
 
 
 async def test_a_primary_that_is_frozen_holds_up_nobody(
-    gate: PostgresProxy, writer: RefdataHarness, pod: PodHarness
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness
 ) -> None:
     """R21, R23: a server that takes connections and says nothing is one that is down, for readers and in time."""
-    gate.freeze()
+    proxy.freeze()
     version = await put(writer, 2)
     for _ in range(3):
         await read_unknown(pod, version)
@@ -110,19 +110,19 @@ async def test_a_primary_that_is_frozen_holds_up_nobody(
     assert (await pod.get("LOOSE/items/a", least=1)).json == 1
     await read_unknown(pod, version)
     assert await metric(pod, "penstock_refdata_data_age_seconds") > 0
-    gate.thaw()
+    proxy.thaw()
     await answers(pod, lambda found: found.version == version and AGE not in found.headers, "it is fresh")
     assert (await pod.get("LOOSE/items/a", least=version)).status == 200
 
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
 async def test_a_primary_that_moved_without_a_word_is_found_again(
-    gate: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str
 ) -> None:
     """R23: connections that went silent for ever do not keep a pod from what new ones would tell it."""
     version = await put(writer, {"name": "old"}, code)
     await answers(pod, lambda found: found.version == version, "it is loaded", f"{code}/version")
-    gate.lose()
+    proxy.lose()
     version = await put(writer, {"name": "new"}, code)
 
     async def is_reached() -> bool:
@@ -147,17 +147,17 @@ async def test_a_primary_that_moved_without_a_word_is_found_again(
     for number in range(3):
         version = await put(writer, {"name": str(number)}, code)
         answered.append((await pod.get(f"{code}/items/a", least=version)).status)
-    await gate.shut()  # now they are known to be lost, and a stop need not wait for them
-    await gate.open()
+    await proxy.shut()  # now they are known to be lost, and a stop need not wait for them
+    await proxy.open()
     assert answered == [200] * 3, "the primary answers, yet readers are told that it does not"
 
 
 async def test_a_pod_that_starts_without_a_primary_says_so(
-    gate: PostgresProxy, database_url: str, tmp_path: Path
+    proxy: PostgresProxy, database_url: str, tmp_path: Path
 ) -> None:
     """R23: alive and not ready; what is not loaded is never served as if it were not there; then ready by itself."""
-    await gate.shut()
-    settings = refdata_settings(gate.url, query=QUERY).model_dump(mode="json", by_alias=True)
+    await proxy.shut()
+    settings = refdata_settings(proxy.url, query=QUERY).model_dump(mode="json", by_alias=True)
     (tmp_path / "penstock.yaml").write_bytes(_yaml(settings))
     port = _free_port()
     pod = QueryApi(tmp_path, port=port)
@@ -183,7 +183,7 @@ async def test_a_pod_that_starts_without_a_primary_says_so(
                 assert (status, told["code"]) == (503, "NOT_LOADED")
             async with opened(refdata_settings(database_url)) as writer:
                 await put(writer, 7)
-            await gate.open()
+            await proxy.open()
             await asyncio.to_thread(pod.__enter__)
 
             async def is_ready() -> bool:  # an answer of before is good for a moment

@@ -81,13 +81,13 @@ class RedisRecoveryHarness:
 
 
 @pytest.fixture
-async def house(database_url: str, tmp_path: Path, cluster: RedisCluster) -> AsyncIterator[RedisRecoveryHarness]:
-    async with housed(database_url, tmp_path, cluster) as house:
-        yield house
+async def harness(database_url: str, tmp_path: Path, cluster: RedisCluster) -> AsyncIterator[RedisRecoveryHarness]:
+    async with recovery_harness(database_url, tmp_path, cluster) as harness:
+        yield harness
 
 
 @asynccontextmanager
-async def housed(url: str, folder: Path, cluster: RedisCluster) -> AsyncIterator[RedisRecoveryHarness]:
+async def recovery_harness(url: str, folder: Path, cluster: RedisCluster) -> AsyncIterator[RedisRecoveryHarness]:
     await create_schemas(url)
     name = f"t{os.urandom(4).hex()}"
     names = {"pubChannel": f"{name}:pub", "streamKey": f"{name}:stream", "consumerGroup": f"{name}-pods"}
@@ -121,13 +121,13 @@ async def shows(pod: PodHarness, version: int, value: Any) -> None:
     await becomes(is_so, f"version {version}")
 
 
-async def hear(house: RedisRecoveryHarness, looks: list[Loader], *pods: PodHarness) -> None:
+async def hear(harness: RedisRecoveryHarness, looks: list[Loader], *pods: PodHarness) -> None:
     """Back when a version came to *pods* by word alone: those of before may have caused a look that was still due."""
     values = count(100)
 
     async def hear_one() -> bool:
         seen, value = len(looks), next(values)
-        version = await house.put(value)
+        version = await harness.put(value)
         for pod in pods:
             await shows(pod, version, value)
         return len(looks) == seen
@@ -135,43 +135,43 @@ async def hear(house: RedisRecoveryHarness, looks: list[Loader], *pods: PodHarne
     await becomes(hear_one, "a version comes without a look")
 
 
-async def test_without_pubsub_the_stream_tells(house: RedisRecoveryHarness, looks: list[Loader]) -> None:
+async def test_without_pubsub_the_stream_tells(harness: RedisRecoveryHarness, looks: list[Loader]) -> None:
     """R22, R28: a pod that loses Pub/Sub for good hears from the stream, and looks at nothing else."""
-    async with house.pod() as pod:
-        await shows(pod, await house.put(1), 1)
-        house.allow("-subscribe")
-        assert house.cluster.client_kill_pubsub() == 1
-        await hear(house, looks, pod)
-        house.allow("+subscribe")
-        await becomes(lambda: house.listens(1), "Pub/Sub is back")
-        await hear(house, looks, pod)
+    async with harness.pod() as pod:
+        await shows(pod, await harness.put(1), 1)
+        harness.allow("-subscribe")
+        assert harness.cluster.client_kill_pubsub() == 1
+        await hear(harness, looks, pod)
+        harness.allow("+subscribe")
+        await becomes(lambda: harness.listens(1), "Pub/Sub is back")
+        await hear(harness, looks, pod)
 
 
-async def test_a_pod_that_was_away_catches_up(house: RedisRecoveryHarness) -> None:
+async def test_a_pod_that_was_away_catches_up(harness: RedisRecoveryHarness) -> None:
     """R22: what was announced while a pod had no connection at all is there once it has one; reads never stop."""
-    async with house.pod() as pod:
-        await shows(pod, await house.put(1), 1)
-        house.allow("off")
-        assert house.cut() >= 2
-        version = [await house.put(value) for value in (2, 3, 4)][-1]
+    async with harness.pod() as pod:
+        await shows(pod, await harness.put(1), 1)
+        harness.allow("off")
+        assert harness.cut() >= 2
+        version = [await harness.put(value) for value in (2, 3, 4)][-1]
         assert (await pod.get("LOOSE/items/a")).json == 1
-        house.allow("on")
+        harness.allow("on")
         await shows(pod, version, 4)
-        (group,) = house.groups()
-        await becomes(lambda: house.listens(1), "the pod listens again")
-        assert group["name"].startswith(f"{house.route['consumerGroup']}:")
+        (group,) = harness.groups()
+        await becomes(lambda: harness.listens(1), "the pod listens again")
+        assert group["name"].startswith(f"{harness.route['consumerGroup']}:")
 
 
-async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(house: RedisRecoveryHarness) -> None:
+async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(harness: RedisRecoveryHarness) -> None:
     """R22: trimmed past the pod's position: every dictionary is compared, told of or not."""
-    async with house.pod() as pod:
-        await shows(pod, await house.put(1), 1)
-        house.allow("off")
-        house.cut()
-        await house.put({"name": "Norway"}, code="COUNTRY")
-        version = await house.put(2)
-        assert house.cluster.holder(house.stream).xtrim(house.stream, maxlen=0, approximate=False) == 3
-        house.allow("on")
+    async with harness.pod() as pod:
+        await shows(pod, await harness.put(1), 1)
+        harness.allow("off")
+        harness.cut()
+        await harness.put({"name": "Norway"}, code="COUNTRY")
+        version = await harness.put(2)
+        assert harness.cluster.holder(harness.stream).xtrim(harness.stream, maxlen=0, approximate=False) == 3
+        harness.allow("on")
         await shows(pod, version, 2)
 
         async def has_come() -> bool:
@@ -181,35 +181,35 @@ async def test_a_pod_whose_part_of_the_stream_is_gone_looks_at_everything(house:
         assert (await pod.get("COUNTRY/items/a")).json["name"] == "Norway"
 
 
-async def test_a_redis_that_lost_everything_is_no_loss(house: RedisRecoveryHarness, looks: list[Loader]) -> None:
+async def test_a_redis_that_lost_everything_is_no_loss(harness: RedisRecoveryHarness, looks: list[Loader]) -> None:
     """R22: FLUSHALL, with a version announced before it and not heard: reconciled; later ones are heard again."""
-    async with house.pod() as pod:
-        house.allow("off")
-        house.cut()
-        version = await house.put(1)
-        house.cluster.wipe()
-        house.allow("on")
+    async with harness.pod() as pod:
+        harness.allow("off")
+        harness.cut()
+        version = await harness.put(1)
+        harness.cluster.wipe()
+        harness.allow("on")
         await shows(pod, version, 1)
-        await becomes(lambda: house.listens(1), "the pod listens again")
-        house.cluster.wipe()
-        await becomes(lambda: house.listens(1), "the pod has a group again")
-        await hear(house, looks, pod)
+        await becomes(lambda: harness.listens(1), "the pod listens again")
+        harness.cluster.wipe()
+        await becomes(lambda: harness.listens(1), "the pod has a group again")
+        await hear(harness, looks, pod)
 
 
 async def test_a_failover_is_no_loss(database_url: str, tmp_path: Path) -> None:
     """R22, R23: the master with the stream dies and its replica takes over: reads go on, news arrive over it."""
     cluster = await asyncio.to_thread(RedisCluster, redis_binary() or require("redis"), replicas=True)
     try:
-        async with housed(database_url, tmp_path, cluster) as house, house.pod() as pod:
-            await shows(pod, await house.put(1), 1)
-            owner = cluster.owner(house.stream)
+        async with recovery_harness(database_url, tmp_path, cluster) as harness, harness.pod() as pod:
+            await shows(pod, await harness.put(1), 1)
+            owner = cluster.owner(harness.stream)
             cluster.kill(owner)
-            version = await house.put(2, tells=False)
+            version = await harness.put(2, tells=False)
             assert (await pod.get("LOOSE/items/a")).json == 1
             await asyncio.to_thread(cluster.wait_until_promoted, owner + MASTERS)
-            assert await house.writer.relay() == 1
+            assert await harness.writer.relay() == 1
             await shows(pod, version, 2)
-            await shows(pod, await house.put(3), 3)
+            await shows(pod, await harness.put(3), 3)
     finally:
         await asyncio.to_thread(cluster.stop)
 
@@ -218,75 +218,75 @@ async def test_without_redis_pods_stay_fresh(database_url: str, tmp_path: Path) 
     """R23: Redis wholly gone: reads go on and follow the primary by looking; once back, signals tell again."""
     cluster = await asyncio.to_thread(RedisCluster, redis_binary() or require("redis"))
     try:
-        async with housed(database_url, tmp_path, cluster) as house, house.pod(OFTEN) as pod:
-            await shows(pod, await house.put(1), 1)
+        async with recovery_harness(database_url, tmp_path, cluster) as harness, harness.pod(OFTEN) as pod:
+            await shows(pod, await harness.put(1), 1)
             for number in range(MASTERS):
                 cluster.kill(number)
             for value in (2, 3):
-                await shows(pod, await house.put(value, tells=False), value)
+                await shows(pod, await harness.put(value, tells=False), value)
             answer = await pod.get("LOOSE/items/a")
             assert "X-Data-Age" not in answer.headers
             await asyncio.gather(*(asyncio.to_thread(cluster.start, number) for number in range(MASTERS)))
-            house.allow(*EVERYTHING)
-            await becomes(lambda: house.listens(1), "the pod listens again")
-            assert await house.writer.relay() == 2
-            await shows(pod, await house.put(4), 4)
+            harness.allow(*EVERYTHING)
+            await becomes(lambda: harness.listens(1), "the pod listens again")
+            assert await harness.writer.relay() == 2
+            await shows(pod, await harness.put(4), 4)
 
             async def has_read_all() -> bool:
-                return [(group["pending"], group["lag"]) for group in house.groups()] == [(0, 0)]
+                return [(group["pending"], group["lag"]) for group in harness.groups()] == [(0, 0)]
 
             await becomes(has_read_all, "the stream is read to its end")
     finally:
         await asyncio.to_thread(cluster.stop)
 
 
-async def test_a_pod_needs_neither_redis_nor_kafka(house: RedisRecoveryHarness) -> None:
+async def test_a_pod_needs_neither_redis_nor_kafka(harness: RedisRecoveryHarness) -> None:
     """R23: with both out of reach a pod starts, is ready, serves, and follows the primary."""
-    version = await house.put(1)
-    settings = house.settings(OFTEN, redis={"nodes": [NOWHERE]}).model_dump(mode="json", by_alias=True)
+    version = await harness.put(1)
+    settings = harness.settings(OFTEN, redis={"nodes": [NOWHERE]}).model_dump(mode="json", by_alias=True)
     settings["bus"]["kafka"] = {"bootstrap": NOWHERE}
-    async with running_pod(Settings.model_validate(settings), house.folder) as pod:
+    async with running_pod(Settings.model_validate(settings), harness.folder) as pod:
         await shows(pod, version, 1)
         async with pod.session.get(f"{pod.address}/actuator/health/readiness") as response:
             assert response.status == 200
-        await shows(pod, await house.put(2), 2)
+        await shows(pod, await harness.put(2), 2)
 
 
 async def test_every_pod_hears_everything_in_a_group_of_its_own(
-    house: RedisRecoveryHarness, looks: list[Loader], monkeypatch: pytest.MonkeyPatch
+    harness: RedisRecoveryHarness, looks: list[Loader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R22: one group per pod under the configured prefix; each is handed every message; none outlives its pod."""
     numbers = count()
     monkeypatch.setattr(pods, "worker_name", lambda role: f"{role}@{next(numbers)}")  # else known by its process
     async with AsyncExitStack() as stack:
-        three = [await stack.enter_async_context(house.pod()) for _ in range(3)]
-        await becomes(lambda: house.listens(3), "all pods listen")
-        await hear(house, looks, *three)
-        told = house.cluster.holder(house.stream).xlen(house.stream)
+        three = [await stack.enter_async_context(harness.pod()) for _ in range(3)]
+        await becomes(lambda: harness.listens(3), "all pods listen")
+        await hear(harness, looks, *three)
+        told = harness.cluster.holder(harness.stream).xlen(harness.stream)
 
         async def have_read_all() -> bool:
-            return [(one["entries-read"], one["pending"]) for one in house.groups()] == [(told, 0)] * 3
+            return [(one["entries-read"], one["pending"]) for one in harness.groups()] == [(told, 0)] * 3
 
         await becomes(have_read_all, "each group is handed everything")
-        assert all(str(one["name"]).startswith(f"{house.route['consumerGroup']}:") for one in house.groups())
-    assert house.groups() == []
+        assert all(str(one["name"]).startswith(f"{harness.route['consumerGroup']}:") for one in harness.groups())
+    assert harness.groups() == []
 
 
-async def test_the_group_of_a_killed_pod_is_reaped(house: RedisRecoveryHarness) -> None:
+async def test_the_group_of_a_killed_pod_is_reaped(harness: RedisRecoveryHarness) -> None:
     """R22: a pod that died without a word leaves a group; another pod removes it, and keeps those of the living."""
-    holder, prefix = house.cluster.holder(house.stream), house.route["consumerGroup"]
+    holder, prefix = harness.cluster.holder(harness.stream), harness.route["consumerGroup"]
     for name in (f"{prefix}:dead", "foreign"):
-        holder.xgroup_create(house.stream, name, mkstream=True)
-        holder.xgroup_createconsumer(house.stream, name, "listener")
+        holder.xgroup_create(harness.stream, name, mkstream=True)
+        holder.xgroup_createconsumer(harness.stream, name, "listener")
     poll = timedelta(milliseconds=50)
-    names = {"pub_channel": house.route["pubChannel"], "stream_key": house.stream, "group_prefix": prefix}
-    signals = RedisSignals(house.cluster.addresses, **names, poll=poll, leftover_after=10 * poll)
+    names = {"pub_channel": harness.route["pubChannel"], "stream_key": harness.stream, "group_prefix": prefix}
+    signals = RedisSignals(harness.cluster.addresses, **names, poll=poll, leftover_after=10 * poll)
     async with signals.listen("one") as first, signals.listen("two") as second:
         for feed in (first, second):
             assert isinstance(await anext(feed), Resync)
 
         async def is_reaped() -> bool:
-            return {one["name"] for one in house.groups()} == {f"{prefix}:one", f"{prefix}:two", "foreign"}
+            return {one["name"] for one in harness.groups()} == {f"{prefix}:one", f"{prefix}:two", "foreign"}
 
         await becomes(is_reaped, "the dead one's group is gone")
         await signals.announce(["news"])
