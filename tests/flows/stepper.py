@@ -194,7 +194,7 @@ async def flows_stepper(url: str, folder: Path, *, size: int = 10, **section: An
     """Open a stepper of flows on the database at *url*; *section* are settings of flows."""
     clock = ManualClock()
     async with Database.open(url, clock=clock, looks_up=True, size=size) as db:
-        bell, storage, named = CountingBell(db, "crank"), CrashingStorage(folder), NamedFlows()
+        bell, storage, named = CountingBell(db, "stepper"), CrashingStorage(folder), NamedFlows()
         settings = FlowsSection.model_validate({"lease": LEASE, **section})
         engine = FlowEngine(db, bell, storage, named, {}, settings)
         management = Management(engine, storage)

@@ -203,8 +203,8 @@ class HarvestHarness:
         metrics = HarvestMetrics(Telemetry().registry)
         async with Feeds.open(section, db) as feeds:
             renewing = renewing_dictionaries(section, db.clock)
-            planner, fetcher = Planner(db, bus, feeds, "rig"), Fetcher(db, bus, feeds, metrics, "rig")
-            consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "rig", renewing)
+            planner, fetcher = Planner(db, bus, feeds, "harness"), Fetcher(db, bus, feeds, metrics, "harness")
+            consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "harness", renewing)
             rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             yield HarvestWorkers(planner, fetcher, consolidator, rescuer)
 
@@ -215,7 +215,7 @@ class HarvestHarness:
             return not self.source.changed_ids_since(self._clock.now())
 
         await becomes(is_past, "the clock of the database is where that of the source was")
-        return await self.harvest.start(FEED, "rig", full=full)
+        return await self.harvest.start(FEED, "harness", full=full)
 
     async def state(self, run_id: UUID) -> str:
         """Where the run stands, or its plan."""
@@ -362,7 +362,7 @@ class HarvestHarness:
 
     async def handled(self, topic: str, handle: Callable[[Delivery], Awaitable[Outcome]]) -> int:
         """Have the messages of a topic that are due handled by *handle*, one after another; how many there were."""
-        async with self.platform.bus.subscribe(topic, worker="rig") as queue:
+        async with self.platform.bus.subscribe(topic, worker="harness") as queue:
             return await Worker(queue, each(handle, queue, concurrency=1), Telemetry()).step()
 
     async def backlog(self) -> int:
@@ -408,7 +408,7 @@ def _told(made: CanonicalRecord) -> tuple[Any, ...]:
 
 
 async def count_messages(database_url: str) -> None:
-    """Have the database count what is published, for `Rig.published`."""
+    """Have the database count what is published, for `HarvestHarness.published`."""
     connection = await asyncpg.connect(database_url)
     try:
         await connection.execute(_COUNT_MESSAGES)

@@ -71,7 +71,7 @@ class HarvestStepper:
         """Hand out up to *limit* messages of a topic, each handled and settled; what became of them."""
         handle = self._handlers()[topic]
         delivering = Delivering(max_attempts=ATTEMPTS)
-        async with self.bus.subscribe(topic, worker="crank", delivering=delivering) as queue:
+        async with self.bus.subscribe(topic, worker="stepper", delivering=delivering) as queue:
             # Whatever was put back for later is due now.
             await self.db.execute("UPDATE bus_partition SET due_at = '-infinity' WHERE topic = $1", topic)
             held = list(await queue.take(limit))
@@ -131,8 +131,8 @@ async def harvest_stepper(
         async with Feeds.open(section, db) as feeds:
             metrics = HarvestMetrics(CollectorRegistry())
             renewing = renewing_dictionaries(section, db.clock)
-            planner, fetcher = Planner(db, bus, feeds, "crank"), Fetcher(db, bus, feeds, metrics, "crank")
-            consolidator = Consolidator(db, bus, storage, feeds, metrics, "crank", renewing)
+            planner, fetcher = Planner(db, bus, feeds, "stepper"), Fetcher(db, bus, feeds, metrics, "stepper")
+            consolidator = Consolidator(db, bus, storage, feeds, metrics, "stepper", renewing)
             rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
             harvest = Harvest(db, bus, section)
             yield HarvestStepper(db, bus, storage, source, section, harvest, planner, fetcher, consolidator, rescuer)

@@ -135,7 +135,7 @@ async def test_a_run_from_its_start_to_its_end(api: HarvestApiClient) -> None:
     assert run["durationMinutes"] >= 0
     ended = [one for one in run["history"] if one["machine"] == "harvest.partition"]
     assert len(ended) == run["expectedWorkers"]
-    assert {one["actor"] for one in ended} == {"crank"}
+    assert {one["actor"] for one in ended} == {"stepper"}
     moves = [(one["from"], one["to"]) for one in run["history"] if one["machine"] != "harvest.partition"]
     assert moves == [
         (None, "planning"),
@@ -476,4 +476,4 @@ async def test_feeds_belong_to_no_tenant(database_url: str, tmp_path: Path, monk
         forced = await api.post(f"/runs/{run_id}/force", {"reason": "yes"})
         assert (forced["requestedBy"], forced["forcedBy"]) == ("ann", "bob")
         actors = {one["actor"] for one in (await api.get(f"/runs/{run_id}"))["history"]}
-        assert actors == {"ann", "bob", "crank"}
+        assert actors == {"ann", "bob", "stepper"}

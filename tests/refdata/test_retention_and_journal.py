@@ -97,12 +97,12 @@ class RetentionHarness:
 @pytest.fixture
 async def retention(database_url: str, clock: ManualClock) -> AsyncIterator[RetentionHarness]:
     await create_schemas(database_url)
-    async with _house(database_url, clock, retention=KEPT) as retention:
+    async with _retention(database_url, clock, retention=KEPT) as retention:
         yield retention
 
 
 @asynccontextmanager
-async def _house(url: str, clock: ManualClock, **refdata: Any) -> AsyncIterator[RetentionHarness]:
+async def _retention(url: str, clock: ManualClock, **refdata: Any) -> AsyncIterator[RetentionHarness]:
     async with opened(refdata_settings(url, **refdata)) as harness:
         harness.db.clock = clock
         yield RetentionHarness(harness, clock)
@@ -227,7 +227,7 @@ async def test_all_of_the_old_goes_however_much_it_is(
 
 async def test_incomplete_snapshots_end_and_are_told(database_url: str, clock: ManualClock) -> None:
     """R13: what gets no chunk for snapshots.expireAfter fails, with the chunks that did not come, once."""
-    async with _house(database_url, clock, snapshots={"expireAfter": "PT1H"}) as retention:
+    async with _retention(database_url, clock, snapshots={"expireAfter": "PT1H"}) as retention:
         event_id = await retention.send_chunk(uuid4(), 2, 4, upsert("a", 1))
         await retention.harness.apply()
         clock.advance(HOUR)
