@@ -15,9 +15,8 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from tests.services.memory import MemoryFolder
-from tests.services.postgres import SETTINGS, fresh_database, make_template
+from tests.services.postgres import SERVER_URL, SETTINGS, fresh_database, make_template
 
-_POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
 settings.register_profile("penstock", deadline=None)  # the machine is noisy; time is measured by benchmarks
 settings.load_profile("penstock")
 # Hundreds of programs are started here: compiled once, each starts in half the time, whatever the shell is set to.
@@ -30,9 +29,9 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("services") / "nobody
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start PostgreSQL in the process that leads the run; the others inherit its address."""
-    if _POSTGRES_URL not in os.environ:
+    if SERVER_URL not in os.environ:
         server = _SharedPostgres()
-        os.environ[_POSTGRES_URL] = server.url
+        os.environ[SERVER_URL] = server.url
         config.add_cleanup(server.stop)
 
 
@@ -74,7 +73,7 @@ class _SharedPostgres:
 @pytest.fixture
 def postgres_url() -> str:
     """The server's URL."""
-    return os.environ[_POSTGRES_URL]
+    return os.environ[SERVER_URL]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.settings import load_settings
-from tests.harvest.test_cli import LocalSourceProcess
+from tests.harvest.local_source_process import LocalSourceProcess
 from tests.support.processes import Up
 
 ROOT = Path(__file__).parent.parent

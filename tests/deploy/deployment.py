@@ -17,10 +17,10 @@ from penstock.refdata.config import RefdataSection
 from penstock.refdata.drift import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from tests.deploy.scrape import scraped
+from tests.harvest.local_source_process import LocalSourceProcess
 from tests.harvest.stepper import FEED, feed
-from tests.harvest.test_cli import LocalSourceProcess
 from tests.ingest.harness import KEYED, IngestHarness, snapshot
-from tests.services.postgres import fresh_database
+from tests.services.postgres import module_database
 from tests.support.processes import PENSTOCK, Server
 from tests.support.settings import write_config
 from tests.support.types import Json
@@ -179,14 +179,9 @@ def execute(url: str, statement: str) -> None:
 @contextmanager
 def database() -> Iterator[str]:
     """A migrated database with the tables of the user's own dictionary."""
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        url = runner.run(opened.__aenter__())
-        try:
-            execute(url, TABLES)
-            yield url
-        finally:
-            runner.run(opened.__aexit__(None, None, None))
+    with module_database() as url:
+        execute(url, TABLES)
+        yield url
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """deploy/docker: the image's recipe, and all roles together as compose.yaml starts them."""
 
-import asyncio
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from ruamel.yaml import YAML
 
 from penstock.settings import Settings, load_settings
 from tests.services.kafka import Kafka, kafka
-from tests.services.postgres import fresh_database
+from tests.services.postgres import module_database
 from tests.services.redis import _dies_with_us, _free_port, redis_binary
 from tests.support.processes import PENSTOCK, Server, penstock, penstock_here
 from tests.support.require import require
@@ -304,7 +303,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeRoles]:
         broker = stack.enter_context(kafka())
         broker.needs_real("does not make topics when it is asked to")
         ports = stack.enter_context(_redis_cluster(folder))
-        config = _adapted(folder, stack.enter_context(_database()), broker, ports)
+        config = _adapted(folder, stack.enter_context(module_database(empty=True)), broker, ports)
         env = {
             "PENSTOCK__REFDATA__KAFKA__COMMANDSTOPIC": f"commands.{folder.name}.{os.getpid()}",
             "PENSTOCK__BUS__KAFKA__GROUP_PREFIX": f"compose.{os.getpid()}",
@@ -319,15 +318,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeRoles]:
         urls = {role: server.api.replace("0.0.0.0", "127.0.0.1") for role, server in begun.items()}
         yield ComposeRoles(folder / "secrets", urls, ports)
         assert [server.stop() for server in begun.values()] == [0] * len(TRIED)
-
-
-@contextmanager
-def _database() -> Iterator[str]:
-    """An empty one, whose making and end have no loop of a test's."""
-    with asyncio.Runner() as runner:
-        database = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"], empty=True)
-        yield runner.run(database.__aenter__())
-        runner.run(database.__aexit__(None, None, None))
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """R1, R27: how much is logged changes while a process runs: by a signal for one, by the file for all."""
 
-import asyncio
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ from penstock.frontend import heed_log_level
 from penstock.kernel.log_level import LOG_LEVEL
 from penstock.refdata.pod.state import State
 from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
-from tests.services.postgres import fresh_database
+from tests.services.postgres import module_database
 from tests.support.waiting import until
 
 ROLES = ("command-api", QUERY, "harvest", INGEST, TRACKING)
@@ -42,13 +41,10 @@ class LogLevelHarness:
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLevelHarness]:
     folder = tmp_path_factory.mktemp("harness")
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        url = runner.run(opened.__aenter__())
+    with module_database() as url:
         configure(folder, url)
         with running(folder, *ROLES) as roles:
             yield LogLevelHarness(folder, url, roles)
-        runner.run(opened.__aexit__(None, None, None))
 
 
 def details(role: RollingRole) -> int:

@@ -27,7 +27,7 @@ from tests.deploy.rolling_clients import ClientAnswer, Load, Request, connected,
 from tests.deploy.rolling_fleet import Endpoints, Fleet, in_front
 from tests.refdata.harness import RefdataHarness, command, opened, upsert
 from tests.refdata.pod.harness import PodHarness, running_pod
-from tests.services.postgres import fresh_database
+from tests.services.postgres import SERVER_URL, fresh_database
 from tests.support.processes import CommandApi, QueryApi
 from tests.support.soak import examples
 from tests.support.types import Json
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url() -> AsyncIterator[str]:
-    async with fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"]) as url:
+    async with fresh_database(os.environ[SERVER_URL]) as url:
         yield url
 
 

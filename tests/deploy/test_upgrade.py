@@ -18,8 +18,8 @@ from tests.deploy import upgrade_versions
 from tests.deploy.test_migrations import recorded
 from tests.deploy.upgrade_versions import NEXT, PARTS, Version, VersionRole
 from tests.deploy.upgrade_workload import BACK, FORWARD, loaded, upgrade_workload
+from tests.harvest.local_source_process import LocalSourceProcess
 from tests.harvest.stepper import FEED, feed
-from tests.harvest.test_cli import LocalSourceProcess
 from tests.services.postgres import fresh_database
 from tests.support.processes import penstock_here
 from tests.support.settings import write_config

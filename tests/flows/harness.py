@@ -30,6 +30,7 @@ from penstock.servers import address_of, listening, serving
 from penstock.settings import Settings
 from tests.support.http import answered, problem
 from tests.support.types import Json
+from tests.support.waiting import becomes
 
 BASE = "/api/v1"
 LEASE = timedelta(seconds=60)
@@ -63,6 +64,15 @@ class FlowsHarness:
 
     async def run(self, run_id: str = "r1") -> Json:
         return await self.get(f"/flow_runs/{run_id}")
+
+    async def ended(self, run_id: str = "r1") -> Json:
+        """Wait for the end of a run and return it."""
+
+        async def has_ended() -> bool:
+            return (await self.run(run_id))["status"] not in ("PENDING", "RUNNING")
+
+        await becomes(has_ended, f"run {run_id} ends")
+        return await self.run(run_id)
 
     async def statuses(self, run_id: str = "r1") -> dict[str, str]:
         """Where the steps of a run stand."""

@@ -1,22 +1,17 @@
 """`penstock flow` as a user types it, against a running `penstock up`: output, exit codes, and what to do next."""
 
-import asyncio
-import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from penstock.cli import main
-from tests.services.postgres import fresh_database
-from tests.support.processes import Result, Up, Work
+from tests.services.postgres import module_database
+from tests.support.processes import ServerCli, Up, Work
 from tests.support.settings import write_config
 from tests.support.waiting import until
 
@@ -35,41 +30,12 @@ FLOWS: dict[str, dict[str, Any]] = {
 }
 
 
-class FlowCli:
-    """Commands asked of one server."""
+class FlowCli(ServerCli):
+    """`penstock flow` against one server, and a worker of steps of the kind BY_HAND."""
 
     def __init__(self, up: Up) -> None:
-        self.url = up.api
+        super().__init__("flow", up.api)
         self.http = httpx.Client(base_url=f"{up.api}/api/v1")
-
-    def run(self, *args: str) -> Result:
-        """In this process: a command is as quick as what it asks for."""
-        out, err = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.setattr(sys, "argv", ["penstock", "flow", *args, "--url", self.url])
-            with pytest.raises(SystemExit) as ended:
-                main.run()
-        done = Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
-        assert "Traceback" not in done.err
-        assert "mistake in Penstock" not in done.err
-        return done
-
-    def text(self, *args: str, code: int = 0) -> str:
-        done = self.run(*args)
-        assert done.code == code, done
-        return done.out
-
-    def json(self, *args: str, code: int = 0) -> Any:
-        done = self.run(*args, "--json")
-        assert done.code == code, done
-        return json.loads(done.out)
-
-    def refused(self, code: int, *args: str) -> str:
-        """What is said to what is refused with this exit code: a sentence, and nothing on standard output."""
-        done = self.run(*args)
-        assert (done.code, done.out) == (code, ""), done
-        assert done.err.startswith("error: ")
-        return done.err
 
     def by_hand(self, status: str = "SUCCEEDED", **more: Any) -> str:
         """Claim a step nobody else does, and end it; its run."""
@@ -90,14 +56,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     for name, flow in FLOWS.items():
         (folder / "flows" / f"{name}.yaml").write_text(json.dumps({"name": name, **flow}))
     (folder / "flows" / "broken.yaml").write_text("name: broken\nsteps: {a: {}}")
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        url = runner.run(opened.__aenter__())
+    with module_database() as url:
         config = {"database": {"url": url}, "flows": {"folder": str(folder / "flows"), "python": ["json"]}}
         write_config(folder, config)
         with Up(folder) as up:
             yield up
-        runner.run(opened.__aexit__(None, None, None))
 
 
 @pytest.fixture

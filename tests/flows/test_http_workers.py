@@ -33,14 +33,6 @@ async def working(url: str, *command: str, lease: float = 30) -> AsyncIterator[a
         await process.wait()
 
 
-async def ended(harness: FlowsHarness, run_id: str = "r1") -> dict[str, object]:
-    async def has_ended() -> bool:
-        return (await harness.run(run_id))["status"] not in ("PENDING", "RUNNING")
-
-    await becomes(has_ended, f"run {run_id} ends")
-    return await harness.run(run_id)
-
-
 async def test_any_program_is_a_worker(harness: FlowsHarness, url: str) -> None:
     """F17: with curl and bash: the step on standard input, an artifact, the log, and the exit code as the outcome."""
     await harness.create({"a": {"kind": "SAY", "inputs": {"who": "world"}}})
@@ -91,11 +83,11 @@ async def test_a_worker_in_javascript(harness: FlowsHarness, url: str) -> None:
     }
     await harness.create(steps)
     async with working(url, "node", NODE) as worker:
-        run = await ended(harness)
+        run = await harness.ended()
         worker.send_signal(signal.SIGTERM)
         await harness.create({"last": {"kind": "WORD_COUNT", "inputs": {"text": "x"}}}, "r2")
         assert await worker.wait() == 0
-    good, bad = run["steps"]["good"], run["steps"]["bad"]  # type: ignore[index]
+    good, bad = run["steps"]["good"], run["steps"]["bad"]
     assert (good["status"], good["outputs"]) == ("SUCCEEDED", {"words": 3})
     assert [one["name"] for one in good["artifacts"]] == ["words.json"]
     assert (await harness.http.get("/flow_runs/r1/steps/good/artifacts/words.json")).json() == {"a": 2, "b": 1}

@@ -25,7 +25,6 @@ from tests.flows import sdk_worker
 from tests.flows.harness import FlowsHarness, chain
 from tests.flows.test_traces import CALLER, TRACE
 from tests.services.collector import Collector
-from tests.support.types import Json
 from tests.support.waiting import becomes
 
 ROOT = Path(__file__).parents[2]
@@ -45,14 +44,6 @@ async def working(url: str, workers: sdk.Workers = sdk.workers, **more: Any) -> 
         await serving
 
 
-async def ended(harness: FlowsHarness, run_id: str = "r1") -> Json:
-    async def has_ended() -> bool:
-        return (await harness.run(run_id))["status"] not in ("PENDING", "RUNNING")
-
-    await becomes(has_ended, f"run {run_id} ends")
-    return await harness.run(run_id)
-
-
 async def until_running(harness: FlowsHarness, step: str = "a") -> None:
     async def is_running() -> bool:
         return (await harness.statuses())[step] == "RUNNING"
@@ -69,7 +60,7 @@ async def test_a_worker_over_http_does_its_steps(harness: FlowsHarness, url: str
     }
     await harness.create(steps)
     async with working(url):
-        run = await ended(harness)
+        run = await harness.ended()
     found = run["steps"]
     assert (found["greet"]["outputs"], found["recall"]["outputs"]) == ({"greeted": "world"}, {"read": "hello world"})
     assert [one["name"] for one in found["greet"]["artifacts"]] == ["greeting.txt"]
@@ -122,7 +113,7 @@ async def test_a_program_ends_when_it_is_told_to(harness: FlowsHarness, url: str
     worker = await asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, cwd=ROOT, env=env)
     try:
         await harness.create({"greet": {"kind": "GREET", "inputs": {"name": "x"}}})
-        assert (await ended(harness))["status"] == "SUCCEEDED"
+        assert (await harness.ended())["status"] == "SUCCEEDED"
         worker.send_signal(how)
         async with asyncio.timeout(30):
             assert await worker.wait() == 0
@@ -169,7 +160,7 @@ async def test_steps_done_from_afar_are_traced_where_the_settings_say(harness: F
             "/flow_runs", json={"runId": "r1", "steps": steps}, headers={"traceparent": CALLER}
         )
         made.raise_for_status()
-        await ended(harness)
+        await harness.ended()
         stop.set()
         await working
         [span] = collector.of(TRACE, "flow.step")

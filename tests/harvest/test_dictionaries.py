@@ -17,8 +17,8 @@ from penstock.refdata.model import Dict
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
 from tests.harvest.harness import FEED, HarvestHarness, harvest_harness, harvest_settings, made_of, opened
+from tests.harvest.local_source_process import LocalSourceProcess
 from tests.harvest.stepper import feed
-from tests.harvest.test_cli import LocalSourceProcess
 from tests.support.processes import Up, penstock
 from tests.support.settings import write_config
 from tests.support.waiting import until

@@ -21,8 +21,8 @@ from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import Database
 from penstock.kernel.outcome import Done
 from penstock.settings import Settings
+from tests.harvest.local_source_process import COMMAND, LocalSourceProcess
 from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper
-from tests.harvest.test_cli import COMMAND, LocalSourceProcess
 from tests.harvest.test_config import EXAMPLE
 from tests.support.processes import Up, Work, penstock
 from tests.support.settings import write_config

@@ -1,10 +1,8 @@
 """Who is told of a publication: dictionaries and flows exactly once, webhooks at least once."""
 
-import asyncio
 import hashlib
 import hmac
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
@@ -30,7 +28,7 @@ from penstock.ingest.supplier import load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot
-from tests.services.postgres import fresh_database
+from tests.services.postgres import module_database
 from tests.support.processes import Up, penstock
 from tests.support.settings import write_config
 from tests.support.types import Json
@@ -245,10 +243,8 @@ def test_only_the_current_state_is_told(harness: IngestHarness, clock: ManualClo
 @pytest.fixture(scope="module")
 def server_database() -> Iterator[str]:
     """A database the module's server has to itself."""
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        yield runner.run(opened.__aenter__())
-        runner.run(opened.__aexit__(None, None, None))
+    with module_database() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """The daemons that watch inboxes: `penstock up` with its API, and `penstock ingest watch` alone."""
 
-import asyncio
 import json
-import os
 import signal
 from collections.abc import Iterator
 from hashlib import sha256
@@ -18,7 +16,7 @@ from penstock.ingest.hooks import Hooks
 from penstock.ingesting import workplace
 from penstock.settings import Settings
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
-from tests.services.postgres import fresh_database
+from tests.services.postgres import module_database
 from tests.support.http import answered
 from tests.support.processes import PENSTOCK, Server, Up
 from tests.support.settings import write_config
@@ -145,10 +143,8 @@ def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
 @pytest.fixture(scope="module")
 def server_database() -> Iterator[str]:
     """A database the module's server has to itself."""
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        yield runner.run(opened.__aenter__())
-        runner.run(opened.__aexit__(None, None, None))
+    with module_database() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

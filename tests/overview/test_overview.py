@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from penstock.overview.contract import Part
 from penstock.overview.machines import PART_OF
 from tests.harvest.stepper import FEED, feed
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
-from tests.services.postgres import fresh_database
+from tests.services.postgres import module_database
 from tests.support.processes import Result, Up, penstock
 from tests.support.settings import write_config
 from tests.support.sse import parse_event
@@ -34,11 +32,8 @@ FILE, TENANT, RUN = "2026-11-17.events", "acme", "nightly"
 @pytest.fixture(scope="module")
 def databases() -> Iterator[list[str]]:
     """One for the platform, one for tracking, one for refdata."""
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        server = os.environ["PENSTOCK_TEST_POSTGRES_URL"]
-        yield [runner.run(stack.enter_async_context(fresh_database(server))) for _ in range(3)]
-        runner.run(stack.aclose())
+    with module_database() as platform, module_database() as tracking, module_database() as refdata:
+        yield [platform, tracking, refdata]
 
 
 class OverviewHarness:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import asyncpg
 import pytest
 
 from tests.refdata.harness import DOCUMENT, create_schemas, dictionaries
-from tests.services.postgres import fresh_database
+from tests.services.postgres import module_database
 from tests.support.processes import Result, Up, penstock_here
 from tests.support.settings import write_config
 
@@ -64,12 +63,9 @@ async def _items(url: str, tenant: str, code: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server_database(request: pytest.FixtureRequest) -> Iterator[str]:
     """A database the module's server has to itself, with the tables of the document's dictionaries."""
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        url = runner.run(opened.__aenter__())
-        runner.run(create_schemas(url))
+    with module_database() as url:
+        asyncio.run(create_schemas(url))
         yield url
-        runner.run(opened.__aexit__(None, None, None))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The pipeline under test: its service under a clock of the test's own, its API without a network, its program with."""
 
-import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
@@ -20,12 +18,11 @@ from penstock.settings import Settings
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
-from tests.services.postgres import fresh_database
+from tests.services.postgres import module_database
 from tests.support.processes import PipelineApid
 from tests.tracking.harness import BASE, TrackingHarness
 
 MAX_ATTEMPTS = 3
-POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"  # the run's server, see tests/conftest.py
 
 
 @pytest.fixture
@@ -64,14 +61,11 @@ def api(http: httpx.AsyncClient) -> TrackingHarness:
 @pytest.fixture(scope="module")
 def apid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PipelineApid, str]]:
     """One `pipeline-apid` for all tests of a module, and its database."""
-    opened, loop = fresh_database(os.environ[POSTGRES_URL]), asyncio.new_event_loop()
-    url = loop.run_until_complete(opened.__aenter__())
-    try:
-        with PipelineApid(tmp_path_factory.mktemp("apid"), "--database", url) as running:
-            yield running, url
-    finally:
-        loop.run_until_complete(opened.__aexit__(None, None, None))
-        loop.close()
+    with (
+        module_database() as url,
+        PipelineApid(tmp_path_factory.mktemp("apid"), "--database", url) as running,
+    ):
+        yield running, url
 
 
 @pytest.fixture

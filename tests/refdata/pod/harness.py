@@ -24,6 +24,7 @@ from penstock.servers import listening
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, opened, upsert
 from tests.support.types import Json
+from tests.support.waiting import becomes
 
 
 class PodHarness:
@@ -65,6 +66,16 @@ class PodHarness:
         url = f"{self.address}/v1/tenants/{tenant}/dictionaries/{path}"
         async with self.session.get(url, headers=given) as response:
             return PodAnswer(response.status, response.headers, await response.read())
+
+    async def wait_for_readers(self, count: int) -> None:
+        """Return when *count* readers wait for versions."""
+        assert self.pod.desk._behind is not None
+        behind = self.pod.desk._behind[1]
+
+        async def are_there() -> bool:
+            return behind._waiting == count
+
+        await becomes(are_there, f"{count} readers to wait")
 
 
 class PodAnswer:

@@ -58,17 +58,6 @@ def fallbacks(pod: PodHarness, code: str) -> float:
     return registry.get_sample_value("postgres_fallback_reads_total", {"dict_code": code}) or 0.0
 
 
-async def waiting(pod: PodHarness, count: int) -> None:
-    """Return when so many readers wait for versions."""
-    assert pod.pod.desk._behind is not None
-    behind = pod.pod.desk._behind[1]
-
-    async def are_there() -> bool:
-        return behind._waiting == count
-
-    await becomes(are_there, f"{count} readers to wait")
-
-
 def refusal(answer: PodAnswer) -> tuple[int, str, int]:
     return answer.status, answer.json["code"], answer.version
 
@@ -103,7 +92,7 @@ async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypa
         asked = HeldQuestions(monkeypatch)
         asked.may_answer.clear()
         readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=ABSURD)) for _ in range(3)]
-        await waiting(pod, 3)
+        await pod.wait_for_readers(3)
         for path in ("LOOSE/items/a", "LOOSE/all", "CURRENCY/version"):
             answer = await pod.get(path, least=ABSURD)
             assert (answer.status, answer.json["code"]) == (503, "TOO_MANY_WAITERS")
@@ -181,7 +170,7 @@ async def test_all_items_wait_for_the_load(pods: Pods, may_load: asyncio.Event) 
         may_load.clear()
         version = await pod.put("LOOSE", {"c": 3})
         reader = asyncio.create_task(pod.get("LOOSE/all", least=version))
-        await waiting(pod, 1)
+        await pod.wait_for_readers(1)
         may_load.set()
         answer = await reader
         assert (answer.status, answer.version, answer.source) == (200, version, "memory")
@@ -211,7 +200,7 @@ async def test_fallbacks_at_once_are_capped(
         version = await pod.put("LOOSE", {"a": 2})
         monkeypatch.setattr(Snapshot, "only", held_up)
         readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=version)) for _ in range(20)]
-        await waiting(pod, 20)
+        await pod.wait_for_readers(20)
         await becomes(are_reading, "two of them to read")
         may_read.set()
         for answer in await asyncio.gather(*readers):
@@ -260,9 +249,9 @@ async def test_a_reader_that_goes_leaves_its_place(pods: Pods, monkeypatch: pyte
         asked = HeldQuestions(monkeypatch)
         asked.may_answer.clear()
         first, second = (asyncio.create_task(barrier_read(pod)) for _ in range(2))
-        await waiting(pod, 2)
+        await pod.wait_for_readers(2)
         await ended(first)
-        await waiting(pod, 1)
+        await pod.wait_for_readers(1)
         asked.may_answer.set()
         await second
         assert (await pod.get("LOOSE/items/a", least=version)).json == 1

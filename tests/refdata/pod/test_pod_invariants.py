@@ -69,21 +69,10 @@ async def test_an_answer_under_way_is_none_to_who_comes_later(pods: Pods, monkey
             await has_read.wait()
         version = await pod.put("LOOSE", {"a": 1})
         late = asyncio.create_task(pod.get("LOOSE/items/a", least=version))
-        await _waiting(pod, 2)
+        await pod.wait_for_readers(2)
         may_tell.set()
         assert ((await late).status, (await late).version) == (200, version)
         assert (await early).status == 409
-
-
-async def _waiting(pod: PodHarness, count: int) -> None:
-    """Return when so many readers wait for versions."""
-    assert pod.pod.desk._behind is not None
-    behind = pod.pod.desk._behind[1]
-
-    async def are_there() -> bool:
-        return behind._waiting == count
-
-    await becomes(are_there, f"{count} readers to wait")
 
 
 async def test_one_reader_after_the_other_is_few_questions(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
