@@ -15,13 +15,12 @@ from penstock.kernel import embedded
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from tests.conformance import ClauseCheck
-from tests.services.memory import Folder
-from tests.services.postgres import SETTINGS, fresh_database, make_template
+from tests.services.memory import MemoryFolder
+from tests.services.postgres import SERVER_URL, SETTINGS, fresh_database, make_template
 from tests.support import purity
 from tests.support.soak import Campaign, is_soak
 from tests.support.soak_report import SoakReport, report_campaign, report_examples
 
-_POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
 _POSTGRES_BIN = "PENSTOCK_TEST_POSTGRES_BIN"  # the binaries of another PostgreSQL than the wheel's
 _CLAUSES = "PENSTOCK_TEST_CLAUSES"  # set by runs of everything: every clause must have a test that passed
 settings.register_profile("penstock", deadline=None)  # the machine is noisy; time is measured by benchmarks
@@ -40,9 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ClauseCheck())
     if is_soak() and not hasattr(config, "workerinput"):
         config.pluginmanager.register(SoakReport())
-    if _POSTGRES_URL not in os.environ and not purity.is_quick():
+    if SERVER_URL not in os.environ and not purity.is_quick():
         server = _SharedPostgres()
-        os.environ[_POSTGRES_URL] = server.url
+        os.environ[SERVER_URL] = server.url
         config.add_cleanup(server.stop)
 
 
@@ -70,7 +69,7 @@ class _SharedPostgres:
     """A server that lives in a thread of its own, so that no test's event loop owns it."""
 
     def __init__(self) -> None:
-        self._folder = Folder()
+        self._folder = MemoryFolder()
         self._started, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.url = ""
@@ -101,7 +100,7 @@ class _SharedPostgres:
 @pytest.fixture
 def postgres_url() -> str:
     """The server's URL."""
-    return os.environ[_POSTGRES_URL]
+    return os.environ[SERVER_URL]
 
 
 @pytest.fixture

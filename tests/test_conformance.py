@@ -112,7 +112,7 @@ def test_tests_are_found(tmp_path: Path) -> None:
         'async def test_two() -> None:\n    """T1, T2: two."""\n'
         "def test_three() -> None: ...\n"
         'def test_four() -> None:\n    """T1: four."""\n'
-        'def rig() -> None:\n    """T3: no test."""\n'
+        'def harness() -> None:\n    """T3: no test."""\n'
     )
     (file.parent / "rig.py").write_text(file.read_text())
     where = "tests/deep/test_it.py"

@@ -41,6 +41,7 @@ def test_up_stops_cleanly_on_ctrl_c(tmp_path: Path) -> None:
         assert up.stop(signal.SIGINT) == 0
 
 
+@pytest.mark.full
 def test_up_survives_kill_9_and_goes_on_with_its_data(tmp_path: Path) -> None:
     """After kill -9 the same command on the same data directory works, and what was committed is there."""
     with Up(tmp_path) as up:
@@ -116,6 +117,7 @@ def postgres_holder() -> Holder:
     return start
 
 
+@pytest.mark.full
 def test_a_signal_ends_a_start_that_waits(tmp_path: Path, empty_database_url: str) -> None:
     """SIGTERM while `up` waits for the migration lock ends it at once, with nothing left behind."""
     with MigrationLock(empty_database_url):
@@ -154,6 +156,7 @@ def test_the_environment_can_name_the_configuration(tmp_path: Path) -> None:
     assert penstock("config", "show", cwd=tmp_path, env={"PENSTOCK_CONFIG": "none.yaml"}).code == 3
 
 
+@pytest.mark.full
 def test_up_says_when_nobody_needs_a_token(tmp_path: Path) -> None:
     """R25: without authentication it says so."""
     with Up(tmp_path) as up:

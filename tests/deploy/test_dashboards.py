@@ -11,7 +11,7 @@ import pytest
 from deploy.grafana.declared import DASHBOARDS, OVERVIEW
 from deploy.grafana.panels import PLACE, WIDTH
 
-from tests.deploy.named import ROOT, filled
+from tests.deploy.delivered_queries import ROOT, filled
 from tests.deploy.promql import metrics_of
 from tests.support.types import Json
 

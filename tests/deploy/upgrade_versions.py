@@ -51,9 +51,9 @@ class Version(AbstractContextManager["Version"]):
         """A command to its end."""
         return run_to_its_end(*args, cwd=folder, env=self._path)
 
-    def start(self, *args: str, folder: Path) -> "Role":
+    def start(self, *args: str, folder: Path) -> "VersionRole":
         """A role of this version, which is not ready yet."""
-        return Role(self, args, folder, f"{'-'.join((self.name, *args[:2]))}.{next(self._numbers)}")
+        return VersionRole(self, args, folder, f"{'-'.join((self.name, *args[:2]))}.{next(self._numbers)}")
 
     def ask(self, told: dict[str, Any]) -> int:
         with self._asking:
@@ -64,7 +64,7 @@ class Version(AbstractContextManager["Version"]):
             return int(self._launcher.stdout.readline())
 
 
-class Role(AbstractContextManager["Role"]):
+class VersionRole(AbstractContextManager["VersionRole"]):
     """A process of a version, ready when entered, gone at the end."""
 
     def __init__(self, version: Version, args: tuple[str, ...], folder: Path, name: str) -> None:

@@ -150,6 +150,7 @@ def test_a_cluster_that_does_not_come_back_is_reported(tmp_path: Path) -> None:
     assert "keys drill-" in left
 
 
+@pytest.mark.full
 def test_a_dictionary_that_is_not_there_is_said_so(cluster: Up, tmp_path: Path) -> None:
     """R27: exit code 5, with what to name instead, and no report of nothing."""
     done = drills("load", *given(cluster, "NONE"), "--out", str(tmp_path / "out"))

@@ -19,8 +19,8 @@ from penstock.flows.workers import StepWorker
 from penstock.kernel.db import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.crank import Named, mapped, work
-from tests.flows.crashing import is_consistent
+from tests.flows.crash_scenarios import is_consistent
+from tests.flows.stepper import NamedFlows, mapped, work
 from tests.support.soak import Campaign, examples
 from tests.support.waiting import becomes
 
@@ -40,22 +40,22 @@ async def nothing(step: Step) -> Mapping[str, Any]:
     return {"list": list(range(step.inputs["count"]))} if "count" in step.inputs else {"v": 1}
 
 
-class Counted:
+class StatementCount:
     """How many statements were sent."""
 
     statements = 0
 
 
 @contextmanager
-def counted() -> Iterator[Counted]:
-    found = Counted()
+def counted() -> Iterator[StatementCount]:
+    found = StatementCount()
     with pytest.MonkeyPatch.context() as patched:
         for name in ("execute", "fetch", "fetchrow", "fetchval"):
             patched.setattr(asyncpg.Connection, name, _counting(getattr(asyncpg.Connection, name), found))
         yield found
 
 
-def _counting(act: Any, found: Counted) -> Any:
+def _counting(act: Any, found: StatementCount) -> Any:
     async def acting(*args: Any, **told: Any) -> Any:
         found.statements += 1
         return await act(*args, **told)
@@ -69,7 +69,7 @@ async def working(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
     storage, section = FolderStorage(folder), FlowsSection(lease=LEASE)
     async with (
         Database.open(url, looks_up=True) as db,
-        FlowEngine.open(db, storage, Named(), {}, section) as engine,
+        FlowEngine.open(db, storage, NamedFlows(), {}, section) as engine,
     ):
         worker = StepWorker(
             DirectCounter(engine, storage), workers, Telemetry(), name="w", concurrency=1_000, lease_for=LEASE

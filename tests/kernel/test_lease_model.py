@@ -24,7 +24,7 @@ WORKERS = st.sampled_from(["ann", "bob", "cy"])
 
 
 @dataclass
-class ModelRow:
+class LeaseModelRow:
     """What a row must look like, kept by hand."""
 
     status: Job = Job.NEW
@@ -56,7 +56,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         self.run(
             self.db.execute("INSERT INTO job (due_at) SELECT $1 FROM generate_series(1, $2::int)", self.start, ROWS)
         )
-        self.model = {number: ModelRow() for number in range(1, ROWS + 1)}
+        self.model = {number: LeaseModelRow() for number in range(1, ROWS + 1)}
         self.handed_out: list[tuple[str, Held]] = []
 
     def run(self, work: Awaitable[R]) -> R:
@@ -114,7 +114,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         else:
             assert not believed
 
-    def _settle(self, model: ModelRow, target: Job, wait: int, counts: bool) -> None:
+    def _settle(self, model: LeaseModelRow, target: Job, wait: int, counts: bool) -> None:
         model.holder = None
         if target is not Job.NEW:
             model.go(target)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.kernel.db import Database
 from penstock.kernel.lease import Lease
-from tests.kernel.crashing_worker import work
+from tests.kernel.job_worker import work
 from tests.kernel.jobs import LEASE, make_jobs
 from tests.support.fork_server import FORKED
 from tests.support.soak import Campaign, examples

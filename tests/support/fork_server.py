@@ -20,12 +20,12 @@ FORKED.set_forkserver_preload(
     [
         "penstock.serving",
         "penstock.worker_programs",
-        "tests.flows.worker_child",
-        "tests.harvest.crashing",
-        "tests.ingest.crashing",
-        "tests.kernel.crashing_worker",
-        "tests.refdata.crashing",
-        "tests.tracking.claimer",
+        "tests.flows.worker_process",
+        "tests.harvest.worker_process",
+        "tests.ingest.crash_process",
+        "tests.kernel.job_worker",
+        "tests.refdata.crash_points",
+        "tests.tracking.claimer_process",
     ]
 )
 

@@ -71,6 +71,36 @@ def penstock_here(*args: str | bytes, cwd: Path | None = None, given: bytes = b"
         return Result(int(ended.value.code or 0), out.getvalue().decode(), err.getvalue().decode())
 
 
+class ServerCli:
+    """Run the commands of one group, such as `penstock flow`, in this process against one server."""
+
+    def __init__(self, group: str, url: str) -> None:
+        self.group, self.url = group, url
+
+    def run(self, *args: str) -> Result:
+        done = penstock_here(self.group, *args, "--url", self.url)
+        assert "Traceback" not in done.err
+        assert "mistake in Penstock" not in done.err
+        return done
+
+    def text(self, *args: str, code: int = 0) -> str:
+        done = self.run(*args)
+        assert done.code == code, done
+        return done.out
+
+    def json(self, *args: str, code: int = 0) -> Any:
+        done = self.run(*args, "--json")
+        assert done.code == code, done
+        return json.loads(done.out)
+
+    def refused(self, code: int, *args: str) -> str:
+        """Return the error message of a command that ends with exit code *code* and prints nothing else."""
+        done = self.run(*args)
+        assert (done.code, done.out) == (code, ""), done
+        assert done.err.startswith("error: ")
+        return done.err
+
+
 def penstock_on_a_terminal(*args: str) -> Result:
     """Run a command to its end, its standard error on a terminal."""
     ours, terminal = pty.openpty()

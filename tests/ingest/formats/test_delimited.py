@@ -10,7 +10,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import CELLS, COLUMNS, delimited, open_tables
 from penstock.ingest.gate import bind
 from penstock.ingest.supplier import Limits, Source
-from tests.ingest.formats.rig import STOCK, made, refused, supplier, tables
+from tests.ingest.formats.extraction import STOCK, made, refused, supplier, tables
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}
