@@ -1,9 +1,10 @@
-"""Measure a group of benchmarks and print a table, or JSON."""
+"""Measure a group of benchmarks and print a table, or JSON; Ctrl-C prints the rounds that are finished."""
 
 import argparse
 import asyncio
 import os
 import pkgutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import uvloop
 
 from benchmarks import harness
 from benchmarks.harness import Group, Results
+from benchmarks.interruption import run_interruptibly
 from benchmarks.servers import has_two_cores
 from benchmarks.session import FULL, SMOKE, Session
 from penstock.kernel.telemetry import configure_logging
@@ -32,6 +34,7 @@ GROUPS = {
     "flows": "benchmarks.flows:GROUP",
     "flows-large": "benchmarks.flows_large:GROUP",
 }
+_SIGNALLED = 128  # a shell's exit code for a program that a signal ended, less the signal's number
 
 
 def main() -> None:
@@ -51,9 +54,10 @@ def main() -> None:
         os.environ["TMPDIR"] = folder  # programs that are killed leave nothing elsewhere
         session = Session(SMOKE if args.smoke else FULL, Path(folder))
         results = Results(args.rounds or session.form.rounds)
-        runner.run(_measure(group, session, results, args.only))
+        code = runner.run(_run(group, session, results, args.only))
     notes = group.notes(session, results.figures) if results.rounds else []
     print(harness.report(session, results, as_json=args.json, notes=notes))
+    sys.exit(code)
 
 
 def load_group(name: str) -> Group[Any]:
@@ -62,9 +66,18 @@ def load_group(name: str) -> Group[Any]:
     return found
 
 
-async def _measure(group: Group[Any], session: Session, results: Results, only: str) -> None:
+async def _run(group: Group[Any], session: Session, results: Results, only: str) -> int:
+    """Measure until the end or a signal; return the exit code."""
     if group.needs_two_cores and not has_two_cores():
         raise SystemExit("this group pins the server to core 0 and the load to core 1: it needs Linux and two cores")
+    received = await run_interruptibly(_measure(group, session, results, only))
+    if received is None:
+        return 0
+    results.interruption = received.name
+    return _SIGNALLED + received
+
+
+async def _measure(group: Group[Any], session: Session, results: Results, only: str) -> None:
     async with group.open(session) as found:
         chosen = [bench for bench in found if only in bench.name]
         await harness.run(chosen, results, warms_up=session.form.warms_up)
