@@ -1,5 +1,6 @@
 """nginx that gives everybody the same answer: one worker, nothing logged, nothing looked up."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,5 +44,7 @@ async def constant_reply(program: str, folder: Path, body: str) -> AsyncIterator
     file.write_text(_CONFIG % {"folder": place, "port": port, "body": body})
     command = [program, "-p", str(place), "-c", str(file), "-e", "stderr"]
     async with listening(*pinned(SERVER_CORE, *command), port=port) as master:
-        (worker,) = psutil.Process(master).children()
-        yield Served(f"http://127.0.0.1:{port}", worker.pid)
+        # The master listens before it has a worker.
+        while not (workers := psutil.Process(master).children()):  # noqa: ASYNC110 - another process does it
+            await asyncio.sleep(0.02)
+        yield Served(f"http://127.0.0.1:{port}", workers[0].pid)
