@@ -45,7 +45,7 @@ check: setup ## Lint, types, import rules
 format: setup ## Rewrite the code in our format
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-bench: setup ## Measure; BENCH_ARGS="--json" for data, "--rounds 3" for less
+bench: setup ## Measure; BENCH_ARGS="--json" for data, "--rounds 3" for less, "NAME --smoke" to check that it runs; Ctrl-C prints finished rounds
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 load: setup ## Put a load on Penstock, here or on a cluster, and report; DRILL_ARGS="--help" says what can be set
