@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.server)
         if purity.needs_database(item):
             item.add_marker(pytest.mark.database)
+        if purity.is_quick():
+            purity.cut_examples(item)
         if is_soak():
             report_examples(item)
 

@@ -19,6 +19,8 @@ from drills.target import Rates, Target
 from drills import faults, report
 from penstock.kernel.errors import TimedOut, Transient
 
+pytestmark = pytest.mark.server  # runs the commands of the guide in a shell
+
 GUIDE = Path(__file__).parents[2] / "docs" / "deploy" / "drills.md"
 KUBECTL = """#!/bin/sh
 echo "$@" >> "$KUBECTL_LOG"

@@ -6,21 +6,27 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 QUICK = "PENSTOCK_QUICK"
+
 # A test is pure when it does not use this fixture and its module imports nothing from these modules.
 _DATABASE = "postgres_url"
 _MODULES = {
     "multiprocessing",
     "subprocess",
-    "tests.support.fork_server",
+    "tests.ingest.crash_process",
     "tests.services.kafka",
     "tests.services.mariadb",
-    "tests.support.processes",
+    "tests.services.postgres",
     "tests.services.redis",
     "tests.services.s3",
+    "tests.support.crash",
+    "tests.support.fork_server",
+    "tests.support.processes",
 }
 _WORKBOOK_READER = "penstock.ingest.extract"  # reads one file in a process of its own, and is the code under test
+_SETTINGS = "_hypothesis_internal_use_settings"
 _STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
 
 
@@ -31,8 +37,8 @@ def is_quick() -> bool:
 
 def needs_server(item: pytest.Item) -> bool:
     """Return whether a test may start a server or a process."""
-    module = getattr(item, "module", None)
-    return needs_database(item) or (isinstance(module, ModuleType) and _starts_processes(module))
+    modules = {getattr(item, "module", None), *_modules_of_fixtures(item)}
+    return needs_database(item) or any(isinstance(one, ModuleType) and _starts_processes(one) for one in modules)
 
 
 def needs_database(item: pytest.Item) -> bool:
@@ -48,6 +54,20 @@ def forbid_processes() -> None:
             raise RuntimeError(f"{event} in a quick test: its module needs an entry in tests.support.purity")
 
     sys.addaudithook(refuse)
+
+
+def cut_examples(item: pytest.Item) -> None:
+    """Let a Hypothesis test try a quarter of its examples."""
+    test = getattr(item, "obj", None)
+    if (full := getattr(test, _SETTINGS, None)) is not None:
+        setattr(test, _SETTINGS, settings(full, max_examples=-(-full.max_examples // 4)))
+
+
+def _modules_of_fixtures(item: pytest.Item) -> set[ModuleType]:
+    """Return the modules that define the fixtures of a test, but for those that every test may use."""
+    defined = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009 - pytest has no public way
+    names = {one.func.__module__ for several in defined for one in several}
+    return {sys.modules[name] for name in names if name.startswith("tests.") and name != "tests.conftest"}
 
 
 def _starts_processes(module: ModuleType) -> bool:
