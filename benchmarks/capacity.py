@@ -61,7 +61,7 @@ GROUP = Group(
         records=100,
         roles=("work relay",),
         watched=0.2,
-        seconds=0.2,
+        seconds=0.1,
     ),
     needs_two_cores=True,
 )

@@ -1,7 +1,7 @@
 """Where capacity is measured: one PostgreSQL that is started when it is first needed, and what it spends."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -118,12 +118,12 @@ class Place:
     def seconds(self) -> float:
         """Return the processor time of the postmaster, of its children, and of those that have ended."""
         server = psutil.Process(int((self._postgres / "data" / "postmaster.pid").read_text().split()[0]))
-        own = server.cpu_times()
-        try:
-            living = processor_seconds([server.pid, *(one.pid for one in server.children())])
-        except psutil.NoSuchProcess:  # it ended while it was asked
-            return self.seconds()
-        return float(own.children_user + own.children_system + living)
+        while True:
+            ended = _seconds_of_ended(server)
+            with suppress(psutil.NoSuchProcess):  # it ended while it was asked
+                living = processor_seconds([server.pid, *(one.pid for one in server.children())])
+                if _seconds_of_ended(server) == ended:  # else a child that ended is counted twice, or not at all
+                    return ended + living
 
 
 def figures(run: Run, units: Mapping[str, str], *, once: bool = False, may_be_zero: Sequence[str] = ()) -> list[Bench]:
@@ -137,6 +137,11 @@ def figures(run: Run, units: Mapping[str, str], *, once: bool = False, may_be_ze
         return Bench(name, unit, measure, is_duration=True, may_be_zero=name in may_be_zero)
 
     return [bench(name, unit) for name, unit in units.items()]
+
+
+def _seconds_of_ended(server: psutil.Process) -> float:
+    times = server.cpu_times()
+    return float(times.children_user + times.children_system)
 
 
 def _kept(run: Run) -> Run:

@@ -97,7 +97,7 @@ GROUP = Group(
             Workload(FAN, 4, ("fan",)),
         )
     ),
-    smoke=Sizes((Workload(ONE, 2, ("chain", "--flows", "1")),)),  # fans are in the smoke form of flows-large
+    smoke=Sizes((Workload(ONE, 1, ("chain", "--flows", "1")),)),  # fans are in the smoke form of flows-large
     conclude=conclusions,
 )
 

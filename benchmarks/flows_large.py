@@ -45,14 +45,16 @@ FORGET = """
 WITH forgotten AS (DELETE FROM flow_run WHERE status = 'RUNNING' RETURNING id)
 DELETE FROM flow_step WHERE run = ANY (ARRAY(SELECT id FROM forgotten))
 """
-FANS = {"written down": "fan", "by a map": "map"}
+WRITTEN, MAPPED = "written down", "by a map"
+FANS = {WRITTEN: "fan", MAPPED: "map"}
 EMPTY = "an empty table"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The breadths of fans that are defined, finished runs in a table, and runs that are made at once."""
+    """Fans and their breadths, as they are defined, finished runs in a table, and runs that are made at once."""
 
+    fans: Sequence[str]
     breadths: Sequence[int]
     finished: int
     created: int
@@ -68,8 +70,8 @@ async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_postgres(session.postgres))
         found = [
-            Bench(_fan(breadth, how), "steps", partial(_run_fan, url, workload, breadth))
-            for how, workload in FANS.items()
+            Bench(_fan(breadth, how), "steps", partial(_run_fan, url, FANS[how], breadth))
+            for how in sizes.fans
             for breadth in sizes.breadths
         ]
         for where, finished in {EMPTY: 0, sizes.full_table: sizes.finished}.items():
@@ -85,7 +87,7 @@ def conclusions(figures: Sequence[Figure], sizes: Sizes) -> list[str]:
     """Return what a greater breadth, and finished runs, do to the speed."""
     few, many, narrow, broad = EMPTY, sizes.full_table, sizes.breadths[0], sizes.breadths[-1]
     pairs = {
-        **{f"a fan of {broad:,} {how}": (_fan(broad, how), _fan(narrow, how)) for how in FANS},
+        **{f"a fan of {broad:,} {how}": (_fan(broad, how), _fan(narrow, how)) for how in sizes.fans},
         f"claims with {many}": (_claims(many), _claims(few)),
         f"new runs with {many}": (_creation(many), _creation(few)),
     }
@@ -95,8 +97,8 @@ def conclusions(figures: Sequence[Figure], sizes: Sizes) -> list[str]:
 
 GROUP = Group(
     benches,
-    full=Sizes(breadths=(BREADTH, LARGE), finished=100_000, created=200),
-    smoke=Sizes(breadths=(WARM_UP,), finished=100, created=8),
+    full=Sizes(fans=(WRITTEN, MAPPED), breadths=(BREADTH, LARGE), finished=100_000, created=200),
+    smoke=Sizes(fans=(MAPPED,), breadths=(WARM_UP,), finished=100, created=8),
     conclude=conclusions,
 )
 

@@ -103,7 +103,7 @@ GROUP = Group(
     full=Sizes(
         items=1_000_000, read=123_456, many=1_000, processes=(1, 2), starts=(NOTHING, ITEMS, MANY), seconds=SECONDS
     ),
-    smoke=Sizes(items=10_000, read=456, many=10, processes=(2,), starts=(MANY,), seconds=0.2),
+    smoke=Sizes(items=10_000, read=456, many=10, processes=(1,), starts=(), seconds=0.05),
     conclude=conclusions,
     needs_two_cores=True,
 )
