@@ -25,7 +25,7 @@ up: setup ## The same morning, and it goes on serving, until Ctrl-C
 	@$(BIN)/python -m examples.demo --keep
 
 quick: setup ## Run the pure tests: no servers, no processes; for the inner loop
-	@PENSTOCK_QUICK=1 $(BIN)/pytest -n $(CORES) --dist worksteal -q -m "not server and not full"
+	@PENSTOCK_QUICK=1 $(BIN)/pytest -n $(CORES) --dist worksteal -q -m "not server and not full and not docs"
 
 test: setup ## Run the tests of every promise with the servers at hand; says what it skipped and why
 	@PENSTOCK_TEST_CLAUSES=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"

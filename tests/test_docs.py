@@ -15,6 +15,8 @@ from penstock.tracking.model import MACHINES
 from tests.console import can_be_given, commands_of
 from tests.pages import PAGES, ROOT, anchors_of, drawn_in, links_of
 
+pytestmark = pytest.mark.docs
+
 FILLED_IN = {"EVENT_ID": "7ef99bd5-ee13-431b-97dc-acc98839b450", "SHARD": "0"}  # what runbooks leave to the reader
 
 

@@ -14,6 +14,8 @@ from penstock.settings import load_settings
 from tests.console import blocks_of, can_be_given, penstock_words, simple_commands, typed_in
 from tests.pages import ROOT, outside_blocks
 
+pytestmark = pytest.mark.docs
+
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 FEWEST, MOST = 5, 8
 TOLD = "".join(file.read_text() for folder in ("", "reference") for file in (ROOT / "docs" / folder).glob("*.md"))

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock.kernel.machine import Machine, Move
 
+pytestmark = pytest.mark.docs
+
 _SVG = "{http://www.w3.org/2000/svg}"
 _STEPS = 20
 

@@ -18,6 +18,8 @@ from penstock.flows.definition import FlowSpec
 from penstock.ingest.supplier import Supplier
 from penstock.settings import Settings
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parent.parent / "docs"
 _LOADS = re.compile(r"<(?:script|link|img|iframe|source|object|video)\b[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)\"")
 _STYLES = re.compile(r"(?:@import|url\()\s*[\"']?((?:https?:)?//[^\"')]+)")

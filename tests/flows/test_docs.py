@@ -30,6 +30,8 @@ from penstock.settings import load_settings
 from tests.flows.docs_page import PAGE, ROOT, blocks
 from tests.pages import drawn_in
 
+pytestmark = pytest.mark.docs
+
 EXAMPLE = ROOT / "examples" / "market-report"
 KINDS = {*builtin.check_inputs, *market.check_inputs, *contract.ENGINE_KINDS}
 CHECKS = {**builtin.check_inputs, **market.check_inputs}

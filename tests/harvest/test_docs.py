@@ -16,6 +16,8 @@ from penstock.harvest.recipe import Recipe
 from penstock.settings import load_settings
 from tests.pages import drawn_in
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "harvest.md").read_text()
 EXAMPLE = ROOT / "examples" / "diamonds"

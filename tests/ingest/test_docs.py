@@ -12,6 +12,8 @@ from penstock.ingest.model import RUN
 from penstock.ingest.supplier import Column, Guards, Limits, Sheets, Source, Supplier, load_supplier
 from tests.pages import drawn_in
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

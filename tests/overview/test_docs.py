@@ -3,12 +3,16 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from penstock.flows import findings as flows
 from penstock.ingest.model import Alert
 from penstock.kernel import live
 from penstock.kernel.spans import in_words
 from penstock.refdata import findings as refdata
 from penstock.tracking import findings as tracking
+
+pytestmark = pytest.mark.docs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "overview.md").read_text()
 

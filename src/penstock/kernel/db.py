@@ -229,7 +229,9 @@ def _check_version(major: int) -> None:
     if major < OLDEST_POSTGRES:
         hint = "upgrade the server, or set database.url to another one"
         raise BadConfig(
-            "POSTGRES_TOO_OLD", f"the server is PostgreSQL {major}; Penstock needs {OLDEST_POSTGRES} or newer", hint=hint
+            "POSTGRES_TOO_OLD",
+            f"the server is PostgreSQL {major}; Penstock needs {OLDEST_POSTGRES} or newer",
+            hint=hint,
         )
 
 
