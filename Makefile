@@ -18,10 +18,10 @@ setup: .venv/.ready ## Make the virtual environment (uv when it is there, else v
 	@PYTHON=$(PYTHON) scripts/setup
 
 demo: setup ## One morning through all five parts: what was promised, what happened; ends by itself
-	@$(BIN)/python -m examples.demo
+	@$(BIN)/penstock demo --folder .build/demo
 
 up: setup ## The same morning, and it goes on serving, until Ctrl-C
-	@$(BIN)/python -m examples.demo --keep
+	@$(BIN)/penstock demo --keep --folder .build/up
 
 test: setup ## Run every test this machine can run; says what it skipped and why
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q

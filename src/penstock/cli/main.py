@@ -9,6 +9,7 @@ import typer
 from penstock.cli import (
     config,
     database,
+    demo,
     dictionary,
     doctor,
     flow,
@@ -47,6 +48,7 @@ def penstock(version: VersionOption = False) -> None:
 
 
 app.command()(up.up)
+app.command()(demo.demo)
 app.command()(overview.status)
 app.command()(overview.events)
 app.command()(doctor.doctor)
