@@ -6,8 +6,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
+# The tests that need no server, as options of pytest.
+QUICK_TESTS ?= -n $(WORKERS) --dist worksteal -m "not server and not full"
 
-.PHONY: help setup up demo test soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
+.PHONY: help setup up demo test soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock wheel pythons clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -68,6 +70,12 @@ kafka: ## Bring a real Apache Kafka with Maven and start one node on 127.0.0.1
 
 kafka-stop: ## Stop that node
 	@scripts/kafka stop
+
+wheel: setup ## Build the wheel into dist/
+	@$(BIN)/python -m hatchling build --target wheel
+
+pythons: setup ## Run the demo and the quick tests on every Python that is at hand
+	@QUICK_TESTS='$(QUICK_TESTS)' scripts/test-pythons
 
 lock: setup ## Renew the lock files from pyproject.toml
 	@scripts/lock
