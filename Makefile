@@ -5,11 +5,11 @@ SHELL := bash
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
-# The tests that need no server, as options of pytest.
-QUICK_TESTS ?= -n $(WORKERS) --dist worksteal -m "not server and not full"
+CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
+WORKERS ?= $(shell expr 2 \* $(CORES))
+QUICK_TESTS ?= -n $(CORES) --dist worksteal -m "not server and not full"
 
-.PHONY: help setup up demo test soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock wheel pythons clean
+.PHONY: help setup up demo quick test test-all postgres pythons soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock wheel clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,11 +25,23 @@ demo: setup ## One morning through all five parts: what was promised, what happe
 up: setup ## The same morning, and it goes on serving, until Ctrl-C
 	@$(BIN)/penstock demo --keep --folder .build/up
 
-test: setup ## Run every test this machine can run; says what it skipped and why
-	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
+quick: setup ## Run the pure tests: no servers, no processes; for the inner loop
+	@PENSTOCK_QUICK=1 $(BIN)/pytest -q $(QUICK_TESTS)
 
-soak: setup ## Run the long campaigns in full
-	@PENSTOCK_SOAK=1 $(BIN)/pytest -n $(WORKERS) -q -m soak --timeout=3600
+test: setup ## Run the tests of every promise with the servers at hand; says what it skipped and why
+	@PENSTOCK_TEST_CLAUSES=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"
+
+test-all: setup deploy-tools ## Run every test, with the real servers, which must be there: scripts/install-servers
+	@PENSTOCK_TEST_CLAUSES=1 scripts/with-servers $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
+
+postgres: setup ## Run the tests that use a database on PostgreSQL 15, 16 and 17; needs Maven
+	@WORKERS=$(WORKERS) scripts/postgres test
+
+pythons: setup ## Run the demo and the quick tests on every Python that is at hand
+	@PENSTOCK_QUICK=1 QUICK_TESTS='$(QUICK_TESTS)' scripts/test-pythons
+
+soak: setup deploy-tools ## Run the long campaigns in full and write docs/soak.md; ONLY=flows for those whose name has it
+	@PENSTOCK_SOAK=1 scripts/with-servers $(BIN)/pytest -n $(CORES) --dist worksteal -q -m soak --timeout=7200 $(if $(ONLY),-k '$(ONLY)')
 
 check: setup ## Lint, types, import rules
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
@@ -37,7 +49,7 @@ check: setup ## Lint, types, import rules
 format: setup ## Rewrite the code in our format
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-bench: setup ## Measure; BENCH_ARGS="--json" for data, "--rounds 3" for less
+bench: setup ## Measure; BENCH_ARGS="--json" for data, "--rounds 3" for less, "NAME --smoke" to check that it runs; Ctrl-C prints finished rounds
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 load: setup ## Put a load on Penstock, here or on a cluster, and report; DRILL_ARGS="--help" says what can be set
@@ -73,9 +85,6 @@ kafka-stop: ## Stop that node
 
 wheel: setup ## Build the wheel into dist/
 	@$(BIN)/python -m hatchling build --target wheel
-
-pythons: setup ## Run the demo and the quick tests on every Python that is at hand
-	@QUICK_TESTS='$(QUICK_TESTS)' scripts/test-pythons
 
 lock: setup ## Renew the lock files from pyproject.toml
 	@scripts/lock

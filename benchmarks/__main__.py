@@ -1,73 +1,86 @@
-"""`make bench`: measure a part and print a table, or JSON."""
+"""Measure a group of benchmarks and print a table, or JSON; Ctrl-C prints the rounds that are finished."""
 
 import argparse
 import asyncio
+import os
+import pkgutil
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
-from benchmarks import (
-    capacity,
-    flows,
-    flows_large,
-    freshness,
-    harness,
-    harvest,
-    ingest,
-    kernel,
-    refdata_read,
-    refdata_write,
-    tracking,
-)
+from benchmarks import harness
+from benchmarks.harness import Group, Results
+from benchmarks.interruption import run_interruptibly
+from benchmarks.servers import has_two_cores
+from benchmarks.session import FULL, SMOKE, Session
 from penstock.kernel.telemetry import configure_logging
 
+# Named rather than imported: a group must not wait for the modules of all the others.
 GROUPS = {
-    "capacity": capacity.benches,
-    "kernel": kernel.benches,
-    "tracking": tracking.benches,
-    "tracking-large": tracking.large_benches,
-    "refdata-write": refdata_write.benches,
-    "refdata-read": refdata_read.benches,
-    "freshness": freshness.benches,
-    "ingest": ingest.benches,
-    "ingest-large": ingest.large_benches,
-    "harvest": harvest.benches,
-    "harvest-large": harvest.large_benches,
-    "flows": flows.benches,
-    "flows-large": flows_large.benches,
+    "capacity": "benchmarks.capacity:GROUP",
+    "kernel": "benchmarks.kernel:GROUP",
+    "tracking": "benchmarks.tracking:GROUP",
+    "tracking-large": "benchmarks.tracking:LARGE_GROUP",
+    "refdata-write": "benchmarks.refdata_write:GROUP",
+    "refdata-read": "benchmarks.refdata_read:GROUP",
+    "freshness": "benchmarks.freshness:GROUP",
+    "ingest": "benchmarks.ingest:GROUP",
+    "ingest-large": "benchmarks.ingest:LARGE_GROUP",
+    "harvest": "benchmarks.harvest:GROUP",
+    "harvest-large": "benchmarks.harvest:LARGE_GROUP",
+    "flows": "benchmarks.flows:GROUP",
+    "flows-large": "benchmarks.flows_large:GROUP",
 }
-CONCLUSIONS: dict[str, harness.Conclude] = {
-    "refdata-read": refdata_read.conclusions,
-    "freshness": freshness.conclusions,
-    "ingest": ingest.conclusions,
-    "ingest-large": ingest.conclusions,
-    "harvest": harvest.conclusions,
-    "harvest-large": harvest.conclusions,
-    "flows": flows.conclusions,
-    "flows-large": flows_large.conclusions,
-}
+_SIGNALLED = 128  # a shell's exit code for a program that a signal ended, less the signal's number
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("group", nargs="?", choices=GROUPS, default="kernel", help="what to measure")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is measured; the median counts")
+    parser.add_argument("--rounds", type=int, help="how often each is measured; the median counts (5, --smoke 1)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--only", default="", help="measure only what has this in its name")
+    parser.add_argument("--smoke", action="store_true", help="try in seconds, on tiny data, that the benchmarks run")
     args = parser.parse_args()
     configure_logging("WARNING")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(runner.run(_measure(args.group, args.rounds, args.only, as_json=args.json)))
+    group = load_group(args.group)
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        os.environ["TMPDIR"] = folder  # programs that are killed leave nothing elsewhere
+        session = Session(SMOKE if args.smoke else FULL, Path(folder))
+        results = Results(args.rounds or session.form.rounds)
+        code = runner.run(_run(group, session, results, args.only))
+    notes = group.notes(session, results.figures) if results.rounds else []
+    print(harness.report(session, results, as_json=args.json, notes=notes))
+    sys.exit(code)
 
 
-async def _measure(group: str, rounds: int, only: str, *, as_json: bool) -> str:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        async with GROUPS[group](Path(folder) / "postgres") as found:
-            chosen = [bench for bench in found if only in bench.name]
-            figures = await harness.run(chosen, rounds)
-    notes = CONCLUSIONS[group](figures) if group in CONCLUSIONS else []
-    return harness.report(figures, as_json=as_json, notes=notes)
+def load_group(name: str) -> Group[Any]:
+    """Return the group of that name."""
+    found: Group[Any] = pkgutil.resolve_name(GROUPS[name])
+    return found
+
+
+async def _run(group: Group[Any], session: Session, results: Results, only: str) -> int:
+    """Measure until the end or a signal; return the exit code."""
+    if group.needs_two_cores and not has_two_cores():
+        raise SystemExit("this group pins the server to core 0 and the load to core 1: it needs Linux and two cores")
+    received = await run_interruptibly(_measure(group, session, results, only))
+    if received is None:
+        return 0
+    results.interruption = received.name
+    return _SIGNALLED + received
+
+
+async def _measure(group: Group[Any], session: Session, results: Results, only: str) -> None:
+    async with group.open(session) as found:
+        chosen = [bench for bench in found if only in bench.name]
+        await harness.run(chosen, results, warms_up=session.form.warms_up)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import random
-import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ import msgspec
 from benchmarks.capacity_place import PER_THOUSAND, Place, Spent, Told, figures
 from benchmarks.harness import Bench
 from benchmarks.harvest_place import fresh_database
+from benchmarks.kernel import KAFKA
 from benchmarks.pods import PROGRAM, written
-from benchmarks.refdata_write import KAFKA
 from benchmarks.servers import Served, processor_seconds, started
 from penstock.app import RefdataPlatform, open_refdata
 from penstock.kernel.telemetry import Telemetry
@@ -31,7 +30,6 @@ from penstock.settings import Settings
 
 TENANTS, PUBLISHED_AT_ONCE, KEYS = 64, 500, 100_000
 WAYS = ((1, 1), (4, 1), (16, 1), (16, 2))  # partitions of the topic, and processes of apply
-EVENTS = 10_000
 CODE = "RATES"
 WAITING = "SELECT count(*) FROM outbox_event WHERE NOT published"
 LOOK = 0.02
@@ -54,10 +52,10 @@ class Applied:
 
 
 def benches(place: Place) -> list[Bench]:
-    """Apply by partitions and processes, on the Kafka that is named; nothing where none is."""
+    """Return apply by partitions and processes, on the Kafka that is named; nothing where none is."""
     address = os.environ.get(KAFKA)
     if address is None:
-        print(f"{KAFKA} names no Kafka: nothing of it is measured", file=sys.stderr)
+        place.session.leave_out("Kafka", f"{KAFKA} names none")
         return []
     return [
         bench
@@ -76,7 +74,7 @@ def _name(partitions: int, processes: int) -> str:
 async def _by_kafka(place: Place, address: str, partitions: int, processes: int) -> Told:
     bus = {"partitions": partitions, "kafka": {"bootstrap": address}}
     async with fresh_database(await place.url()) as url:
-        told = await deltas(place, url, EVENTS, processes=processes, bus=bus)
+        told = await deltas(place, url, place.sizes.events, processes=processes, bus=bus)
     found = {"seen": told.events / told.seconds, "apply": told.apply, "message": told.message}
     found["PostgreSQL"] = told.spent.for_each(told.events)["PostgreSQL"]
     return {_name(partitions, processes) + column: value for column, value in found.items()}

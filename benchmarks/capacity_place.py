@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +10,9 @@ import asyncpg
 import psutil
 
 from benchmarks.harness import Bench, Shared
+from benchmarks.servers import processor_seconds
+from benchmarks.session import Session
+from benchmarks.wrk import make_generator
 from penstock.app import open_refdata
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.telemetry import Telemetry
@@ -30,6 +32,24 @@ Told = Mapping[str, float]
 Run = Callable[[], Awaitable[Told]]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything capacity is measured with."""
+
+    items: Mapping[int, Sequence[int]]  # numbers of items by payload in bytes; reads are of the largest
+    read: Sequence[int]  # payloads
+    guarded: Sequence[bool]  # whether reads carry a token and a version
+    kept: Sequence[int]  # payloads, in memory and on disk
+    loaders: int
+    events: int
+    rows: int
+    chains: int
+    records: int
+    roles: Sequence[str]
+    watched: float  # seconds in which the connections of a role are counted
+    seconds: float  # of load, and of rest
+
+
 @dataclass
 class Spent:
     """What PostgreSQL took for something: seconds of the processors, and bytes of its log."""
@@ -44,9 +64,12 @@ class Spent:
 class Place:
     """A PostgreSQL with durable commits, and the databases of dictionaries that were filled in it."""
 
-    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
-        self.folder = folder.parent
-        self._postgres = folder
+    def __init__(self, session: Session, sizes: Sizes, stack: AsyncExitStack) -> None:
+        self.session = session
+        self.sizes = sizes
+        self.folder = session.folder
+        self.generator = make_generator(session, sizes.seconds)
+        self._postgres = session.postgres
         self._stack = stack
         self._url = ""
         self._filled: set[str] = set()
@@ -57,14 +80,14 @@ class Place:
             self._url = await self._stack.enter_async_context(opened)
         return self._url
 
-    async def dictionaries(self, payload: int, counts: Sequence[int]) -> str:
-        """A database with dictionaries of so many items of *payload* bytes; each is named by its number of items."""
+    async def dictionaries(self, payload: int) -> str:
+        """Return a database with the dictionaries of *payload* bytes an item, each named by its number of items."""
         server, name = await self.url(), f"items_{payload}"
         url = urlsplit(server)._replace(path=f"/{name}").geturl()
         if name not in self._filled:
             self._filled.add(name)
             await self._ask(server, f"CREATE DATABASE {name}")
-            await _fill(url, payload, counts)
+            await _fill(url, payload, self.sizes.items[payload])
         return url
 
     @asynccontextmanager
@@ -76,7 +99,7 @@ class Place:
         spent.seconds = self.seconds() - before
         spent.wal = float(await self._ask(url, "SELECT pg_current_wal_lsn() - $1", place))
 
-    async def sizes(self, url: str, **counts: int) -> Told:
+    async def disk(self, url: str, **counts: int) -> Told:
         """Bytes of each table with its indexes, for each of so many rows."""
         await self._ask(url, "VACUUM")
         query = "SELECT pg_total_relation_size($1::text::regclass)"
@@ -93,25 +116,25 @@ class Place:
             await connection.close()
 
     def seconds(self) -> float:
-        """Of the postmaster, of those that work for it, and of those that have ended."""
+        """Return the processor time of the postmaster, of its children, and of those that have ended."""
         server = psutil.Process(int((self._postgres / "data" / "postmaster.pid").read_text().split()[0]))
         own = server.cpu_times()
         try:
-            living = [one.cpu_times() for one in server.children()]
+            living = processor_seconds([server.pid, *(one.pid for one in server.children())])
         except psutil.NoSuchProcess:  # it ended while it was asked
             return self.seconds()
-        return float(own.children_user + own.children_system + sum(one.user + one.system for one in [own, *living]))
+        return float(own.children_user + own.children_system + living)
 
 
-def figures(run: Run, units: Mapping[str, str], *, once: bool = False) -> list[Bench]:
-    """The figures of one run, by name and unit; what is no matter of speed is found *once* for all rounds."""
+def figures(run: Run, units: Mapping[str, str], *, once: bool = False, may_be_zero: Sequence[str] = ()) -> list[Bench]:
+    """Return the figures of one run, by name and unit; what is no matter of speed is found *once* for all rounds."""
     shared = Shared(_kept(run) if once else run)
 
     def bench(name: str, unit: str) -> Bench:
         async def measure() -> float:
             return (await shared.result(name))[name]
 
-        return Bench(name, unit, measure, is_duration=True)
+        return Bench(name, unit, measure, is_duration=True, may_be_zero=name in may_be_zero)
 
     return [bench(name, unit) for name, unit in units.items()]
 

@@ -10,17 +10,12 @@ from typing import Any
 import httpx
 import jwt
 
-from benchmarks import wrk
 from benchmarks.capacity_place import MB, TENANT, Place, Told, code_of, figures
 from benchmarks.harness import Bench
+from benchmarks.load import Target
 from benchmarks.pods import Dictionaries, Pod, query_api, settings_for
 from benchmarks.servers import SERVER_CORE, pin
-from benchmarks.wrk import Target
 
-# By payload in bytes: the numbers of items that are measured; reads are of the largest.
-SIZES = {50: (100_000, 300_000, 1_000_000), 200: (100_000, 300_000), 1_000: (100_000, 300_000), 10_000: (10_000,)}
-READ = (50, 1_000, 10_000)
-KEPT_IN_MEMORY = (50, 200, 1_000)
 _SECRET, _KEPT_SECRET = "PENSTOCK_BENCH_SECRET", "a secret of the benchmarks, of no use to anybody"
 _GUARD = {"auth": {"jwt": {"algorithms": ["HS256"], "secret": f"env:{_SECRET}"}}}
 _LOOK = 0.01
@@ -37,18 +32,18 @@ _COLUMNS = {
 
 
 def read_benches(place: Place) -> list[Bench]:
-    """Random keys, with and without token and version."""
+    """Return reads of random keys, with and without token and version."""
     return [
         bench
-        for payload in READ
-        for guarded in (True, False)
+        for payload in place.sizes.read
+        for guarded in place.sizes.guarded
         for bench in figures(partial(_read, place, payload, guarded), _read_units(payload, guarded))
     ]
 
 
 def memory_benches(place: Place) -> list[Bench]:
-    """Pods of several sizes, each loaded, and loaded anew twice."""
-    points = [(payload, count) for payload in KEPT_IN_MEMORY for count in SIZES[payload]]
+    """Return the memory of pods of several sizes, each loaded, and loaded anew twice."""
+    points = [(payload, count) for payload in place.sizes.kept for count in place.sizes.items[payload]]
     return [
         bench
         for payload, count in points
@@ -74,22 +69,23 @@ def _memory_units(payload: int, count: int) -> dict[str, str]:
 
 
 async def _read(place: Place, payload: int, guarded: bool) -> Told:
-    held = Dictionaries(TENANT, [code_of(SIZES[payload][-1])], SIZES[payload][-1])
-    settings = settings_for(await place.dictionaries(payload, SIZES[payload]), held, **(_GUARD if guarded else {}))
+    largest = place.sizes.items[payload][-1]
+    held = Dictionaries(TENANT, [code_of(largest)], largest)
+    settings = settings_for(await place.dictionaries(payload), held, **(_GUARD if guarded else {}))
     claims = {"sub": "bench", "tenant_id": TENANT, "exp": int(time.time()) + 86_400}
     token = jwt.encode(claims, _KEPT_SECRET, algorithm="HS256")
     headers = {"Authorization": f"Bearer {token}", "X-Min-Version": "1"} if guarded else {}
     async with query_api(settings, env={_SECRET: _KEPT_SECRET}) as pod:
         pin(pod.serving_pids, SERVER_CORE)
         url = f"{pod.url(TENANT, held.codes[0])}/items/"
-        load = await wrk.press(Target(url, headers, pod.serving_pids, held.items), place.folder)
+        load = await place.generator.press(Target(url, headers, pod.serving_pids, held.items))
     name = read_name(payload, guarded=guarded)
     spent = 100_000 * 1000 / load.per_processor_second
     return {f"{name}processor time": spent, f"{name}seen": load.rate, f"{name}p99": load.p99}
 
 
 async def _remember(place: Place, payload: int, count: int) -> Told:
-    url = await place.dictionaries(payload, SIZES[payload])
+    url = await place.dictionaries(payload)
     # It looks often, so that the load begins when it is asked for: that changes nothing of what is loaded.
     often: dict[str, Any] = {"query": {"reconcileEvery": 0.2}}
     held = Dictionaries(TENANT, [code_of(count)], count)

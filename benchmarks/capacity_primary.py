@@ -11,7 +11,6 @@ from pathlib import Path
 from benchmarks import flows_defined, flows_ours
 from benchmarks.capacity_commits import deltas
 from benchmarks.capacity_place import PER_THOUSAND, Place, Told, figures
-from benchmarks.capacity_pods import KEPT_IN_MEMORY, SIZES
 from benchmarks.harness import Bench
 from benchmarks.harvest_ours import harvest, opened, settings_of
 from benchmarks.harvest_place import SEED, fresh_database
@@ -19,7 +18,6 @@ from benchmarks.peers.flows_env import LENGTH
 from benchmarks.servers import served
 from benchmarks.tracking import _fill, _in_process, _tracking
 
-EVENTS, ROWS, CHAINS, RECORDS = 10_000, 20_000, 250, 10_000
 DELTA, ROW, STEP, RECORD = "DELTA of one item", "tracking row, one stage", "flow step", "harvested record"
 # The tables in which the work of each leaves something, and how many rows for one of it.
 TABLES: Mapping[str, Mapping[str, str]] = {
@@ -36,7 +34,7 @@ def benches(place: Place) -> list[Bench]:
     """Items at rest, and one run of each part's work."""
     runs = {DELTA: partial(_deltas, place), ROW: partial(_rows, place)}
     runs |= {STEP: partial(_steps, place), RECORD: partial(_records, place)}
-    found = figures(partial(_items, place), {_item(payload): "bytes each" for payload in KEPT_IN_MEMORY}, once=True)
+    found = figures(partial(_items, place), {_item(payload): "bytes each" for payload in place.sizes.kept}, once=True)
     for what, run in runs.items():
         workers = {"apply": _FOR_A_THOUSAND, "relay": _FOR_A_THOUSAND} if what == DELTA else {}
         workers |= {"worker": _FOR_A_THOUSAND} if what == RECORD else {}
@@ -56,33 +54,36 @@ def _kept(what: str, table: str) -> str:
 
 async def _items(place: Place) -> Told:
     found = {}
-    for payload in KEPT_IN_MEMORY:
-        url = await place.dictionaries(payload, SIZES[payload])
-        found[_item(payload)] = (await place.sizes(url, dictionary_item=sum(SIZES[payload])))["dictionary_item"]
+    for payload in place.sizes.kept:
+        url = await place.dictionaries(payload)
+        count = sum(place.sizes.items[payload])
+        found[_item(payload)] = (await place.disk(url, dictionary_item=count))["dictionary_item"]
     return found
 
 
 async def _deltas(place: Place) -> Told:
     async with fresh_database(await place.url()) as url:
-        told = await deltas(place, url, EVENTS)
-        sizes = await place.sizes(url, outbox_event=told.events, processed_event=told.events)
+        told = await deltas(place, url, place.sizes.events)
+        sizes = await place.disk(url, outbox_event=told.events, processed_event=told.events)
     return _told(DELTA, {**told.spent.for_each(told.events), "apply": told.apply, "relay": told.relay}, sizes)
 
 
 async def _rows(place: Place) -> Told:
-    """One stage of each row, claimed and reported in hundreds."""
+    """Measure one stage of each row, claimed and reported in hundreds."""
+    rows = place.sizes.rows
     async with fresh_database(await place.url()) as url:
         async with _tracking(url) as (db, service):
-            await _fill(db, ROWS)
+            await _fill(db, rows)
             async with place.spending(url) as spent:
                 await _in_process(service)(100, 0)
-        sizes = await place.sizes(url, pipeline_tracking=ROWS, journal=ROWS)
-    return _told(ROW, spent.for_each(ROWS), sizes)
+        sizes = await place.disk(url, pipeline_tracking=rows, journal=rows)
+    return _told(ROW, spent.for_each(rows), sizes)
 
 
 async def _steps(place: Place) -> Told:
-    """Chains of steps that do nothing, with the making of their runs."""
-    steps = CHAINS * LENGTH
+    """Measure chains of steps that do nothing, with the making of their runs."""
+    chains = place.sizes.chains
+    steps = chains * LENGTH
     with tempfile.TemporaryDirectory(dir=place.folder) as folder:
         async with fresh_database(await place.url()) as url:
             async with (
@@ -90,32 +91,33 @@ async def _steps(place: Place) -> Told:
                 flows_ours.working(platform, flows_ours.CONCURRENCY),
                 place.spending(url) as spent,
             ):
-                await flows_ours.make_runs(platform, "chain", range(CHAINS))
+                await flows_ours.make_runs(platform, "chain", range(chains))
                 while await platform.db.fetchval(flows_ours.UNDER_WAY):  # noqa: ASYNC110 - a worker does it
                     await asyncio.sleep(flows_ours.LOOK)
-            sizes = await place.sizes(url, flow_step=steps, flow_run=steps, journal=steps)
+            sizes = await place.disk(url, flow_step=steps, flow_run=steps, journal=steps)
     flows_defined.ticks.clear()
     return _told(STEP, spent.for_each(steps), sizes)
 
 
 async def _records(place: Place) -> Told:
-    """A full run over a source in a process of its own."""
+    """Measure a full run over a source in a process of its own."""
+    records = place.sizes.records
     program = ("-m", "penstock.cli.main", "harvest", "source", "--port", "0", "--json")
     folder = Path(tempfile.mkdtemp(dir=place.folder))
     try:
         async with (
             fresh_database(await place.url()) as url,
-            served(*program, "--records", str(RECORDS), "--seed", str(SEED)) as source,
+            served(*program, "--records", str(records), "--seed", str(SEED)) as source,
         ):
             async with opened(settings_of(url, source, folder)):
                 pass  # the schema is there before it is measured
             async with place.spending(url) as spent:
-                told = await harvest(url, source, folder, RECORDS)
-            sizes = await place.sizes(url, raw_record=RECORDS, canonical_record=RECORDS)
+                told = await harvest(url, source, folder, records)
+            sizes = await place.disk(url, raw_record=records, canonical_record=records)
     finally:
         shutil.rmtree(folder)
-    worker = told.worker * PER_THOUSAND / RECORDS
-    return _told(RECORD, {**spent.for_each(RECORDS), "worker": worker}, sizes)
+    worker = told.worker * PER_THOUSAND / records
+    return _told(RECORD, {**spent.for_each(records), "worker": worker}, sizes)
 
 
 def _told(what: str, work: Told, sizes: Told) -> Told:

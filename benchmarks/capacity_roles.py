@@ -31,15 +31,20 @@ _SESSIONS = """
 SELECT count(*) FILTER (WHERE application_name = 'penstock') AS pools,
        count(*) FILTER (WHERE application_name = 'penstock-listen') AS listening
 FROM pg_stat_activity WHERE datname = current_database()"""
-_WATCHED, _LOOK = 3.0, 0.05
+_LOOK = 0.05
 _NOBODY = "http://127.0.0.1:9"  # a feed that is never asked
 
 
 def benches(place: Place) -> list[Bench]:
     return [
         bench
-        for role in ROLES
-        for bench in figures(partial(_count, place, role), dict.fromkeys(_names(role), "connections"), once=True)
+        for role in place.sizes.roles
+        for bench in figures(
+            partial(_count, place, role),
+            dict.fromkeys(_names(role), "connections"),
+            once=True,
+            may_be_zero=_names(role)[1:],
+        )
     ]
 
 
@@ -52,7 +57,7 @@ async def _count(place: Place, role: str) -> Told:
         connection = await asyncpg.connect(url)
         try:
             seen = []
-            for _ in range(int(_WATCHED / _LOOK)):
+            for _ in range(int(place.sizes.watched / _LOOK)):
                 seen.append(await connection.fetchrow(_SESSIONS))
                 await asyncio.sleep(_LOOK)
         finally:

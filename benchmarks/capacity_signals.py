@@ -14,23 +14,19 @@ import redis.asyncio
 
 from benchmarks.capacity_commits import LOOK, WAITING, delta, work
 from benchmarks.capacity_place import PER_THOUSAND, TENANT, Place, Told, code_of, figures
-from benchmarks.capacity_pods import SIZES
 from benchmarks.freshness import _noted
 from benchmarks.harness import Bench
 from benchmarks.peers.redis_server import redis_peer
 from benchmarks.pods import Dictionaries, Pod, query_api, settings_for, written
 from benchmarks.servers import processor_seconds, started
 from benchmarks.simulated_pods import HELD
-from benchmarks.wrk import SECONDS
 from penstock.app import RefdataPlatform, open_refdata
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.model import Dict
 from penstock.refdata.reading import command_message
 from penstock.settings import Settings
 
-RATE, LOADERS = 100, 10
-PAYLOAD = 50
-SMALL, _, LARGE = SIZES[PAYLOAD]
+RATE, PAYLOAD = 100, 50
 _COMMIT, _POD_COMMIT, _POD_REST = "a commit", "a commit, for each pod", "a pod at rest"
 _UNITS = {
     f"redis: {_COMMIT}: memory of the stream": "bytes",
@@ -47,6 +43,16 @@ _UNITS = {
     f"pods: {RATE} deltas/s: loader": "ms a second",
     f"pods: {RATE} deltas/s: PostgreSQL": "ms a second",
 }
+# Of a short rest, and of the difference between two measurements, nothing may be left.
+_MAY_BE_ZERO = (
+    f"redis: {_POD_COMMIT}: commands",
+    f"redis: {_POD_COMMIT}: processor time",
+    f"redis: {_POD_REST}: commands",
+    "pods: at rest: loader",
+    "pods: at rest: a serving process",
+    "pods: at rest: PostgreSQL",
+    f"pods: {RATE} deltas/s: PostgreSQL",
+)
 
 
 @dataclass(frozen=True)
@@ -64,55 +70,42 @@ class _Stand:
 
 
 def benches(place: Place) -> list[Bench]:
-    """A hundred commits a second without pods, with the loaders of ten, and with one whole pod."""
-    return figures(partial(_measure, place), _UNITS)
+    """Return a hundred commits a second without pods, with the loaders of a few, and with one whole pod."""
+    program = place.session.find_tool("redis-server")
+    return figures(partial(_measure, place, program), _UNITS, may_be_zero=_MAY_BE_ZERO) if program else []
 
 
-async def _measure(place: Place) -> Told:
+async def _measure(place: Place, program: str) -> Told:
     async with AsyncExitStack() as stack:
-        rig = await stack.enter_async_context(_rig(place))
-        await rig.publish(SMALL)  # so that everybody is warm, and what comes next is known by its keys
+        rig = await stack.enter_async_context(_rig(place, program))
+        await rig.publish(rig.small)  # so that everybody is warm, and what comes next is known by its keys
         before = await rig.stand()
-        await rig.publish(SMALL)
+        await rig.publish(rig.small)
         alone, entry = (await rig.stand()).since(before), await rig.entry()
         async with rig.loaders() as file:
             clients, before = before.clients, await rig.stand()
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(place.sizes.seconds)
             rest = (await rig.stand()).since(before)
             connections, before = before.clients - clients, await rig.stand()
-            await rig.held(file, await rig.publish(SMALL))
+            await rig.held(file, await rig.publish(rig.small))
             busy = (await rig.stand()).since(before)
         return {
-            **_of_redis(alone, rest, busy.since(alone), rig.count),
+            **rig.redis_figures(alone, rest, busy.since(alone)),
             f"redis: {_COMMIT}: memory of the stream": entry,
-            f"redis: {_POD_REST}: connections": connections / LOADERS,
+            f"redis: {_POD_REST}: connections": connections / place.sizes.loaders,
             **await rig.pod(),
         }
 
 
-def _of_redis(alone: _Stand, rest: _Stand, more: _Stand, count: int) -> Told:
-    """By the commits, and by what there was *more* with the loaders."""
-    heard = LOADERS * count
-    return {
-        f"redis: {_COMMIT}: commands": alone.commands / count,
-        f"redis: {_COMMIT}: processor time": alone.processor * PER_THOUSAND / count,
-        f"redis: {_POD_COMMIT}: commands": more.commands / heard,
-        f"redis: {_POD_COMMIT}: sent": more.sent / heard,
-        f"redis: {_POD_COMMIT}: processor time": more.processor * PER_THOUSAND / heard,
-        f"redis: {_POD_REST}: commands": 100 * rest.commands / SECONDS / LOADERS,
-        "pods: at rest: PostgreSQL": 1000 * rest.primary / SECONDS / LOADERS,
-        f"pods: {RATE} deltas/s: PostgreSQL": 1000 * more.primary / SECONDS / LOADERS,
-    }
-
-
 @asynccontextmanager
-async def _rig(place: Place) -> "AsyncIterator[_Rig]":
-    url = await place.dictionaries(PAYLOAD, SIZES[PAYLOAD])
+async def _rig(place: Place, program: str) -> "AsyncIterator[_Rig]":
+    url, counts = await place.dictionaries(PAYLOAD), place.sizes.items[PAYLOAD]
     async with AsyncExitStack() as stack:
-        peer = await stack.enter_async_context(redis_peer(core=None))
+        peer = await stack.enter_async_context(redis_peer(program, core=None))
         client = await stack.enter_async_context(redis.asyncio.Redis(port=peer.port))
         route = {"redis": {"mode": "single", "nodes": [peer.address]}}
-        settings = settings_for(url, Dictionaries(TENANT, [code_of(SMALL), code_of(LARGE)], 0), refdata=route)
+        codes = [code_of(count) for count in dict.fromkeys((counts[0], counts[-1]))]
+        settings = settings_for(url, Dictionaries(TENANT, codes, 0), refdata=route)
         platform = await stack.enter_async_context(open_refdata(Settings.model_validate(settings), Telemetry()))
         file = written(settings, place.folder)
         for role in ("apply", "relay"):
@@ -132,7 +125,30 @@ class _Rig:
 
     @property
     def count(self) -> int:
-        return int(RATE * SECONDS)
+        return int(RATE * self.place.sizes.seconds)
+
+    @property
+    def small(self) -> int:
+        return self.place.sizes.items[PAYLOAD][0]
+
+    @property
+    def large(self) -> int:
+        return self.place.sizes.items[PAYLOAD][-1]
+
+    def redis_figures(self, alone: _Stand, rest: _Stand, more: _Stand) -> Told:
+        """Return figures by the commits, and by what there was *more* with the loaders."""
+        count, loaders, seconds = self.count, self.place.sizes.loaders, self.place.sizes.seconds
+        heard = loaders * count
+        return {
+            f"redis: {_COMMIT}: commands": alone.commands / count,
+            f"redis: {_COMMIT}: processor time": alone.processor * PER_THOUSAND / count,
+            f"redis: {_POD_COMMIT}: commands": more.commands / heard,
+            f"redis: {_POD_COMMIT}: sent": more.sent / heard,
+            f"redis: {_POD_COMMIT}: processor time": more.processor * PER_THOUSAND / heard,
+            f"redis: {_POD_REST}: commands": 100 * rest.commands / seconds / loaders,
+            "pods: at rest: PostgreSQL": 1000 * rest.primary / seconds / loaders,
+            f"pods: {RATE} deltas/s: PostgreSQL": 1000 * more.primary / seconds / loaders,
+        }
 
     async def stand(self) -> _Stand:
         info = await self.redis.info()
@@ -159,30 +175,40 @@ class _Rig:
 
     @asynccontextmanager
     async def loaders(self) -> AsyncIterator[Path]:
-        """The loaders of ten pods in one program, and the file in which they tell what they have."""
+        """Start the loaders of a few pods in one program, and yield the file in which they note what they have."""
         file = self.place.folder / "loaders"
-        args = ("--config", self._config(SMALL), "--name", "sim", "--count", LOADERS, "--file", file)
+        args = (
+            "--config",
+            self._config(self.small),
+            "--name",
+            "sim",
+            "--count",
+            self.place.sizes.loaders,
+            "--file",
+            file,
+        )
         async with started("-m", "benchmarks.simulated_pods", *map(str, args)):
             yield file
 
     async def held(self, file: Path, version: int) -> None:
         """Back when all loaders hold that version."""
-        while sum(one.when(version) is not None for one in _noted([file])[HELD]) < LOADERS:  # noqa: ASYNC110 - other processes do it
+        while sum(one.when(version) is not None for one in _noted([file])[HELD]) < self.place.sizes.loaders:  # noqa: ASYNC110 - other processes do it
             await asyncio.sleep(LOOK)
 
     async def pod(self) -> Told:
-        """What the processes of a pod on a million items take, at rest and then with commits."""
-        async with query_api(self._settings(LARGE)) as pod:
+        """Measure what the processes of a pod on the largest dictionary take, at rest and then with commits."""
+        seconds = self.place.sizes.seconds
+        async with query_api(self._settings(self.large)) as pod:
             loader, serving = [pod.served.pid], pod.serving_pids
             before = processor_seconds(loader), processor_seconds(serving)
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(seconds)
             rest = processor_seconds(loader) - before[0], processor_seconds(serving) - before[1]
             began, used = time.perf_counter(), processor_seconds(loader)
-            await _answers(pod, code_of(LARGE), await self.publish(LARGE))
+            await _answers(pod, code_of(self.large), await self.publish(self.large))
             busy = (processor_seconds(loader) - used) / (time.perf_counter() - began)
         return {
-            "pods: at rest: loader": 1000 * rest[0] / SECONDS,
-            "pods: at rest: a serving process": 1000 * rest[1] / SECONDS,
+            "pods: at rest: loader": 1000 * rest[0] / seconds,
+            "pods: at rest: a serving process": 1000 * rest[1] / seconds,
             f"pods: {RATE} deltas/s: loader": 1000 * busy,
         }
 

@@ -4,7 +4,6 @@ Ours, DBOS's and Prefect's flows are in the same PostgreSQL, in a database of th
 log of its own. A chain is 40 steps, one after another; a fan is one step, then a thousand, then one.
 """
 
-import asyncio
 import statistics
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
-from benchmarks.harness import Bench, Figure, Measure, Shared, ratio
+from benchmarks.harness import Bench, Figure, Group, Measure, Shared, ratio
 from benchmarks.harvest_place import fresh_database
 from benchmarks.peers import flows_env
+from benchmarks.session import Session
 from penstock.kernel.embedded import embedded_postgres
 
 OURS = peers.HERE.parent / "flows_ours.py"
@@ -50,53 +50,69 @@ class Workload:
         return [*self.args, *fewer, "--workers", str(self.workers)]
 
 
-WORKLOADS = (
-    Workload(MANY, 1, ("chain", "--flows", "100")),
-    Workload(MANY, 4, ("chain", "--flows", "100")),
-    Workload(ONE, 1, ("chain", "--flows", "1"), times=5),
-    Workload(FAN, 1, ("fan",)),
-    Workload(FAN, 4, ("fan",)),
-)
+@dataclass(frozen=True)
+class Sizes:
+    """The workloads of everybody."""
+
+    workloads: Sequence[Workload]
 
 
 @asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """Every workload by everybody who can run it here."""
-    async with embedded_postgres(folder) as url:
-        asked = await _askable(url)
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Open every workload by everybody who can run it here."""
+    async with embedded_postgres(session.postgres) as url:
+        asked = await _askable(session, url)
         yield [
             bench
-            for workload in WORKLOADS
+            for workload in sizes.workloads
             for who, ask in asked.items()
             if not (who == PREFECT and workload.what == FAN and workload.workers > 1)  # always the work of one
             for bench in _figures(workload, who, ask)
         ]
 
 
-def conclusions(figures: Sequence[Figure]) -> list[str]:
-    """How many times the others' speed ours is, and how soon a step follows."""
+def conclusions(figures: Sequence[Figure], sizes: Sizes) -> list[str]:
+    """Return how many times the others' speed ours is, and how soon a step follows."""
     said = []
-    for workload in WORKLOADS:
+    for workload in sizes.workloads:
         for who in (DBOS, PREFECT, RESTATE):
             times = ratio(figures, _name(workload, US), _name(workload, who))
             if times is not None:
                 wanted = WANTED.get(workload.what) if who == DBOS else None
                 said.append(f"{workload.name}: {times:.1f} times {who}" + (f" (wanted: {wanted})" if wanted else ""))
-    one = next(workload for workload in WORKLOADS if workload.what == ONE)
+    one = next(workload for workload in sizes.workloads if workload.what == ONE)
     latency = [figure.median for figure in figures if figure.bench.name == _name(one, US, P50)]
     said += [f"finish to start, p50 of 1 chain: {ms:.2f} ms (wanted: at most {_WANTED_MS})" for ms in latency]
     return said
 
 
-async def _askable(url: str) -> Mapping[str, Ask]:
-    """Everybody there is, with what is asked of them; their environments are made first."""
-    found: dict[str, Ask] = {
-        US: partial(_asked, Path(sys.executable), OURS, url),
-        DBOS: partial(_asked, await asyncio.to_thread(flows_env.dbos), flows_env.DBOS, url),
-        PREFECT: partial(_asked, await asyncio.to_thread(flows_env.prefect), flows_env.PREFECT, url),
-    }
-    if installed := await asyncio.to_thread(flows_env.restate):
+GROUP = Group(
+    benches,
+    full=Sizes(
+        (
+            Workload(MANY, 1, ("chain", "--flows", "100")),
+            Workload(MANY, 4, ("chain", "--flows", "100")),
+            Workload(ONE, 1, ("chain", "--flows", "1"), times=5),
+            Workload(FAN, 1, ("fan",)),
+            Workload(FAN, 4, ("fan",)),
+        )
+    ),
+    smoke=Sizes((Workload(ONE, 2, ("chain", "--flows", "1")),)),  # fans are in the smoke form of flows-large
+    conclude=conclusions,
+)
+
+
+async def _askable(session: Session, url: str) -> Mapping[str, Ask]:
+    """Return everybody there is, with what is asked of them; their environments are made first."""
+    found: dict[str, Ask] = {US: partial(_asked, Path(sys.executable), OURS, url)}
+    if not session.has_peers(DBOS, PREFECT, RESTATE):
+        return found
+    found[DBOS] = partial(_asked, await flows_env.dbos(), flows_env.DBOS, url)
+    found[PREFECT] = partial(_asked, await flows_env.prefect(), flows_env.PREFECT, url)
+    if installed := await flows_env.restate():
         found[RESTATE] = partial(_asked_restate, installed)
+    else:
+        session.leave_out(RESTATE, "npm is missing")
     return found
 
 

@@ -3,17 +3,19 @@
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from benchmarks import peers
 from benchmarks.flows import OURS
-from benchmarks.flows_defined import KIND, LARGE, fan_of
+from benchmarks.flows_defined import KIND, LARGE, WARM_UP, fan_of
 from benchmarks.flows_ours import make_runs, opened
-from benchmarks.harness import Bench, Figure, ratio
+from benchmarks.harness import Bench, Figure, Group, ratio
 from benchmarks.harvest_place import fresh_database
 from benchmarks.peers.flows_env import BREADTH
+from benchmarks.session import Session
 from penstock.flowing import FlowsPlatform
 from penstock.flows.contract import Said
 from penstock.flows.definition import RunRequest
@@ -21,8 +23,7 @@ from penstock.flows.model import Appetite, Claimed, Report
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 
-FINISHED, STEPS, CHUNK = 100_000, 10, 10_000
-BATCH, CREATED = 100, 200
+STEPS, CHUNK, BATCH = 10, 10_000, 100
 WORKER = "benchmark"
 FILL = """
 WITH run AS (
@@ -45,38 +46,59 @@ WITH forgotten AS (DELETE FROM flow_run WHERE status = 'RUNNING' RETURNING id)
 DELETE FROM flow_step WHERE run = ANY (ARRAY(SELECT id FROM forgotten))
 """
 FANS = {"written down": "fan", "by a map": "map"}
-PLACES = {"an empty table": 0, f"{FINISHED:,} finished runs": FINISHED}
+EMPTY = "an empty table"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The breadths of fans that are defined, finished runs in a table, and runs that are made at once."""
+
+    breadths: Sequence[int]
+    finished: int
+    created: int
+
+    @property
+    def full_table(self) -> str:
+        return f"{self.finished:,} finished runs"
 
 
 @asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """Fans of both sizes, and claims and new runs in both tables."""
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Open fans of both breadths, and claims and new runs in both tables."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(folder))
+        url = await stack.enter_async_context(embedded_postgres(session.postgres))
         found = [
             Bench(_fan(breadth, how), "steps", partial(_run_fan, url, workload, breadth))
             for how, workload in FANS.items()
-            for breadth in (BREADTH, LARGE)
+            for breadth in sizes.breadths
         ]
-        for where, finished in PLACES.items():
+        for where, finished in {EMPTY: 0, sizes.full_table: sizes.finished}.items():
             own = await stack.enter_async_context(fresh_database(url))
-            platform = await stack.enter_async_context(opened(own, str(folder.parent)))
+            platform = await stack.enter_async_context(opened(own, str(session.folder)))
             await _fill(platform.db, finished)
-            found.append(Bench(_claims(where), "steps", partial(_claim_all, platform)))
-            found.append(Bench(_creation(where), "runs", partial(_create, platform)))
+            found.append(Bench(_claims(where), "steps", partial(_claim_all, platform, sizes.breadths[-1])))
+            found.append(Bench(_creation(where), "runs", partial(_create, platform, sizes.created)))
         yield found
 
 
-def conclusions(figures: Sequence[Figure]) -> list[str]:
-    """What ten times the breadth, and what has ended, do to the speed."""
-    few, many = PLACES
+def conclusions(figures: Sequence[Figure], sizes: Sizes) -> list[str]:
+    """Return what a greater breadth, and finished runs, do to the speed."""
+    few, many, narrow, broad = EMPTY, sizes.full_table, sizes.breadths[0], sizes.breadths[-1]
     pairs = {
-        **{f"a fan of {LARGE:,} {how}": (_fan(LARGE, how), _fan(BREADTH, how)) for how in FANS},
+        **{f"a fan of {broad:,} {how}": (_fan(broad, how), _fan(narrow, how)) for how in FANS},
         f"claims with {many}": (_claims(many), _claims(few)),
         f"new runs with {many}": (_creation(many), _creation(few)),
     }
     known = {what: ratio(figures, *pair) for what, pair in pairs.items()}
     return [f"{what}: {times:.2f} times the speed of the small one" for what, times in known.items() if times]
+
+
+GROUP = Group(
+    benches,
+    full=Sizes(breadths=(BREADTH, LARGE), finished=100_000, created=200),
+    smoke=Sizes(breadths=(WARM_UP,), finished=100, created=8),
+    conclude=conclusions,
+)
 
 
 async def _run_fan(url: str, workload: str, breadth: int) -> float:
@@ -85,9 +107,9 @@ async def _run_fan(url: str, workload: str, breadth: int) -> float:
         return float((await peers.ask(Path(sys.executable), OURS, *args))["rate"])
 
 
-async def _claim_all(platform: FlowsPlatform) -> float:
-    """Steps a second while claiming a large fan in batches; ending them is not timed."""
-    await platform.engine.create(RunRequest(flow=fan_of(LARGE)), WORKER)
+async def _claim_all(platform: FlowsPlatform, breadth: int) -> float:
+    """Return steps a second while claiming a fan in batches; ending them is not timed."""
+    await platform.engine.create(RunRequest(flow=fan_of(breadth)), WORKER)
     await _end(platform, await platform.engine.claim(WORKER, {KIND: 1}, limit=1))
     seconds, steps = 0.0, 0
     while True:
@@ -97,7 +119,7 @@ async def _claim_all(platform: FlowsPlatform) -> float:
             break
         seconds, steps = seconds + perf_counter() - began, steps + len(held)
         await _end(platform, held)
-    assert steps == LARGE + 1, f"{steps} steps were claimed"
+    assert steps == breadth + 1, f"{steps} steps were claimed"
     return steps / seconds
 
 
@@ -106,11 +128,11 @@ async def _end(platform: FlowsPlatform, held: Sequence[Claimed]) -> None:
     await platform.engine.succeed(reports, Appetite((), 0, WORKER, platform.db.clock.now()))
 
 
-async def _create(platform: FlowsPlatform) -> float:
-    """Runs of 40 steps a second, a few at a time."""
+async def _create(platform: FlowsPlatform, runs: int) -> float:
+    """Return runs of 40 steps a second, made a few at a time."""
     began = perf_counter()
-    await make_runs(platform, "chain", range(CREATED))
-    rate = CREATED / (perf_counter() - began)
+    await make_runs(platform, "chain", range(runs))
+    rate = runs / (perf_counter() - began)
     await platform.db.execute(FORGET)
     return rate
 

@@ -24,10 +24,11 @@ from urllib.parse import urlsplit
 import asyncpg
 import msgspec
 
-from benchmarks.harness import Bench, Figure, Shared
+from benchmarks.harness import Bench, Figure, Group, Shared
 from benchmarks.peers.redis_server import redis_peer
 from benchmarks.pods import PROGRAM, Dictionaries, Pod, fill, query_api, settings_for, written
-from benchmarks.servers import started, tool
+from benchmarks.servers import started
+from benchmarks.session import Session
 from benchmarks.simulated_pods import HEARD, HELD
 from benchmarks.wrk import SECONDS
 from penstock.app import RefdataPlatform, open_refdata
@@ -39,14 +40,8 @@ from penstock.refdata.model import Dict, Event
 from penstock.refdata.reading import command_message
 from penstock.settings import Settings
 
-PODS = 3
-RATE = 100
-RUN_SECONDS = 4 * SECONDS
 RESOLUTION = 0.002
-SIMULATED, PROGRAMS, SIMULATED_RATE = 100, 4, 2
-LARGE = Dictionaries("bench", ["RATES"], 1_000_000)
-SMALL = Dictionaries("bench", ["SMALL"], 1_000)
-BOTH = Dictionaries("bench", [*LARGE.codes, *SMALL.codes], 0)
+TENANT, LARGE, SMALL = "bench", "RATES", "SMALL"
 POSTGRES = {"track_commit_timestamp": "on", "max_connections": "400"}
 # processed_event is written once, by the commit that is asked about; outbox_event again, by the relay's.
 _COMMITS = """
@@ -56,6 +51,33 @@ FROM outbox_event o JOIN processed_event p USING (tenant_id, event_id)
 WHERE o.tenant_id = $1 AND o.dict_code = $2 AND o.version > $3 ORDER BY o.version"""
 QUANTILES = (50, 95, 99)
 _numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Pods that are watched, the items of their dictionary, and the deltas a second it gets."""
+
+    pods: int
+    items: int
+    rate: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Whole pods, simulated ones and the programs they are in, and the seconds of deltas in a round."""
+
+    whole: Watched
+    simulated: Watched
+    programs: int
+    seconds: float
+
+    @property
+    def large(self) -> Dictionaries:
+        return Dictionaries(TENANT, [LARGE], self.whole.items)
+
+    @property
+    def small(self) -> Dictionaries:
+        return Dictionaries(TENANT, [SMALL], self.simulated.items)
 
 
 @dataclass
@@ -77,95 +99,117 @@ class Seen:
 
 
 @asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """Three whole pods at 100 deltas a second, and the loaders of 100 at fewer."""
-    tool("redis-server")
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Open a few whole pods at many deltas a second, and the loaders of many at fewer."""
+    program = session.require_tool("redis-server")
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(folder, settings=POSTGRES))
-        print("filling 1,000,000 items", file=sys.stderr)
-        await fill(url, LARGE, SMALL)
-        redis = await stack.enter_async_context(redis_peer(core=None))
+        url = await stack.enter_async_context(embedded_postgres(session.postgres, settings=POSTGRES))
+        print(f"filling {sizes.whole.items:,} items", file=sys.stderr)
+        await fill(url, sizes.large, sizes.small)
+        redis = await stack.enter_async_context(redis_peer(program, core=None))
         route = {"redis": {"mode": "single", "nodes": [redis.address]}}
-        settings = settings_for(url, BOTH, refdata=route)
-        file = written(settings, folder.parent)
+        settings = settings_for(url, Dictionaries(TENANT, [LARGE, SMALL], 0), refdata=route)
+        file = written(settings, session.folder)
         for role in ("apply", "relay"):
             await stack.enter_async_context(started(*PROGRAM, "work", role, "--json", "--config", str(file)))
         opened = open_refdata(Settings.model_validate(settings), Telemetry())
-        house = _House(await stack.enter_async_context(opened), stack, folder.parent)
-        yield [*house.three(), *house.hundred()]
+        house = _House(await stack.enter_async_context(opened), sizes, stack, session.folder)
+        yield [*house.whole(), *house.simulated()]
 
 
-def conclusions(_figures: Sequence[Figure]) -> list[str]:
-    """Under what the figures were measured."""
+def conclusions(_figures: Sequence[Figure], sizes: Sizes) -> list[str]:
+    """Return the conditions under which the figures were measured."""
+    whole, simulated = sizes.whole, sizes.simulated
     return [
-        f"{PODS} pods: {RATE} deltas/s of one item each, {LARGE.items:,} items; resolution {RESOLUTION * 1000:g} ms",
-        f"{SIMULATED} pods: {SIMULATED_RATE} deltas/s, {SMALL.items:,} items, {PROGRAMS} programs; every delta is"
-        f" {SIMULATED} small loads at once on one PostgreSQL, all on this machine",
-        f"samples in a round: {int(RATE * RUN_SECONDS):,} and {int(SIMULATED_RATE * RUN_SECONDS):,}",
+        f"{whole.pods} pods: {whole.rate} deltas/s of one item each, {whole.items:,} items;"
+        f" resolution {RESOLUTION * 1000:g} ms",
+        f"{simulated.pods} pods: {simulated.rate} deltas/s, {simulated.items:,} items, {sizes.programs} programs;"
+        f" every delta is {simulated.pods} small loads at once on one PostgreSQL, all on this machine",
+        f"samples in a round: {int(whole.rate * sizes.seconds):,} and {int(simulated.rate * sizes.seconds):,}",
     ]
 
 
+GROUP = Group(
+    benches,
+    full=Sizes(
+        whole=Watched(pods=3, items=1_000_000, rate=100),
+        simulated=Watched(pods=100, items=1_000, rate=2),
+        programs=4,
+        seconds=4 * SECONDS,
+    ),
+    smoke=Sizes(
+        whole=Watched(pods=1, items=100, rate=100),
+        simulated=Watched(pods=2, items=100, rate=20),
+        programs=1,
+        seconds=0.2,
+    ),
+    conclude=conclusions,
+)
+
+
 class _House:
-    def __init__(self, platform: RefdataPlatform, stack: AsyncExitStack, folder: Path) -> None:
+    def __init__(self, platform: RefdataPlatform, sizes: Sizes, stack: AsyncExitStack, folder: Path) -> None:
         self._platform = platform
+        self._sizes = sizes
         self._stack = stack
         self._folder = folder
         self._pods: list[Pod] = []
 
-    def three(self) -> list[Bench]:
-        shared = Shared(self._measure_three)
+    def whole(self) -> list[Bench]:
+        shared = Shared(self._measure_whole)
         targets = {95: 50, 99: 150}
-        name = f"commit to answered by all of {PODS} pods"
+        name = f"commit to answered by all of {self._sizes.whole.pods} pods"
         return [_quantile(name, shared, "answered", quantile, targets.get(quantile)) for quantile in QUANTILES]
 
-    def hundred(self) -> list[Bench]:
-        shared = Shared(self._measure_hundred)
-        names = {HEARD: f"commit to heard by all of {SIMULATED} pods", HELD: f"commit to held by all of {SIMULATED}"}
+    def simulated(self) -> list[Bench]:
+        shared, pods = Shared(self._measure_simulated), self._sizes.simulated.pods
+        names = {HEARD: f"commit to heard by all of {pods} pods", HELD: f"commit to held by all of {pods}"}
         return [_quantile(name, shared, what, quantile) for what, name in names.items() for quantile in QUANTILES]
 
-    async def _measure_three(self) -> Mapping[str, list[float]]:
+    async def _measure_whole(self) -> Mapping[str, list[float]]:
         await self._start_pods()
-        target = Dict(LARGE.tenant, LARGE.codes[0])
+        target = Dict(TENANT, LARGE)
         before = await self._version(target)
         seen = [Seen([], []) for _ in self._pods]
         watching = [asyncio.create_task(_watch(pod, target, one)) for pod, one in zip(self._pods, seen, strict=True)]
         try:
-            await self._publish(target, LARGE.items, RATE)
-            await self._all_have(await self._settled(target, before + int(RATE * RUN_SECONDS)), seen)
+            count = await self._publish(target, self._sizes.whole)
+            await self._all_have(await self._settled(target, before + count), seen)
         finally:
             for task in watching:
                 await ended(task)
         return {"answered": await self._delays(target, before, seen)}
 
-    async def _measure_hundred(self) -> Mapping[str, list[float]]:
-        """They end with it: 100 that listen would be in the way of what is measured beside them."""
-        target = Dict(SMALL.tenant, SMALL.codes[0])
+    async def _measure_simulated(self) -> Mapping[str, list[float]]:
+        """Start and end the simulated pods: a hundred that listen would slow what is measured beside them."""
+        target = Dict(TENANT, SMALL)
         await self._begin(target)
         async with self._simulated() as files:
             before = await self._version(target)
-            await self._publish(target, SMALL.items, SIMULATED_RATE)
-            last = await self._settled(target, before + int(SIMULATED_RATE * RUN_SECONDS))
+            count = await self._publish(target, self._sizes.simulated)
+            last = await self._settled(target, before + count)
             found = _noted(files)
-            while any(one.when(last) is None for one in found[HELD]) or len(found[HELD]) < SIMULATED:
+            while any(one.when(last) is None for one in found[HELD]) or len(found[HELD]) < self._sizes.simulated.pods:
                 await asyncio.sleep(0.1)
                 found = _noted(files)
         return {what: await self._delays(target, before, found[what]) for what in (HEARD, HELD)}
 
     async def _start_pods(self) -> None:
         if not self._pods:
-            await self._begin(Dict(LARGE.tenant, LARGE.codes[0]))
-            for _ in range(PODS):
-                opening = query_api(self._settings(LARGE))
+            await self._begin(Dict(TENANT, LARGE))
+            for _ in range(self._sizes.whole.pods):
+                opening = query_api(self._settings(self._sizes.large))
                 self._pods.append(await self._stack.enter_async_context(opening))
 
     @asynccontextmanager
     async def _simulated(self) -> AsyncIterator[list[Path]]:
-        """Loaders of so many pods, and the files in which they tell what they have."""
-        config, files = written(self._settings(SMALL), self._folder), []
+        """Start the loaders of so many pods, and yield the files in which they note what they have."""
+        config, files = written(self._settings(self._sizes.small), self._folder), []
+        count = self._sizes.simulated.pods // self._sizes.programs
         async with AsyncExitStack() as stack:
-            for number in range(PROGRAMS):
+            for number in range(self._sizes.programs):
                 file = self._folder / f"simulated-{number}"
-                args = ("--config", config, "--name", f"sim{number}", "--count", SIMULATED // PROGRAMS, "--file", file)
+                args = ("--config", config, "--name", f"sim{number}", "--count", count, "--file", file)
                 command = ("-m", "benchmarks.simulated_pods", *map(str, args))
                 await stack.enter_async_context(started(*command))
                 files.append(file)
@@ -182,11 +226,13 @@ class _House:
         await self._send(target, 1)
         await self._settled(target, before + 1)
 
-    async def _publish(self, target: Dict, items: int, rate: int) -> None:
-        began = time.perf_counter()
-        for number in range(int(rate * RUN_SECONDS)):
-            await asyncio.sleep(began + number / rate - time.perf_counter())
-            await self._send(target, items)
+    async def _publish(self, target: Dict, watched: Watched) -> int:
+        """Send deltas at a steady pace; return how many."""
+        count, began = int(watched.rate * self._sizes.seconds), time.perf_counter()
+        for number in range(count):
+            await asyncio.sleep(began + number / watched.rate - time.perf_counter())
+            await self._send(target, watched.items)
+        return count
 
     async def _send(self, target: Dict, items: int) -> None:
         payload = msgspec.Raw(b'{"name": "item %d", "rate": 1.25}' % next(_numbers))

@@ -1,19 +1,23 @@
 """Interleaved rounds and their medians: on a noisy machine the only figures that mean something."""
 
+import asyncio
 import json
 import os
 import platform
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from benchmarks.session import Session
 from penstock import __version__
 
 Measure = Callable[[], Awaitable[float]]
 T = TypeVar("T")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Bench:
     measure: Measure
     target: float | None = None
     is_duration: bool = False
+    may_be_zero: bool = False  # a difference, or a count of what need not be there
 
     @property
     def label(self) -> str:
@@ -46,9 +51,10 @@ class Figure:
         return {
             "name": self.bench.name,
             "unit": self.bench.label,
-            "median": round(self.median, 1),
-            "rounds": [round(value, 1) for value in self.rounds],
+            "median": _rounded(self.median),
+            "rounds": [_rounded(value) for value in self.rounds],
             "target": self.bench.target,
+            "may_be_zero": self.bench.may_be_zero,
         }
 
 
@@ -68,18 +74,66 @@ class Shared(Generic[T]):
         return self._last[0]
 
 
-Conclude = Callable[[Sequence[Figure]], list[str]]
+@dataclass(frozen=True)
+class Group(Generic[S]):
+    """Benchmarks that share their set-up, and the sizes of their data in the full form and in the smoke form."""
+
+    benches: Callable[[Session, S], AbstractAsyncContextManager[Sequence[Bench]]]
+    full: S
+    smoke: S
+    conclude: Callable[[Sequence[Figure], S], list[str]] | None = None
+    needs_two_cores: bool = False  # one for the server, one for its load
+
+    def sizes(self, session: Session) -> S:
+        """Return the sizes in the form of *session*."""
+        return self.full if session.form.is_complete else self.smoke
+
+    def open(self, session: Session) -> AbstractAsyncContextManager[Sequence[Bench]]:
+        """Set up everything that is measured, until the end."""
+        return self.benches(session, self.sizes(session))
+
+    def notes(self, session: Session, figures: Sequence[Figure]) -> list[str]:
+        """Return what follows from *figures*."""
+        return self.conclude(figures, self.sizes(session)) if self.conclude else []
 
 
-async def run(benches: Sequence[Bench], rounds: int) -> list[Figure]:
+@dataclass
+class Results:
+    """The rounds that are finished, of so many that are wanted."""
+
+    wanted: int
+    benches: Sequence[Bench] = ()
+    rounds: list[Mapping[str, float]] = field(default_factory=list)
+    interruption: str = ""  # the signal that ended the run early
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Return the figures of all finished rounds; none before the first."""
+        if not self.rounds:
+            return []
+        return [Figure(bench, [one[bench.name] for one in self.rounds]) for bench in self.benches]
+
+    def __str__(self) -> str:
+        return f"interrupted by {self.interruption} after {len(self.rounds)} of {self.wanted} rounds"
+
+
+async def run(benches: Sequence[Bench], results: Results, *, warms_up: bool) -> None:
     """Measure every bench once per round, so that a slow minute of the machine hits them all; round 0 warms up."""
-    rates: dict[str, list[float]] = {bench.name: [] for bench in benches}
-    for number in range(rounds + 1):
-        for bench in benches:
-            print(f"round {number}/{rounds}  {bench.name}", file=sys.stderr)
-            rate = await bench.measure()
-            rates[bench.name] += [rate] if number else []
-    return [Figure(bench, rates[bench.name]) for bench in benches]
+    results.benches = benches
+    for number in range(0 if warms_up else 1, results.wanted + 1):
+        values = {bench.name: await _measure(bench, f"{number}/{results.wanted}") for bench in benches}
+        if number:
+            results.rounds.append(values)
+        print(f"round {number}/{results.wanted} finished", file=sys.stderr)
+
+
+async def _measure(bench: Bench, place: str) -> float:
+    print(f"round {place}  {bench.name}", file=sys.stderr)
+    value = await bench.measure()
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():  # the code that was measured swallowed the interruption
+        raise asyncio.CancelledError
+    return value
 
 
 def machine() -> Mapping[str, object]:
@@ -104,20 +158,36 @@ def ratio(figures: Sequence[Figure], ours: str, theirs: str) -> float | None:
     return statistics.median(one / other for one, other in pairs)
 
 
-def report(figures: Sequence[Figure], *, as_json: bool, notes: Sequence[str] = ()) -> str:
-    """The figures for people, or for programs, and what follows from them."""
-    if as_json:
-        told = {"machine": machine(), "figures": [figure.as_dict() for figure in figures]}
-        return json.dumps({**told, **({"notes": notes} if notes else {})}, indent=2, ensure_ascii=False)
+def report(session: Session, results: Results, *, as_json: bool, notes: Sequence[str] = ()) -> str:
+    """Return the figures for people, or for programs, and what follows from them."""
+    return _as_json(session, results, notes) if as_json else _as_table(session, results, notes)
+
+
+def _as_json(session: Session, results: Results, notes: Sequence[str]) -> str:
+    told = {
+        "machine": machine(),
+        "form": session.form.name,
+        "rounds": len(results.rounds),
+        "interrupted": results.interruption or None,
+        "left_out": session.left_out,
+        "figures": [figure.as_dict() for figure in results.figures],
+    }
+    return json.dumps({**told, **({"notes": notes} if notes else {})}, indent=2, ensure_ascii=False)
+
+
+def _as_table(session: Session, results: Results, notes: Sequence[str]) -> str:
     head = ["measured", "median", "slowest", "fastest", "target"]
-    rows = [head, *(_row(figure) for figure in figures)]
+    rows = [head, *(_row(figure) for figure in results.figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [
         "  ".join(_aligned(cell, width, n) for n, (cell, width) in enumerate(zip(row, widths, strict=True)))
         for row in rows
     ]
+    said = [*notes, *(f"left out: {one}" for one in session.left_out)]
+    said += [] if session.form.is_complete else ["smoke form: the data is tiny, and the figures mean nothing"]
+    said += [str(results)] if results.interruption else []
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
-    return "\n".join([*lines, *(["", *notes] if notes else []), "", about])
+    return "\n".join([*lines, *(["", *said] if said else []), "", about])
 
 
 def _row(figure: Figure) -> list[str]:
@@ -135,6 +205,11 @@ def _row(figure: Figure) -> list[str]:
 
 def _shown(value: float, bench: Bench) -> str:
     return f"{value:,.1f}" if bench.is_duration else f"{value:,.0f}"
+
+
+def _rounded(value: float) -> float:
+    """Return so many digits as mean something, of small values too."""
+    return float(f"{value:.6g}")
 
 
 def _aligned(cell: str, width: int, column: int) -> str:

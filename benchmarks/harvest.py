@@ -6,41 +6,36 @@ recounted, kept raw, mapped and priced, watermarked. dlt fetches, and merges the
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
-from benchmarks.harness import Bench, Figure, Measure, Shared, ratio
+from benchmarks.harness import Bench, Figure, Group, Measure, Shared, ratio
 from benchmarks.harvest_consolidation import fetched, rate
 from benchmarks.harvest_place import Place, place
+from benchmarks.session import Session
 from penstock.harvest.config import ConsolidationMode
 
 US, DLT, DLT_PARALLEL = "Penstock", "dlt", "dlt in parallel"
 LATE = 20  # milliseconds
-SMALL, LARGE = 50_000, 500_000
-_WANTED_SECONDS, _WANTED_RATE = 60, 60_000
+_WANTED_RATE = 60_000
 Took = Mapping[str, float]
 Run = Callable[[], Awaitable[Took]]
 _OURS = {"plan": "planning", "fetch": "fetching", "consolidate": "consolidating", "worker": "its processor time"}
 _THEIRS = {"extract": "extracting", "normalize": "normalizing", "load": "loading", "processor": "its processor time"}
 
 
-@asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """As many records as everybody can take in every round."""
-    async with _benches(folder, SMALL) as found:
-        yield found
+@dataclass(frozen=True)
+class Sizes:
+    """Records of the source, and how late its answers are; the seconds that a run of them shall take at most."""
+
+    records: int
+    latencies: Sequence[int] = (0, LATE)
+    wanted_seconds: float | None = None
+    dlt_waits: bool = True  # with many records, one late answer after another would be sheer waiting
 
 
-@asynccontextmanager
-async def large_benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """As many as are asked for."""
-    async with _benches(folder, LARGE) as found:
-        yield found
-
-
-def conclusions(figures: Sequence[Figure]) -> list[str]:
-    """How many times the others' speed ours is."""
+def conclusions(figures: Sequence[Figure], _sizes: Sizes) -> list[str]:
+    """Return how many times the others' speed ours is."""
     said = []
     for what in dict.fromkeys(figure.bench.name.partition(": ")[0] for figure in figures):
         for other in (DLT, DLT_PARALLEL):
@@ -51,14 +46,20 @@ def conclusions(figures: Sequence[Figure]) -> list[str]:
 
 
 @asynccontextmanager
-async def _benches(folder: Path, records: int) -> AsyncIterator[list[Bench]]:
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Open harvests from a source that answers at once and from one that answers late, and consolidation alone."""
+    records, has_dlt = sizes.records, session.has_peers(DLT, DLT_PARALLEL)
     async with AsyncExitStack() as stack:
-        found = await stack.enter_async_context(place(folder, records))
+        found = await stack.enter_async_context(place(session, records))
         platform = await stack.enter_async_context(fetched(found))
+        harvests: list[Bench] = []
+        for latency in sizes.latencies:
+            what = f"{records:,} records" + (f", every answer {latency} ms late" if latency else "")
+            harvests += _ours(what, found, latency, None if latency else sizes.wanted_seconds)
+            harvests += _dlt(what, found, latency, in_turn=sizes.dlt_waits or not latency) if has_dlt else []
         ways = {"set-based": ConsolidationMode.SETS, "batch-wise": ConsolidationMode.BATCHES}
         yield [
-            *_contest(f"{records:,} records", found, 0),
-            *_contest(f"{records:,} records, every answer {LATE} ms late", found, LATE),
+            *harvests,
             *(
                 Bench(
                     f"consolidation of {records:,} records, {way}",
@@ -71,16 +72,30 @@ async def _benches(folder: Path, records: int) -> AsyncIterator[list[Bench]]:
         ]
 
 
-def _contest(what: str, found: Place, latency_ms: int) -> list[Bench]:
-    async def ours() -> Took:
+GROUP = Group(benches, full=Sizes(50_000), smoke=Sizes(100), conclude=conclusions)
+LARGE_GROUP = Group(
+    benches,
+    full=Sizes(500_000, wanted_seconds=60, dlt_waits=False),
+    smoke=Sizes(200, latencies=(0,), wanted_seconds=60),
+    conclude=conclusions,
+)
+
+
+def _ours(what: str, found: Place, latency_ms: int, target: float | None) -> list[Bench]:
+    async def run() -> Took:
         return asdict(await found.harvested(latency_ms))
 
-    is_large = found.records == LARGE
-    benches = _figures(what, US, ours, _OURS, _WANTED_SECONDS if is_large and not latency_ms else None)
-    if not (is_large and latency_ms):  # one request after another would be sheer waiting
-        benches += _figures(what, DLT, partial(found.harvested_by_dlt, latency_ms, in_parallel=False), _THEIRS)
-    in_parallel = partial(found.harvested_by_dlt, latency_ms, in_parallel=True)
-    return [*benches, *_figures(what, DLT_PARALLEL, in_parallel, _THEIRS)]
+    return _figures(what, US, run, _OURS, target)
+
+
+def _dlt(what: str, found: Place, latency_ms: int, *, in_turn: bool) -> list[Bench]:
+    """Return the figures of dlt in parallel, and *in_turn* also those of one request after another."""
+    ways = {DLT: False, DLT_PARALLEL: True} if in_turn else {DLT_PARALLEL: True}
+    return [
+        bench
+        for name, in_parallel in ways.items()
+        for bench in _figures(what, name, partial(found.harvested_by_dlt, latency_ms, in_parallel=in_parallel), _THEIRS)
+    ]
 
 
 def _figures(what: str, who: str, run: Run, parts: Mapping[str, str], target: float | None = None) -> list[Bench]:

@@ -46,10 +46,11 @@ class Harvested:
 
 
 def settings_of(database: str, source: str, folder: Path) -> dict[str, Any]:
-    """The example's feed, with its fields and prices, but by REST; all else is as it comes."""
+    """Return settings with the example's feed, its fields and its prices, over REST and without dictionaries."""
     told = YAML(typ="safe").load(EXAMPLE.read_text())
     feed = told["harvest"]["feeds"][FEED]
     feed.pop("every", None)  # only when asked
+    feed.pop("dictionaries", None)  # the peers announce nothing after a run either
     feed["source"] = {
         "kind": "rest",
         "url": source,

@@ -17,6 +17,7 @@ from benchmarks import peers
 from benchmarks.harvest_ours import PAGE, PARTITIONS, Harvested, harvest
 from benchmarks.peers import harvest_env
 from benchmarks.servers import served
+from benchmarks.session import Session
 from penstock.harvest.config import PartitionsSection
 from penstock.harvest.heatmap import scan
 from penstock.harvest.model import Kind, Range
@@ -55,7 +56,7 @@ class Place:
             order = self._order(database, folder, in_parallel=in_parallel)
             path = folder / "order.json"
             path.write_text(json.dumps(order))
-            told = await peers.ask(harvest_env.python(), harvest_env.DLT, str(path))
+            told = await peers.ask(await harvest_env.python(), harvest_env.DLT, str(path))
         if told["rows"] != self.records:
             raise RuntimeError(f"dlt harvested {told['rows']} of {self.records} records")
         return told
@@ -87,13 +88,13 @@ class Place:
 
 
 @asynccontextmanager
-async def place(folder: Path, records: int) -> AsyncIterator[Place]:
-    """Both running, until the end."""
+async def place(session: Session, records: int) -> AsyncIterator[Place]:
+    """Start the source and PostgreSQL, and yield both."""
     program = ("-m", "penstock.cli.main", "harvest", "source", "--port", "0", "--json")
     async with AsyncExitStack() as stack:
-        postgres = await stack.enter_async_context(embedded_postgres(folder))
+        postgres = await stack.enter_async_context(embedded_postgres(session.postgres))
         source = await stack.enter_async_context(served(*program, "--records", str(records), "--seed", str(SEED)))
-        yield Place(source, postgres, folder.parent, records, await _ranges(source))
+        yield Place(source, postgres, session.folder, records, await _ranges(source))
 
 
 @asynccontextmanager

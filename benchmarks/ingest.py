@@ -7,15 +7,16 @@ repeated keys, judges, syncs and publishes. floe-python is not here: it writes n
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.harness import Bench, Figure, Measure, Shared, ratio
+from benchmarks.harness import Bench, Figure, Group, Measure, Shared, ratio
 from benchmarks.ingest_data import write_csv, write_xlsx
 from benchmarks.peers import ingest_env
+from benchmarks.session import Session
 
 OURS = Path(__file__).with_name("ingest_ours.py")
 US, DUCKDB, DLT, OPENPYXL, CALAMINE = "Penstock", "DuckDB in SQL", "dlt", "openpyxl", "calamine and Python"
@@ -34,48 +35,43 @@ class Contender:
     args: Sequence[str] = ()
 
 
-def _csv_contenders() -> list[Contender]:
-    python = ingest_env.python()
-    return [
-        Contender(US, Path(sys.executable), OURS),
-        Contender(DUCKDB, python, ingest_env.DUCKDB),
-        Contender(DUCKDB_BOUND, python, ingest_env.DUCKDB, ["300MB"]),
-        Contender(DLT, python, ingest_env.DLT, ["rows"]),
-        Contender(DLT_ARROW, python, ingest_env.DLT, ["arrow"]),
-    ]
+@dataclass(frozen=True)
+class Workbook:
+    """Rows of a workbook, spread over its sheets."""
+
+    rows: int
+    sheets: int
 
 
-def _xlsx_contenders() -> list[Contender]:
-    python = ingest_env.python()
-    return [
-        Contender(US, Path(sys.executable), OURS),
-        Contender(OPENPYXL, python, ingest_env.OPENPYXL),
-        Contender(CALAMINE, python, ingest_env.CALAMINE),
-    ]
+@dataclass(frozen=True)
+class Sizes:
+    """Rows of each CSV; a workbook whose rate is measured, and one of many sheets whose seconds are."""
+
+    csv: Sequence[int]
+    xlsx: tuple[Workbook, Workbook] | None = None
 
 
-@asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """A hundred thousand and a million rows of CSV, a hundred thousand of XLSX, and the workbook of 39 sheets."""
-    folder.mkdir()
-    found: list[Bench] = []
-    for rows in (100_000, 1_000_000):
-        found += _benches(f"{rows:,} rows of CSV", _csv(folder, rows), rows, _csv_contenders())
-    found += _benches("100,000 rows of XLSX", _xlsx(folder, 100_000, 1), 100_000, _xlsx_contenders())
-    sheets = _xlsx(folder, 23_000, 39)
-    yield [*found, *(_seconds("39 sheets, 23,000 rows", sheets, one) for one in _xlsx_contenders())]
+Peers = Mapping[str, tuple[Path, Sequence[str]]]  # the script of each, and what follows its input and output
+_CSV_PEERS: Peers = {
+    DUCKDB: (ingest_env.DUCKDB, []),
+    DUCKDB_BOUND: (ingest_env.DUCKDB, ["300MB"]),
+    DLT: (ingest_env.DLT, ["rows"]),
+    DLT_ARROW: (ingest_env.DLT, ["arrow"]),
+}
+_XLSX_PEERS: Peers = {OPENPYXL: (ingest_env.OPENPYXL, []), CALAMINE: (ingest_env.CALAMINE, [])}
 
 
 @asynccontextmanager
-async def large_benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """Ten million rows of CSV."""
-    folder.mkdir()
-    rows = 10_000_000
-    yield _benches(f"{rows:,} rows of CSV", _csv(folder, rows), rows, _csv_contenders())
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Write the price lists, and open their ingest by everybody."""
+    found, contenders = list[Bench](), await _contenders(session, _CSV_PEERS)
+    for rows in sizes.csv:
+        found += _benches(f"{rows:,} rows of CSV", await _csv(session.folder, rows), rows, contenders)
+    yield [*found, *(await _workbooks(session, sizes.xlsx) if sizes.xlsx else [])]
 
 
-def conclusions(figures: Sequence[Figure]) -> list[str]:
-    """How many times the others' rate ours is."""
+def conclusions(figures: Sequence[Figure], _sizes: Sizes) -> list[str]:
+    """Return how many times the others' rate ours is."""
     said = []
     for what in sorted({figure.bench.name.partition(": ")[0] for figure in figures}):
         for other in (DUCKDB, DUCKDB_BOUND, DLT, DLT_ARROW, OPENPYXL, CALAMINE):
@@ -85,17 +81,45 @@ def conclusions(figures: Sequence[Figure]) -> list[str]:
     return said
 
 
-def _csv(folder: Path, rows: int) -> Path:
+GROUP = Group(
+    benches,
+    full=Sizes(csv=(100_000, 1_000_000), xlsx=(Workbook(100_000, sheets=1), Workbook(23_000, sheets=39))),
+    smoke=Sizes(csv=(1_000,), xlsx=(Workbook(1_000, sheets=1), Workbook(90, sheets=3))),
+    conclude=conclusions,
+)
+LARGE_GROUP = Group(benches, full=Sizes(csv=(10_000_000,)), smoke=Sizes(csv=(2_000,)), conclude=conclusions)
+
+
+async def _contenders(session: Session, others: Peers) -> list[Contender]:
+    """Return our own ingest, and the others' where the run includes peers; their environment is made first."""
+    ours = Contender(US, Path(sys.executable), OURS)
+    if not session.has_peers(*others):
+        return [ours]
+    python = await ingest_env.python()
+    return [ours, *(Contender(name, python, script, args) for name, (script, args) in others.items())]
+
+
+async def _workbooks(session: Session, books: tuple[Workbook, Workbook]) -> list[Bench]:
+    contenders = await _contenders(session, _XLSX_PEERS)
+    one, many = books
+    source, sheets = await _xlsx(session.folder, one), await _xlsx(session.folder, many)
+    return [
+        *_benches(f"{one.rows:,} rows of XLSX", source, one.rows, contenders),
+        *(_seconds(f"{many.sheets} sheets, {many.rows:,} rows", sheets, each) for each in contenders),
+    ]
+
+
+async def _csv(folder: Path, rows: int) -> Path:
     print(f"writing {rows:,} rows", file=sys.stderr)
     path = folder / f"{rows}.csv"
-    write_csv(path, rows)
+    await write_csv(path, rows)
     return path
 
 
-def _xlsx(folder: Path, rows: int, sheets: int) -> Path:
-    print(f"writing a workbook of {rows:,} rows", file=sys.stderr)
-    path = folder / f"{rows}-{sheets}.xlsx"
-    write_xlsx(path, rows, sheets)
+async def _xlsx(folder: Path, book: Workbook) -> Path:
+    print(f"writing a workbook of {book.rows:,} rows", file=sys.stderr)
+    path = folder / f"{book.rows}-{book.sheets}.xlsx"
+    await write_xlsx(path, book.rows, book.sheets)
     return path
 
 
@@ -136,7 +160,7 @@ def _peak(run: Shared[tuple[float, float]], figure: str) -> Measure:
 
 
 async def _run(contender: Contender, source: Path) -> tuple[float, float]:
-    """How many seconds it took, and how many megabytes, beside the file itself."""
+    """Return how many seconds it took, and how many megabytes; the output lies beside the file itself."""
     out = Path(tempfile.mkdtemp(dir=source.parent))
     try:
         told = await peers.ask(contender.python, contender.script, str(source), str(out), *contender.args)

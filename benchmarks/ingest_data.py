@@ -3,7 +3,8 @@
 The CSV and the workbook of as many rows hold the same goods, so that whoever reads either must find the same facts.
 """
 
-import subprocess
+import asyncio
+import sys
 from collections.abc import Iterator
 from datetime import date, timedelta
 from itertools import islice
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.peers import ingest_env
+from benchmarks.programs import run_program
 
 HEADER = ("sku", "name", "brand", "qty", "price", "date")
 BRANDS = ("Nokian", "Michelin", "Cordiant", "Yokohama", "Pirelli")
@@ -50,20 +52,20 @@ def goods(rows: int) -> Iterator[Good]:
         )
 
 
-def write_csv(path: Path, rows: int) -> None:
-    """A semicolon-separated list in UTF-8 of about 70 bytes a row, with what makes a CSV hard."""
+async def write_csv(path: Path, rows: int) -> None:
+    """Write a semicolon-separated list in UTF-8 of about 70 bytes a row, with what makes a CSV hard."""
     days = [day.strftime("%d.%m.%Y") for day in DAYS]
     lines = (_line(good, days[good.day]) for good in goods(rows))
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(";".join(HEADER) + "\n")
         while chunk := "".join(islice(lines, CHUNK)):
             file.write(chunk)
+            await asyncio.sleep(0)  # a run can be interrupted here: a large list takes minutes
 
 
-def write_xlsx(path: Path, rows: int, sheets: int) -> None:
-    """The same goods in a workbook of *sheets* sheets, numbers as numbers and dates as dates."""
-    writer = (str(ingest_env.python()), "-I", str(ingest_env.WORKBOOK))
-    subprocess.run([*writer, str(path), str(rows), str(sheets)], check=True)
+async def write_xlsx(path: Path, rows: int, sheets: int) -> None:
+    """Write the same goods into a workbook of *sheets* sheets, numbers as numbers and dates as dates."""
+    await run_program(sys.executable, "-I", ingest_env.WORKBOOK, str(path), str(rows), str(sheets))
 
 
 def _name(number: int, brand: str) -> str:

@@ -4,15 +4,16 @@ import asyncio
 import hashlib
 import itertools
 import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from pathlib import Path
+from functools import partial
 from time import perf_counter
 
-from benchmarks.harness import Bench
+from benchmarks.harness import Bench, Group
+from benchmarks.session import Session
 from penstock.kernel import canonical, migrate
 from penstock.kernel.bus import Bus, Message, Subscription
 from penstock.kernel.bus.postgres import PostgresBus
@@ -22,10 +23,20 @@ from penstock.kernel.lease import Lease, Report
 from penstock.kernel.machine import Machine, Move
 from penstock.kernel.outcome import Done
 
-LEASED = 20_000
-MESSAGES = 20_000
 BATCH = 1_000
-ROWS = 200_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rows that are leased, by the size of a batch, messages, and rows that are hashed."""
+
+    leased: dict[int, int]
+    messages: int
+    hashed: int
+
+
+LEASE_TARGETS = {100: 20_000}
+KAFKA = "PENSTOCK_BENCH_KAFKA"
 
 
 class State(StrEnum):
@@ -66,32 +77,48 @@ CREATE INDEX bench_held ON bench (lease_until) WHERE status = 'held';
 
 
 @asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """Everything to measure, on a PostgreSQL of its own with its usual, durable settings."""
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Open everything to measure, on a PostgreSQL of its own with its usual, durable settings."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(folder))
+        url = await stack.enter_async_context(embedded_postgres(session.postgres))
         db = await stack.enter_async_context(Database.open(url))
         await migrate.migrate(db, migrate.load("penstock.kernel"))
         found = [
-            Bench("lease claim+settle, batches of 1", "rows", lambda: leases(db, 1, 1_000)),
-            Bench("lease claim+settle, batches of 10", "rows", lambda: leases(db, 10, 5_000)),
-            Bench("lease claim+settle, batches of 100", "rows", lambda: leases(db, 100, LEASED), 20_000),
-            Bench("bus on PostgreSQL, publish+settle", "messages", lambda: messages(PostgresBus(db)), 10_000),
-            Bench("canonical JSON + sha256", "rows", hashes),
+            *(
+                Bench(_lease(batch), "rows", partial(leases, db, batch, rows), LEASE_TARGETS.get(batch))
+                for batch, rows in sizes.leased.items()
+            ),
+            Bench(_bus("PostgreSQL"), "messages", partial(messages, PostgresBus(db), sizes.messages), 10_000),
+            Bench("canonical JSON + sha256", "rows", partial(hashes, sizes.hashed)),
         ]
-        if bootstrap := os.environ.get("PENSTOCK_BENCH_KAFKA"):
+        if bootstrap := os.environ.get(KAFKA):
             from penstock.kernel.bus.kafka import KafkaBus
 
             bus = KafkaBus(bootstrap, db=db)
             stack.push_async_callback(bus.close)
-            found.append(Bench("bus on Kafka, publish+settle", "messages", lambda: messages(bus), 20_000))
+            found.append(Bench(_bus("Kafka"), "messages", partial(messages, bus, sizes.messages), 20_000))
         else:
-            print("not measured: Kafka (`make kafka`, then PENSTOCK_BENCH_KAFKA=127.0.0.1:19092)", file=sys.stderr)
+            session.leave_out("Kafka", f"`make kafka`, then {KAFKA}=127.0.0.1:19092")
         yield found
 
 
+GROUP = Group(
+    benches,
+    full=Sizes(leased={1: 1_000, 10: 5_000, 100: 20_000}, messages=20_000, hashed=200_000),
+    smoke=Sizes(leased={1: 10, 10: 50, 100: 200}, messages=200, hashed=1_000),
+)
+
+
+def _lease(batch: int) -> str:
+    return f"lease claim+settle, batches of {batch}"
+
+
+def _bus(kind: str) -> str:
+    return f"bus on {kind}, publish+settle"
+
+
 async def leases(db: Database, batch: int, rows: int) -> float:
-    """Rows a second that one worker claims and settles, journal included."""
+    """Return rows a second that one worker claims and settles, journal included."""
     await db.execute(TABLE)
     await db.execute("INSERT INTO bench (status) SELECT 'new' FROM generate_series(1, $1::int)", rows)
     await db.execute("VACUUM ANALYZE bench")
@@ -110,16 +137,16 @@ async def leases(db: Database, batch: int, rows: int) -> float:
 _topics = itertools.count()
 
 
-async def messages(bus: Bus) -> float:
-    """Messages a second, one publisher and one worker at once, in batches of 1,000, until the last one is settled."""
+async def messages(bus: Bus, count: int) -> float:
+    """Return messages a second of one publisher and one worker at once, in batches, until the last is settled."""
     topic = f"bench-{os.getpid()}-{next(_topics)}"
-    published = [Message(topic, f"key-{n % 1000}", b"x" * 200) for n in range(MESSAGES)]
+    published = [Message(topic, f"key-{n % 1000}", b"x" * 200) for n in range(count)]
     async with bus.subscribe(topic, worker="bench") as queue:
         began = perf_counter()
         async with asyncio.TaskGroup() as group:
             group.create_task(publish(bus, published))
-            group.create_task(settle(queue, MESSAGES))
-        return MESSAGES / (perf_counter() - began)
+            group.create_task(settle(queue, count))
+        return count / (perf_counter() - began)
 
 
 async def publish(bus: Bus, published: Sequence[Message]) -> None:
@@ -136,11 +163,11 @@ async def settle(queue: Subscription, left: int) -> None:
         left -= len(taken)
 
 
-async def hashes() -> float:
-    """Rows a second made canonical and hashed."""
+async def hashes(rows: int) -> float:
+    """Return rows a second made canonical and hashed."""
     row = {"name": "Widget, large", "price": 129_900, "currency": "EUR", "stock": 17, "category": "tools", "note": None}
     began = perf_counter()
-    for number in range(ROWS):
+    for number in range(rows):
         row["stock"] = number
         hashlib.sha256(canonical.dumps(row)).hexdigest()
-    return ROWS / (perf_counter() - began)
+    return rows / (perf_counter() - began)

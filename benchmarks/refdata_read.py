@@ -11,57 +11,83 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jwt
 
-from benchmarks import peers, wrk
-from benchmarks.harness import Bench, Figure, Shared, ratio
+from benchmarks import peers
+from benchmarks.harness import Bench, Figure, Group, Shared, ratio
+from benchmarks.load import Load, Target
 from benchmarks.peers.fastapi_reads import DICTIONARY, SECRET, TENANT, VERSION
 from benchmarks.peers.nginx import constant_reply
 from benchmarks.peers.redis_server import RedisPeer, redis_peer
 from benchmarks.pods import Dictionaries, Pod, fill, query_api, settings_for
-from benchmarks.servers import SERVER_CORE, Served, need_two_cores, pin, started, tool
-from benchmarks.wrk import Load, Target
+from benchmarks.servers import SERVER_CORE, Served, pin, started
+from benchmarks.session import Session
+from benchmarks.wrk import SECONDS, make_generator
 from penstock.kernel.embedded import embedded_postgres
 
-ITEMS = 1_000_000
-KEY = "00123456"
-BODY = '{"name": "item 0123456", "rate": 456.25}'
 WANTED_TPS = 2_000_000
 MOST_P99_MS = 25
-LARGE = Dictionaries(TENANT, [DICTIONARY], ITEMS)
-MANY = Dictionaries("many", [f"DICT-{number:04}" for number in range(1_000)], 1_000)
+NOTHING, ITEMS, MANY = "nothing", "items", "many dictionaries"
+TOOLS = ("nginx", "redis-server", "redis-benchmark")
 NONE = Dictionaries("none", ["EMPTY"], 0)
 KEPT_SECRET = "a secret of the benchmarks, of no use to anybody"
 OURS, BARE = "1 core: Penstock, JWT and X-Min-Version", "1 core: Penstock, bare"
 NGINX, REDIS, FASTAPI = "1 core: nginx, return 200", "1 core: Redis GET", "1 core: FastAPI, the same checks"
 OURS_RANDOM, NGINX_RANDOM = "random keys: Penstock, JWT and X-Min-Version", "random keys: nginx, return 200"
-ONE, TWO = "both cores: Penstock, 1 process", "both cores: Penstock, 2 processes"
+PROCESSES = {1: "both cores: Penstock, 1 process", 2: "both cores: Penstock, 2 processes"}
 BY_TIME = ", by processor time"
 T = TypeVar("T")
 Press = Callable[[], Awaitable[Load]]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Items of a dictionary, the one that is read, many dictionaries, and the pods and seconds they are read in."""
+
+    items: int
+    read: int
+    many: int  # dictionaries, and items of each
+    processes: Sequence[int]  # of pods on both cores
+    starts: Sequence[str]  # pods whose start is timed, by what they hold
+    seconds: float
+
+    @property
+    def large(self) -> Dictionaries:
+        return Dictionaries(TENANT, [DICTIONARY], self.items)
+
+    @property
+    def small(self) -> Dictionaries:
+        return Dictionaries("many", [f"DICT-{number:04}" for number in range(self.many)], self.many)
+
+    @property
+    def key(self) -> str:
+        return f"{self.read:08}"
+
+    @property
+    def body(self) -> str:
+        return f'{{"name": "item {self.read:07}", "rate": {self.read % 1_000}.25}}'
+
+
 @asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """Reads, memory and starts. What is measured with is started when it is first needed."""
-    need_two_cores()
-    for name in ("wrk", "nginx", "redis-server", "redis-benchmark"):
-        tool(name)
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Open reads, memory and starts; a server is started when it is first needed."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(folder))
-        print(f"filling {ITEMS:,} items twice", file=sys.stderr)
-        await fill(url, LARGE, MANY)
-        house = _House(url, folder.parent, stack)
+        url = await stack.enter_async_context(embedded_postgres(session.postgres))
+        print(f"filling {sizes.items:,} items and {sizes.many**2:,}", file=sys.stderr)
+        await fill(url, sizes.large, sizes.small)
+        house = _House(url, session, sizes, stack)
         yield [*house.reads(), *house.scaling(), *house.memory(), *house.starts()]
 
 
-def conclusions(figures: Sequence[Figure]) -> list[str]:
-    """The figures that were asked for: ratios of the same rounds, and cores."""
+def conclusions(figures: Sequence[Figure], _sizes: Sizes) -> list[str]:
+    """Return the figures that were asked for: ratios of the same rounds, and cores."""
     asked = [(OURS, REDIS, "≥ 1.0"), (OURS, NGINX, "≥ 0.8"), (OURS, FASTAPI, ""), (OURS, BARE, "")]
-    asked += [(OURS_RANDOM, NGINX_RANDOM, ""), (TWO, ONE, "")]
+    asked += [(OURS_RANDOM, NGINX_RANDOM, ""), (PROCESSES[2], PROCESSES[1], "")]
     lines = [line for ours, theirs, wanted in asked for line in _ratio(figures, ours, theirs, wanted)]
     for one in figures:
         if one.bench.name in (OURS, OURS + BY_TIME):
@@ -70,6 +96,17 @@ def conclusions(figures: Sequence[Figure]) -> list[str]:
     busy = [(name, ratio(figures, name, name + BY_TIME)) for name in (OURS, BARE, NGINX, REDIS, FASTAPI)]
     told = [f"{name.removeprefix('1 core: ')} {share:.0%}" for name, share in busy if share is not None]
     return [*lines, f"of its core each server had: {'; '.join(told)}"] if told else lines
+
+
+GROUP = Group(
+    benches,
+    full=Sizes(
+        items=1_000_000, read=123_456, many=1_000, processes=(1, 2), starts=(NOTHING, ITEMS, MANY), seconds=SECONDS
+    ),
+    smoke=Sizes(items=10_000, read=456, many=10, processes=(2,), starts=(MANY,), seconds=0.2),
+    conclude=conclusions,
+    needs_two_cores=True,
+)
 
 
 def _ratio(figures: Sequence[Figure], ours: str, theirs: str, wanted: str) -> list[str]:
@@ -83,46 +120,60 @@ def _ratio(figures: Sequence[Figure], ours: str, theirs: str, wanted: str) -> li
 class _House:
     """Everything that is measured, each begun once."""
 
-    def __init__(self, url: str, folder: Path, stack: AsyncExitStack) -> None:
+    def __init__(self, url: str, session: Session, sizes: Sizes, stack: AsyncExitStack) -> None:
         self._url = url
-        self._folder = folder
+        self._session = session
+        self._sizes = sizes
         self._stack = stack
+        self._generator = make_generator(session, sizes.seconds)
+        self._nginx, self._redis_server, self._redis_benchmark = map(session.find_tool, TOOLS)
         self._begun: dict[str, Any] = {}
 
     def reads(self) -> list[Bench]:
-        """One key and random ones, on one core."""
-        ways: dict[str, Press] = {
-            OURS: lambda: self._ask_ours(1),
+        """Return reads of one key and of random ones, on one core."""
+        nginx, server, client = self._nginx, self._redis_server, self._redis_benchmark
+        ways: dict[str, Press | None] = {
+            OURS: partial(self._ask_ours, 1),
             BARE: self._ask_bare,
-            NGINX: lambda: self._ask_nginx(1),
-            REDIS: self._ask_redis,
+            NGINX: partial(self._ask_nginx, nginx, 1) if nginx else None,
+            REDIS: partial(self._ask_redis, server, client) if server and client else None,
             FASTAPI: self._ask_fastapi,
-            OURS_RANDOM: lambda: self._ask_ours(ITEMS),
-            NGINX_RANDOM: lambda: self._ask_nginx(ITEMS),
+            OURS_RANDOM: partial(self._ask_ours, self._sizes.items),
+            NGINX_RANDOM: partial(self._ask_nginx, nginx, self._sizes.items) if nginx else None,
         }
         limits = {OURS: MOST_P99_MS, OURS_RANDOM: MOST_P99_MS}
-        return [bench for name, way in ways.items() for bench in _figures(name, way, limits.get(name))]
+        return [bench for name, way in ways.items() if way for bench in _figures(name, way, limits.get(name))]
 
     def scaling(self) -> list[Bench]:
-        """One process and two, on both cores, which the load shares with them."""
-        ways: dict[str, Press] = {ONE: lambda: self._ask_processes(1), TWO: lambda: self._ask_processes(2)}
-        return [bench for name, way in ways.items() for bench in _figures(name, way)]
+        """Return reads of pods with one process and with two, on both cores, which the load shares with them."""
+        return [
+            bench
+            for count in self._sizes.processes
+            for bench in _figures(PROCESSES[count], partial(self._ask_processes, count))
+        ]
 
     def memory(self) -> list[Bench]:
-        """Of an item, with all that goes with it."""
-        what = f"of {ITEMS:,} items, each"
+        """Return the memory of an item, with all that goes with it."""
+        server = self._redis_server
+        ways = {
+            "Penstock": self._pod_memory,
+            "Redis": partial(self._redis_memory, server) if server else None,
+            "a dict in Python": self._dict_memory,
+        }
         return [
-            Bench(f"memory {what}: Penstock", "bytes", self._pod_memory, is_duration=True),
-            Bench(f"memory {what}: Redis", "bytes", self._redis_memory, is_duration=True),
-            Bench(f"memory {what}: a dict in Python", "bytes", self._dict_memory, is_duration=True),
+            Bench(f"memory of {self._sizes.items:,} items, each: {name}", "bytes", way, is_duration=True)
+            for name, way in ways.items()
+            if way
         ]
 
     def starts(self) -> list[Bench]:
-        """From the command to ready."""
-        ways = {"nothing": NONE, f"{ITEMS:,} items": LARGE, "1,000 dictionaries of 1,000 items": MANY}
+        """Return the time from the command to ready."""
+        held = {NOTHING: NONE, ITEMS: self._sizes.large, MANY: self._sizes.small}
+        names = {NOTHING: NOTHING, ITEMS: f"{self._sizes.items:,} items"}
+        names[MANY] = f"{self._sizes.many:,} dictionaries of {self._sizes.many:,} items"
         return [
-            Bench(f"start of a pod with {what}", "s", lambda it=held: self._start(it), is_duration=True)  # type: ignore[misc]
-            for what, held in ways.items()
+            Bench(f"start of a pod with {names[what]}", "s", partial(self._start, held[what]), is_duration=True)
+            for what in self._sizes.starts
         ]
 
     async def _ask_ours(self, keys: int) -> Load:
@@ -135,41 +186,43 @@ class _House:
         pin(pod.serving_pids, SERVER_CORE)
         return await self._load(pod.url(TENANT, DICTIONARY), headers, pod.serving_pids, keys)
 
-    async def _ask_nginx(self, keys: int) -> Load:
-        nginx = await self._once("nginx", constant_reply(self._folder, BODY))
+    async def _ask_nginx(self, program: str, keys: int) -> Load:
+        nginx = await self._once("nginx", constant_reply(program, self._session.folder, self._sizes.body))
         url = f"{nginx.api}/v1/tenants/{TENANT}/dictionaries/{DICTIONARY}"
         return await self._load(url, self._headers(), [nginx.pid], keys)
 
-    async def _ask_redis(self) -> Load:
-        return await (await self._redis()).get(KEY, BODY)
+    async def _ask_redis(self, server: str, client: str) -> Load:
+        redis = await self._redis(server)
+        return await redis.get(client, self._sizes.key, self._sizes.body, self._sizes.seconds)
 
     async def _ask_fastapi(self) -> Load:
-        command = ("-m", "benchmarks.peers.fastapi_reads", "--items", str(ITEMS), "--body", BODY)
-        peer: Served = await self._once("fastapi", started(*command, env={SECRET: KEPT_SECRET}))
+        args = ("--items", str(self._sizes.items), "--body", self._sizes.body)
+        program = started("-m", "benchmarks.peers.fastapi_reads", *args, env={SECRET: KEPT_SECRET})
+        peer: Served = await self._once("fastapi", program)
         pin([peer.pid], SERVER_CORE)
         return await self._load(
             f"{peer.api}/v1/tenants/{TENANT}/dictionaries/{DICTIONARY}", self._headers(), [peer.pid], 1
         )
 
     async def _load(self, url: str, headers: dict[str, str], pids: list[int], keys: int) -> Load:
-        one = f"{url}/items/{KEY}"
-        _check(one, headers)
+        one = f"{url}/items/{self._sizes.key}"
+        _check(one, headers, self._sizes.body)
         target = Target(one, headers, pids) if keys == 1 else Target(f"{url}/items/", headers, pids, keys)
-        return await wrk.press(target, self._folder)
+        return await self._generator.press(target)
 
     async def _ask_processes(self, count: int) -> Load:
         pod = await self._once(f"processes {count}", self._pod("jwt", "--processes", str(count)))
-        url = f"{pod.url(TENANT, DICTIONARY)}/items/{KEY}"
-        return await wrk.press(Target(url, self._headers(), pod.serving_pids), self._folder, core=None)
+        url = f"{pod.url(TENANT, DICTIONARY)}/items/{self._sizes.key}"
+        return await self._generator.press(Target(url, self._headers(), pod.serving_pids), core=None)
 
     async def _pod_memory(self) -> float:
-        return (await self._guarded()).memory_bytes / ITEMS
+        return (await self._guarded()).memory_bytes / self._sizes.items
 
-    async def _redis_memory(self) -> float:
-        return (await self._redis()).memory_of(ITEMS, BODY)
+    async def _redis_memory(self, server: str) -> float:
+        return (await self._redis(server)).memory_of(self._sizes.items, self._sizes.body)
 
     async def _dict_memory(self) -> float:
-        args = ("--items", str(ITEMS), "--size", str(len(BODY)))
+        args = ("--items", str(self._sizes.items), "--size", str(len(self._sizes.body)))
         return float((await peers.ask(Path(sys.executable), peers.HERE / "plain_dict.py", *args))["bytes"])
 
     async def _start(self, held: Dictionaries) -> float:
@@ -179,12 +232,12 @@ class _House:
     async def _guarded(self) -> Pod:
         return await self._once("jwt", self._pod("jwt"))
 
-    async def _redis(self) -> RedisPeer:
-        return await self._once("redis", redis_peer())
+    async def _redis(self, server: str) -> RedisPeer:
+        return await self._once("redis", redis_peer(server))
 
     def _pod(self, auth: str, *args: str) -> AbstractAsyncContextManager[Pod]:
         guard = {"auth": {"jwt": {"algorithms": ["HS256"], "secret": f"env:{SECRET}"}}} if auth == "jwt" else {}
-        return query_api(settings_for(self._url, LARGE, **guard), *args, env={SECRET: KEPT_SECRET})
+        return query_api(settings_for(self._url, self._sizes.large, **guard), *args, env={SECRET: KEPT_SECRET})
 
     def _headers(self) -> dict[str, str]:
         if "token" not in self._begun:
@@ -220,8 +273,8 @@ def _figures(name: str, way: Press, most_p99: float | None = None) -> list[Bench
     ]
 
 
-def _check(url: str, headers: dict[str, str]) -> None:
-    """That it is the right answer which is given so quickly."""
+def _check(url: str, headers: dict[str, str], expected: str) -> None:
+    """Verify that it is the right answer which is given so quickly."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as response:
         body = response.read().decode()
-        assert body == BODY, f"{url} gives {body}"
+        assert body == expected, f"{url} gives {body}"

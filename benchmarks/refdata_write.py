@@ -11,13 +11,17 @@ import statistics
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import msgspec
 
-from benchmarks.harness import Bench
+from benchmarks.harness import Bench, Group
+from benchmarks.kernel import KAFKA
 from benchmarks.servers import served
+from benchmarks.session import Session
 from penstock.app import RefdataPlatform, open_refdata
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.telemetry import Telemetry
@@ -31,11 +35,7 @@ from penstock.refdata.reading import command_message
 from penstock.roles import applying, relaying
 from penstock.settings import Settings
 
-EVENTS = 20_000
-ITEMS = 500_000
-CALLS = 300
 TENANTS = 20
-KAFKA = "PENSTOCK_BENCH_KAFKA"
 _numbers = itertools.count()
 TABLE = """
 CREATE TABLE mdm_country (
@@ -67,25 +67,43 @@ COUNTRY = {
 }
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Events of one item, items of a snapshot, and calls that are waited for one by one."""
+
+    events: int
+    items: int
+    calls: int
+
+
 @asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """Deltas, snapshots and latencies, on each bus there is."""
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Open deltas, snapshots and latencies, on each bus there is."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(folder))
+        url = await stack.enter_async_context(embedded_postgres(session.postgres))
         found: list[Bench] = []
-        for name, kafka in _buses().items():
+        for name, kafka in _buses(session).items():
             settings = _settings(url, kafka)
             platform = await stack.enter_async_context(open_refdata(settings, Telemetry()))
             await platform.db.execute(TABLE.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
-            found += _throughput(name, platform)
-            client = await stack.enter_async_context(_served(folder.parent, _settings(url, kafka)))
-            found += _latency(name, client)
+            found += _throughput(name, platform, sizes)
+            client = await stack.enter_async_context(_served(session.folder, _settings(url, kafka)))
+            found += _latency(name, client, sizes.calls)
         yield found
 
 
-def _buses() -> dict[str, str | None]:
-    kafka = os.environ.get(KAFKA)
-    return {"PostgreSQL": None, **({"Kafka": kafka} if kafka else {})}
+GROUP = Group(
+    benches,
+    full=Sizes(events=20_000, items=500_000, calls=300),
+    smoke=Sizes(events=200, items=500, calls=5),
+)
+
+
+def _buses(session: Session) -> dict[str, str | None]:
+    if kafka := os.environ.get(KAFKA):
+        return {"PostgreSQL": None, "Kafka": kafka}
+    session.leave_out("Kafka", f"{KAFKA} names none")
+    return {"PostgreSQL": None}
 
 
 def _settings(url: str, kafka: str | None) -> Settings:
@@ -99,26 +117,28 @@ def _settings(url: str, kafka: str | None) -> Settings:
     )
 
 
-def _throughput(bus: str, platform: RefdataPlatform) -> list[Bench]:
-    return [
-        Bench(f"{bus}: DELTA of one item, own table", "events", lambda: _deltas(platform, "COUNTRY"), 5_000),
-        Bench(f"{bus}: DELTA of one item, dictionary_item", "events", lambda: _deltas(platform, "RATES"), 5_000),
-        Bench(f"{bus}: SNAPSHOT in chunks, own table", "items", lambda: _snapshot(platform, "COUNTRY"), 100_000),
-        Bench(f"{bus}: SNAPSHOT in chunks, dictionary_item", "items", lambda: _snapshot(platform, "RATES"), 100_000),
-    ]
+def _throughput(bus: str, platform: RefdataPlatform, sizes: Sizes) -> list[Bench]:
+    tables, found = {"own table": "COUNTRY", "dictionary_item": "RATES"}, list[Bench]()
+    for table, code in tables.items():
+        measure = partial(_deltas, platform, code, sizes.events)
+        found.append(Bench(f"{bus}: DELTA of one item, {table}", "events", measure, 5_000))
+    for table, code in tables.items():
+        measure = partial(_snapshot, platform, code, sizes.items)
+        found.append(Bench(f"{bus}: SNAPSHOT in chunks, {table}", "items", measure, 100_000))
+    return found
 
 
-async def _deltas(platform: RefdataPlatform, code: str) -> float:
-    events = [_event(code, number) for number in range(EVENTS)]
-    return EVENTS / await _through(platform, events)
+async def _deltas(platform: RefdataPlatform, code: str, count: int) -> float:
+    events = [_event(code, number) for number in range(count)]
+    return count / await _through(platform, events)
 
 
-async def _snapshot(platform: RefdataPlatform, code: str) -> float:
-    """A snapshot of a new tenant, so that every item is new."""
-    items = [Item(f"key-{number:07}", payload=_payload(number)) for number in range(ITEMS)]
+async def _snapshot(platform: RefdataPlatform, code: str, count: int) -> float:
+    """Return items a second of a snapshot of a new tenant, so that every item is new."""
+    items = [Item(f"key-{number:07}", payload=_payload(number)) for number in range(count)]
     target = Dict(f"snapshot-{next(_numbers)}", code)
     commands = snapshot_commands(code, items, uuid.uuid4(), None)
-    return ITEMS / await _through(platform, [_filled(target, command) for command in commands])
+    return count / await _through(platform, [_filled(target, command) for command in commands])
 
 
 async def _publish(platform: RefdataPlatform, events: Sequence[Event]) -> None:
@@ -171,9 +191,9 @@ async def _served(folder: Path, settings: Settings) -> AsyncIterator[RefdataClie
         yield client
 
 
-def _latency(bus: str, client: RefdataClient) -> list[Bench]:
+def _latency(bus: str, client: RefdataClient, calls: int) -> list[Bench]:
     async def measure(quantile: int) -> float:
-        taken = sorted([await _call(client, number) for number in range(CALLS)])
+        taken = sorted([await _call(client, number) for number in range(calls)])
         return 1_000 * statistics.quantiles(taken, n=100)[quantile - 1]
 
     return [

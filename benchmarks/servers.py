@@ -1,20 +1,22 @@
-"""Programs as processes of their own, for what is measured through them."""
+"""Servers that are measured, the cores they run on, and the processor time they take."""
 
 import asyncio
 import json
 import os
 import resource
-import shutil
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import psutil
 
+from benchmarks.programs import spawned
+
 SERVER_CORE, CLIENT_CORE = 0, 1
-_PACKAGES = {"nginx": "nginx", "wrk": "wrk", "redis-server": "redis-server", "redis-benchmark": "redis-tools"}
+_CPUCLOCK_SCHED = 2  # the clock of a process that counts its processor time, from <linux/posix-timers.h>
 
 
 @dataclass(frozen=True)
@@ -27,58 +29,32 @@ class Served:
 
 @asynccontextmanager
 async def served(*command: str) -> AsyncIterator[str]:
-    """Where a Python program listens that tells so in JSON, until the end."""
+    """Start a Python program that prints its address as JSON, and yield the address."""
     async with started(*command) as program:
         yield program.api
 
 
 @asynccontextmanager
 async def started(*command: str, env: Mapping[str, str] | None = None) -> AsyncIterator[Served]:
-    """A Python program that tells in JSON where it listens, until the end."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, **(env or {})},
-    )
-    try:
-        assert process.stdout is not None
-        yield Served(json.loads(await process.stdout.readuntil(b"}\n"))["api"], process.pid)
-    finally:
-        await _ended(process)
+    """Start a Python program that prints its address as JSON, and yield it once it listens."""
+    async with spawned(sys.executable, *command, env=env, stdout=asyncio.subprocess.PIPE) as process:
+        yield Served(await _read_address(process, command), process.pid)
 
 
 @asynccontextmanager
 async def listening(*command: str, port: int) -> AsyncIterator[int]:
-    """The process id of a program once it listens on *port*, until the end."""
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
+    """Start a program and yield its process id once it listens on *port*."""
+    async with spawned(*command) as process:
         while not _answers(port):
             if process.returncode is not None:
                 raise SystemExit(f"{' '.join(command[:4])} … ended with code {process.returncode}")
             await asyncio.sleep(0.02)
         yield process.pid
-    finally:
-        await _ended(process)
 
 
-def tool(name: str) -> str:
-    """Where a program of the system is; it ends the run where there is none, and says how to get it."""
-    folders = os.environ.get("PATH", "").split(os.pathsep)
-    ours = [folder for folder in folders if not folder.startswith(sys.prefix)]  # a wheel's copy is another version
-    found = shutil.which(name, path=os.pathsep.join([*ours, "/usr/sbin"]))
-    if found is None:
-        raise SystemExit(f"{name} is missing, and this suite measures with it: apt-get install {_PACKAGES[name]}")
-    return found
-
-
-def need_two_cores() -> None:
-    """Servers are measured on one core, their load comes from another."""
-    if (os.cpu_count() or 1) < 2 or not hasattr(os, "sched_setaffinity"):
-        raise SystemExit("this suite pins the server to core 0 and the load to core 1: it needs Linux and two cores")
+def has_two_cores() -> bool:
+    """Return whether a server and its load can be pinned to a core each."""
+    return (os.cpu_count() or 1) >= 2 and hasattr(os, "sched_setaffinity")
 
 
 def pinned(core: int, *command: str) -> list[str]:
@@ -94,9 +70,8 @@ def pin(pids: Sequence[int], core: int) -> None:
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
-    """What processes have taken of the processors so far."""
-    times = [psutil.Process(pid).cpu_times() for pid in pids]
-    return float(sum(one.user + one.system for one in times))
+    """Return the processor time that running processes have taken so far."""
+    return sum(_processor_seconds(pid) for pid in pids)
 
 
 def children_seconds() -> float:
@@ -111,12 +86,26 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
+async def _read_address(process: asyncio.subprocess.Process, command: Sequence[str]) -> str:
+    assert process.stdout is not None
+    try:
+        return str(json.loads(await process.stdout.readuntil(b"}\n"))["api"])
+    except asyncio.IncompleteReadError as error:
+        code = await process.wait()
+        raise RuntimeError(f"python {' '.join(command)} ended with code {code} before it listened") from error
+
+
+def _processor_seconds(pid: int) -> float:
+    if sys.platform != "linux":
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    # /proc counts in ticks of 10 ms, more than a process takes in a short measurement; its clock counts nanoseconds.
+    try:
+        return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+
+
 def _answers(port: int) -> bool:
     with socket.socket() as trial:
         return trial.connect_ex(("127.0.0.1", port)) == 0
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-        await process.wait()

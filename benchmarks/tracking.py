@@ -9,12 +9,15 @@ import itertools
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from benchmarks import peers
-from benchmarks.harness import Bench
+from benchmarks.harness import Bench, Group
 from benchmarks.servers import served
+from benchmarks.session import Session
 from penstock.app import tracking_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
@@ -30,9 +33,6 @@ from penstock.tracking.model import Report
 from penstock.tracking.service import Tracking
 
 STAGE = Stage.SHARD_SPLITTER
-ROWS = 50_000
-LARGE = 10_000_000
-BATCHES = {1: 5_000, 10: 20_000, 100: ROWS}  # and the rows of a drain: one by one a rate shows sooner
 WORKERS = 4
 PEER_WAYS = ("manager", "manager-pool")
 CHUNK = 500_000
@@ -47,39 +47,65 @@ SELECT '2024' || lpad((n / 16)::text, 10, '0'), n % 16, 'done', 'done', 'done', 
 FROM generate_series($1::int, $2::int - 1) AS n
 """
 _names = itertools.count()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rows of a drain by the size of a batch: one by one a rate shows sooner."""
+
+    drained: dict[int, int]
+
+
+@dataclass(frozen=True)
+class LargeSizes:
+    """Rows of a drain, finished rows beside them, and how often the summary is asked for."""
+
+    drained: int
+    finished: int
+    summaries: int
+
+
 Drain = Callable[[int, int], Awaitable[None]]
 
 
 @asynccontextmanager
-async def benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """Drains by batch size, ours and the peer's, on one server."""
+async def benches(session: Session, sizes: Sizes) -> AsyncIterator[list[Bench]]:
+    """Open drains by batch size, ours and the peer's, on one server."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(folder))
+        url = await stack.enter_async_context(embedded_postgres(session.postgres))
         db, tracking = await stack.enter_async_context(_tracking(url))
         client = await stack.enter_async_context(_served(url))
-        python = await asyncio.to_thread(peers.environment, "pgqueuer", *peers.PGQUEUER)
+        python = await peers.environment("pgqueuer", *peers.PGQUEUER) if session.has_peers("PgQueuer") else None
         found: list[Bench] = []
-        for batch, rows in BATCHES.items():
+        for batch, rows in sizes.drained.items():
             found += _ours(db, tracking, client, rows, batch)
-            found += [_peer(python, url, rows, batch, how) for how in PEER_WAYS]
+            found += [_peer(python, url, rows, batch, how) for how in PEER_WAYS] if python else []
         yield found
 
 
 @asynccontextmanager
-async def large_benches(folder: Path) -> AsyncIterator[list[Bench]]:
-    """The same drain and the summary, on an empty table and on one with ten million finished rows."""
+async def large_benches(session: Session, sizes: LargeSizes) -> AsyncIterator[list[Bench]]:
+    """Open the same drain and the summary, on an empty table and on one with many finished rows."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(embedded_postgres(folder))
+        url = await stack.enter_async_context(embedded_postgres(session.postgres))
         found: list[Bench] = []
-        for name, finished in (("an empty table", 0), (f"{LARGE:,} rows", LARGE)):
+        for name, finished in (("an empty table", 0), (f"{sizes.finished:,} rows", sizes.finished)):
             own = await _database(url, f"pipeline_{finished}")
             db, tracking = await stack.enter_async_context(_tracking(own))
             await _fill_finished(db, finished)
-            drain = _in_process(tracking)
-            found.append(_bench(f"drain in 100s, {name}", db, ROWS, 100, 1, drain, keep=True))
-            found.append(Bench(f"claim in 100s, {name}", "rows", lambda it=(db, tracking): _claims(*it)))  # type: ignore[misc]
-            found.append(Bench(f"summary, {name}", "answers", lambda it=tracking: _summaries(it), 50))  # type: ignore[misc]
+            drain, rows = _in_process(tracking), sizes.drained
+            found.append(_bench(f"drain in 100s, {name}", db, rows, 100, 1, drain, keep=True))
+            found.append(Bench(f"claim in 100s, {name}", "rows", partial(_claims, db, tracking, rows)))
+            found.append(Bench(f"summary, {name}", "answers", partial(_summaries, tracking, sizes.summaries), 50))
         yield found
+
+
+GROUP = Group(benches, full=Sizes({1: 5_000, 10: 20_000, 100: 50_000}), smoke=Sizes({1: 10, 10: 50, 100: 200}))
+LARGE_GROUP = Group(
+    large_benches,
+    full=LargeSizes(drained=50_000, finished=10_000_000, summaries=200),
+    smoke=LargeSizes(drained=200, finished=1_000, summaries=5),
+)
 
 
 def _ours(db: Database, tracking: Tracking, client: PipelineClient, rows: int, batch: int) -> list[Bench]:
@@ -136,18 +162,18 @@ def _peer(python: Path, url: str, rows: int, batch: int, how: str) -> Bench:
     return Bench(f"batches of {batch}: PgQueuer, {how}", "rows", measure)
 
 
-async def _claims(db: Database, tracking: Tracking) -> float:
-    """Rows a second while claiming; what is claimed is reported, but not timed."""
-    await _fill(db, ROWS)
+async def _claims(db: Database, tracking: Tracking, rows: int) -> float:
+    """Return rows a second while claiming; what is claimed is reported, but not timed."""
+    await _fill(db, rows)
     seconds, began = 0.0, perf_counter()
     while held := await tracking.claim(STAGE, "worker", limit=100):
         seconds += perf_counter() - began
         await tracking.report(STAGE, [Report(one.filename, one.shard, one.fence, Said.DONE) for one in held])
         began = perf_counter()
-    return ROWS / seconds
+    return rows / seconds
 
 
-async def _summaries(tracking: Tracking, times: int = 200) -> float:
+async def _summaries(tracking: Tracking, times: int) -> float:
     began = perf_counter()
     for _ in range(times):
         await tracking.counts()

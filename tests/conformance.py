@@ -3,10 +3,11 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +41,7 @@ class Test:
     nth: int  # of those in its file that name the same first, and as many
     clauses: tuple[str, ...]
     of_file: tuple[str, ...]  # what the file says it is about
+    is_full: bool = False  # runs in `make test-all` only
 
 
 def read_clauses(file: Path = CLAUSES) -> Parts:
@@ -62,9 +64,9 @@ def named(docstring: str | None) -> tuple[str, ...]:
     return tuple(clause for word in lead[1].split(", ") for clause in _spelled_out(word)) if lead else ()
 
 
-def without_a_test(parts: Parts, tests: Sequence[Test]) -> list[str]:
-    """Clauses that no test names."""
-    kept = {clause for test in tests for clause in test.clauses}
+def without_a_test(parts: Parts, tests: Iterable[Test]) -> list[str]:
+    """Return the clauses that no test of `make test` names."""
+    kept = {clause for test in tests if not test.is_full for clause in test.clauses}
     return [clause for clauses in parts.values() for clause in clauses if clause not in kept]
 
 
@@ -107,7 +109,31 @@ def _tests_of(file: Path, root: Path) -> Iterator[Test]:
             clauses = named(ast.get_docstring(node))
             alike = ("".join(clauses[:1]), len(clauses))
             before[alike] += 1
-            yield Test(str(file.relative_to(root)), node.name, before[alike], clauses, of_file)
+            is_full = any(ast.unparse(one) == "pytest.mark.full" for one in node.decorator_list)
+            yield Test(str(file.relative_to(root)), node.name, before[alike], clauses, of_file, is_full)
+
+
+class ClauseCheck:
+    """A pytest plugin: fail a whole run in which no test of some clause has passed, be it that all were skipped."""
+
+    def __init__(self) -> None:
+        self._passed: set[tuple[str, str]] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            file, name = report.nodeid.partition("[")[0].split("::", 1)
+            self._passed.add((file, name))
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        self._unkept = without_a_test(
+            read_clauses(), (test for test in read_tests() if (test.file, test.name) in self._passed)
+        )
+        if self._unkept and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._unkept:
+            terminalreporter.write_line(f"no test of these clauses has passed: {', '.join(self._unkept)}", red=True)
 
 
 def _spelled_out(word: str) -> list[str]:

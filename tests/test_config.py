@@ -202,19 +202,19 @@ def test_variables_reach_sections_the_file_leaves_out(config: Config) -> None:
     assert found.signals.redis.nodes == ["a:1", "b:2"]
 
 
-class Source(Section):
+class SourceSection(Section):
     jdbc_url: str = Field("", alias="jdbcUrl")
     fetch_size: int = Field(1, alias="fetchSize")
     schema_name: str = "public"
 
 
 class Mirror(Section):
-    read_only: Source | None = Field(None, alias="readOnly")
+    read_only: SourceSection | None = Field(None, alias="readOnly")
     options: dict[str, str] = Field(default_factory=dict)
 
 
 class Sources(Section):
-    postgres: Source = Source()
+    postgres: SourceSection = SourceSection()
     mirror: Mirror = Mirror()
 
 
@@ -225,7 +225,7 @@ def test_variables_reach_keys_in_camel_case(name: str) -> None:
     """R1: a variable finds its key and every section on the way, whatever their case; the model's spelling wins."""
     found = load(Sources, None, {f"PENSTOCK__{name}": "jdbc:x"})
     source = found.postgres if name.startswith("POSTGRES") else found.mirror.read_only
-    assert source == Source(jdbcUrl="jdbc:x")
+    assert source == SourceSection(jdbcUrl="jdbc:x")
 
 
 def test_a_variable_in_capitals_beats_the_camel_case_key_of_the_file(config: Config) -> None:
@@ -233,7 +233,7 @@ def test_a_variable_in_capitals_beats_the_camel_case_key_of_the_file(config: Con
     config.path.write_text("postgres: {jdbcUrl: file, fetchSize: 7}")
     env = {"PENSTOCK__POSTGRES__JDBCURL": "env", "PENSTOCK__POSTGRES__SCHEMA_NAME": "ref"}
     found = load(Sources, config.path, env)
-    assert found.postgres == Source(jdbcUrl="env", fetchSize=7, schema_name="ref")
+    assert found.postgres == SourceSection(jdbcUrl="env", fetchSize=7, schema_name="ref")
 
 
 def test_keys_of_a_free_mapping_stay_in_lower_case() -> None:

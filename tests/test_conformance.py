@@ -54,6 +54,12 @@ def test_a_clause_without_a_test_is_found() -> None:
     assert without_a_test(PARTS, [kept("test_a", "F1", "T1"), kept("test_b", "T2")]) == []
 
 
+def test_a_clause_that_only_make_test_all_tries_is_found() -> None:
+    """`make test` alone tries every promise."""
+    rare = Test("tests/tracking/test_it.py", "test_b", 1, ("T2",), (), is_full=True)
+    assert without_a_test(PARTS, [kept("test_a", "F1", "T1"), rare]) == ["T2"]
+
+
 def test_a_clause_nobody_knows_is_found() -> None:
     """With who names it."""
     assert not_in_the_list(PARTS, [kept("test_a", "T1"), kept("test_b", "T2", "T3")]) == [
@@ -102,16 +108,16 @@ def test_tests_are_found(tmp_path: Path) -> None:
     file.parent.mkdir(parents=True)
     file.write_text(
         '"""T2: the file."""\n'
-        'def test_one() -> None:\n    """T1: one."""\n'
+        '@pytest.mark.full\ndef test_one() -> None:\n    """T1: one."""\n'
         'async def test_two() -> None:\n    """T1, T2: two."""\n'
         "def test_three() -> None: ...\n"
         'def test_four() -> None:\n    """T1: four."""\n'
-        'def rig() -> None:\n    """T3: no test."""\n'
+        'def harness() -> None:\n    """T3: no test."""\n'
     )
     (file.parent / "rig.py").write_text(file.read_text())
     where = "tests/deep/test_it.py"
     assert read_tests(tmp_path) == [
-        Test(where, "test_one", 1, ("T1",), ("T2",)),
+        Test(where, "test_one", 1, ("T1",), ("T2",), is_full=True),
         Test(where, "test_two", 1, ("T1", "T2"), ("T2",)),
         Test(where, "test_three", 1, (), ("T2",)),
         Test(where, "test_four", 2, ("T1",), ("T2",)),

@@ -1,7 +1,7 @@
 """The MariaDB that pipelines write into is a real one here."""
 
 from tests.services.mariadb import mariadb_binary, query, running_mariadb
-from tests.services.require import require
+from tests.support.require import require
 
 
 def test_a_real_mariadb_keeps_what_is_written() -> None:

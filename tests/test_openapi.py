@@ -12,7 +12,7 @@ from schemathesis import Case
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from tests.services.program import Up
+from tests.support.processes import Up
 
 SECRET = "a secret of thirty-two bytes or more"
 WITH_TOKENS = {
@@ -28,6 +28,7 @@ def token(**claims: object) -> dict[str, str]:
     return {"authorization": "Bearer " + jwt.encode({**known, **claims}, SECRET, algorithm="HS256")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("port", ["api", "query"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_document_is_kept(tmp_path: Path, port: str) -> None:
@@ -53,6 +54,7 @@ def test_the_document_is_kept(tmp_path: Path, port: str) -> None:
             probe()
 
 
+@pytest.mark.full
 def test_with_tokens_nobody_comes_in_without_one(tmp_path: Path) -> None:
     """R25: with auth on, no token, an expired one or another audience's is 401; health and metrics stay open."""
     with Up(tmp_path, env=WITH_TOKENS) as up:
@@ -67,6 +69,7 @@ def test_with_tokens_nobody_comes_in_without_one(tmp_path: Path) -> None:
         assert SECRET not in up.log_file.read_text()
 
 
+@pytest.mark.full
 def test_with_tokens_it_may_listen_beyond_loopback(tmp_path: Path) -> None:
     """R25: only with authentication may other machines connect."""
     with Up(tmp_path, "--host", "0.0.0.0", env=WITH_TOKENS) as up:

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.kernel.locks import advisory_key
 from tests.services.postgres import fresh_database
-from tests.services.program import Up, penstock
+from tests.support.processes import Up, penstock, penstock_from_scratch
 
 
 def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
@@ -34,12 +34,14 @@ def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
     assert not [process for process in family if process.is_running()]
 
 
+@pytest.mark.full
 def test_up_stops_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     """Ctrl-C is a graceful stop too."""
     with Up(tmp_path, anew=True) as up:
         assert up.stop(signal.SIGINT) == 0
 
 
+@pytest.mark.full
 def test_up_survives_kill_9_and_goes_on_with_its_data(tmp_path: Path) -> None:
     """After kill -9 the same command on the same data directory works, and what was committed is there."""
     with Up(tmp_path) as up:
@@ -50,6 +52,7 @@ def test_up_survives_kill_9_and_goes_on_with_its_data(tmp_path: Path) -> None:
         assert httpx.get(f"{up.api}/actuator/health").json()["status"] == "UP"
 
 
+@pytest.mark.full
 def test_up_gets_its_database_back_when_it_dies(tmp_path: Path) -> None:
     """R23: with PostgreSQL killed it is alive, not ready, and becomes ready again by itself."""
     with Up(tmp_path) as up:
@@ -70,6 +73,7 @@ def test_a_second_up_on_the_same_data_is_told_who_holds_it(tmp_path: Path) -> No
         assert httpx.get(f"{up.api}/actuator/health").status_code == 200
 
 
+@pytest.mark.full
 def test_up_outlives_whoever_started_the_database(tmp_path: Path, postgres_holder: "Holder") -> None:
     """The database another command had started goes on for `up` when that command ends."""
     holder = postgres_holder(tmp_path / ".penstock" / "postgres")
@@ -113,6 +117,7 @@ def postgres_holder() -> Holder:
     return start
 
 
+@pytest.mark.full
 def test_a_signal_ends_a_start_that_waits(tmp_path: Path, empty_database_url: str) -> None:
     """SIGTERM while `up` waits for the migration lock ends it at once, with nothing left behind."""
     with MigrationLock(empty_database_url):
@@ -151,12 +156,14 @@ def test_the_environment_can_name_the_configuration(tmp_path: Path) -> None:
     assert penstock("config", "show", cwd=tmp_path, env={"PENSTOCK_CONFIG": "none.yaml"}).code == 3
 
 
+@pytest.mark.full
 def test_up_says_when_nobody_needs_a_token(tmp_path: Path) -> None:
     """R25: without authentication it says so."""
     with Up(tmp_path) as up:
         assert "no authentication is set" in up.log_file.read_text()
 
 
+@pytest.mark.full
 def test_the_database_can_be_looked_at_while_up_runs(tmp_path: Path) -> None:
     """`db migrate` and `doctor` use the server that runs, and leave it running."""
     with Up(tmp_path) as up:
@@ -250,6 +257,7 @@ def test_bad_input_gets_a_sentence_and_an_exit_code(
     assert "hunter2" not in done.err
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can take rights away from root's files for itself")
 def test_up_works_under_a_folder_closed_to_others(tmp_path: Path) -> None:
     """As root, PostgreSQL runs as an account that cannot enter root's folders; it works there all the same."""
@@ -300,7 +308,7 @@ def test_the_version_is_an_option_too(option: str, tmp_path: Path) -> None:
 
 def test_version_config_and_schema_speak_json(tmp_path: Path) -> None:
     """`--json` works everywhere: data on standard output, nothing else there."""
-    assert json.loads(penstock("version", "--json", cwd=tmp_path).out)["penstock"]
+    assert json.loads(penstock_from_scratch("version", "--json", cwd=tmp_path).out)["penstock"]
     assert json.loads(penstock("config", "show", "--json", cwd=tmp_path).out)["server"]["port"] == 8080
     assert json.loads(penstock("config", "schema", cwd=tmp_path).out)["title"] == "Settings"
     assert json.loads(penstock("config", "validate", "--json", cwd=tmp_path).out) == {"valid": True}

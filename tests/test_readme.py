@@ -11,8 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.settings import load_settings
-from tests.harvest.test_cli import Source
-from tests.services.program import Up
+from tests.harvest.local_source_process import LocalSourceProcess
+from tests.support.processes import Up
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,10 +30,10 @@ CONFIG, FLOW = blocks("yaml")
 (WRITE_AND_READ, SPLIT), (START, INGEST, HARVEST, TRACK, RUN) = blocks("python"), blocks("console")
 
 
-class Reader:
+class ReadmeReader:
     """Somebody who types what the README says, in a folder of their own."""
 
-    def __init__(self, up: Up, folder: Path, source: Source) -> None:
+    def __init__(self, up: Up, folder: Path, source: LocalSourceProcess) -> None:
         self._folder = folder
         self._addresses = {API: up.api, QUERY: up.query, SOURCE: source.url}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -67,14 +67,14 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadmeReader]:
     folder = tmp_path_factory.mktemp("reader")
-    source = Source(3000)
+    source = LocalSourceProcess(3000)
     (folder / "penstock.yaml").write_text(CONFIG.replace(SOURCE, source.url))
     (folder / "flows").mkdir()
     (folder / "flows" / "nightly.yaml").write_text(FLOW)
     with Up(folder) as up:
-        yield Reader(up, folder, source)
+        yield ReadmeReader(up, folder, source)
     source.stop()
 
 
@@ -85,12 +85,14 @@ def test_each_example_has_ten_lines() -> None:
         assert len(lines) <= TEN, block
 
 
-def test_refdata(reader: Reader) -> None:
+@pytest.mark.full
+def test_refdata(reader: ReadmeReader) -> None:
     """R31: what was written is read back at its version."""
     assert reader.python(WRITE_AND_READ) == "1 {'rate': '1.0851'}\n"
 
 
-def test_ingest(reader: Reader) -> None:
+@pytest.mark.full
+def test_ingest(reader: ReadmeReader) -> None:
     """I17: what `inspect` proposes is good enough to publish the file."""
     *_, ran, fact, status = reader.type(INGEST)
     assert ran.startswith("PASS  azimut_")
@@ -98,7 +100,8 @@ def test_ingest(reader: Reader) -> None:
     assert "azimut" in status
 
 
-def test_harvest(reader: Reader) -> None:
+@pytest.mark.full
+def test_harvest(reader: ReadmeReader) -> None:
     """H13, R2: a feed becomes a dictionary by configuration."""
     ran, item, history = reader.type("\n".join(HARVEST.splitlines()[1:]))
     assert ran.startswith("completed")
@@ -106,7 +109,8 @@ def test_harvest(reader: Reader) -> None:
     assert "harvest stones" in history
 
 
-def test_tracking_and_flows(reader: Reader) -> None:
+@pytest.mark.full
+def test_tracking_and_flows(reader: ReadmeReader) -> None:
     """T18, F14: a daemon takes what was registered; a flow waits for it, harvests, and publishes."""
     registered, _, why = reader.type(TRACK)
     assert registered == "orders-17: registered\n"

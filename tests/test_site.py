@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parent.parent / "docs"
 _LOADS = re.compile(r"<(?:script|link|img|iframe|source|object|video)\b[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)\"")
 _STYLES = re.compile(r"(?:@import|url\()\s*[\"']?((?:https?:)?//[^\"')]+)")
@@ -28,6 +30,7 @@ def small(tmp_path: Path, text: str) -> Path:
     return pages
 
 
+@pytest.mark.full
 def test_every_page_is_reached_and_leads_somewhere(tmp_path: Path) -> None:
     """All pages are in the contents, and all their links, anchors and pictures are there."""
     built = build("dummy", DOCS, tmp_path / "site")  # it checks all, and writes nothing

@@ -13,10 +13,10 @@ import pytest
 
 from tests.console import Typed, blocks_of, typed_in
 from tests.deploy.nginx import free_port
+from tests.page_output import Names
 from tests.pages import ROOT
-from tests.services.program import penstock_here
-from tests.services.until import until
-from tests.shown import Names
+from tests.support.processes import penstock_here
+from tests.support.waiting import until
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 API, QUERY, SOURCE = "127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8090"
@@ -117,6 +117,7 @@ class Newcomer:
             process.wait(30)
 
 
+@pytest.mark.full
 def test_everything_on_the_page_works_as_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F14, R2, I23: all five parts by hand, from a first rate to a broken flow that is mended."""
     newcomer = Newcomer(tmp_path)

@@ -3,11 +3,12 @@
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.programs import run_program, spawned
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[1] / ".build" / "peers"
@@ -21,31 +22,25 @@ class PeerFailed(Exception):
     """A peer's script ended badly, or said nothing that can be read."""
 
 
-def environment(name: str, *requirements: str) -> Path:
-    """The python of the virtual environment *name*, made anew unless it already has exactly *requirements*."""
+async def environment(name: str, *requirements: str) -> Path:
+    """Return the python of the virtual environment *name*, made anew unless it has exactly *requirements*."""
     folder = ENVIRONMENTS / name
     python, marker = folder / "bin" / "python", folder / "requirements.txt"
     wanted = "".join(f"{requirement}\n" for requirement in requirements)
     if not marker.exists() or marker.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         for command in _installation(folder, python, requirements):
-            subprocess.run(command, check=True, stdout=sys.stderr)
+            await run_program(*command)
         marker.write_text(wanted)  # last: an environment left half made is made again
     return python
 
 
 async def ask(python: Path, script: Path, *args: str) -> dict[str, Any]:
-    """The JSON document *script* prints last; PeerFailed with its stderr when it fails."""
+    """Return the JSON document *script* prints last; PeerFailed with its stderr when it fails."""
+    pipe = asyncio.subprocess.PIPE
     # -I: neither our PYTHONPATH nor our folders reach the peer.
-    process = await asyncio.create_subprocess_exec(
-        python, "-I", script, *args, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    try:
+    async with spawned(python, "-I", script, *args, stdout=pipe, stderr=pipe) as process:
         output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:  # we were cancelled
-            process.kill()
-            await process.wait()
     if process.returncode != 0:
         raise PeerFailed(f"{script.name} ended with code {process.returncode}:\n{errors.decode(errors='replace')}")
     return _last_document(script, output.decode())

@@ -2,14 +2,13 @@
 
 import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
+from benchmarks.programs import run_program
 
 FOLDER = peers.ENVIRONMENTS.with_name("peers-flows")
 DBOS_REQUIREMENTS = ("dbos==3.3.0", "uvloop==0.23.0")
@@ -23,18 +22,18 @@ FIRST, MIDDLE, LAST = range(3)  # the parts of a fan
 Ticks = Mapping[int, Sequence[float]]  # when the steps ran, by flow, or by the part of the fan
 
 
-def dbos() -> Path:
-    """The python of DBOS's environment, which is made unless it already has exactly these versions."""
-    return peers.environment(str(FOLDER / "dbos"), *DBOS_REQUIREMENTS)  # an absolute folder stays where it is
+async def dbos() -> Path:
+    """Return the python of DBOS's environment, which is made unless it already has exactly these versions."""
+    return await peers.environment(str(FOLDER / "dbos"), *DBOS_REQUIREMENTS)  # an absolute folder stays where it is
 
 
-def prefect() -> Path:
-    """The python of Prefect's."""
-    return peers.environment(str(FOLDER / "prefect"), *PREFECT_REQUIREMENTS)
+async def prefect() -> Path:
+    """Return the python of Prefect's environment, made in the same way."""
+    return await peers.environment(str(FOLDER / "prefect"), *PREFECT_REQUIREMENTS)
 
 
-def restate() -> Path | None:
-    """The folder Restate's packages for node.js are installed in, in the same way; None where there is no npm."""
+async def restate() -> Path | None:
+    """Return the folder of Restate's packages for node.js, made in the same way; None where there is no npm."""
     npm, source, folder = shutil.which("npm"), peers.HERE / "flows_restate", FOLDER / "restate"
     if npm is None:
         return None
@@ -43,8 +42,8 @@ def restate() -> Path | None:
         shutil.rmtree(folder, ignore_errors=True)
         draft = folder.with_name("restate.new")
         shutil.copytree(source, draft, dirs_exist_ok=True)
-        command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"]
-        subprocess.run(command, cwd=draft, check=True, stdout=sys.stderr)
+        options = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock")
+        await run_program(npm, "install", *options, cwd=draft)
         draft.rename(folder)  # last: an installation left half made is made again
     shutil.copy(source / "worker.js", folder)  # it finds the packages from where it lies
     return folder

@@ -15,6 +15,6 @@ REQUIREMENTS = (
 DLT = peers.HERE / "harvest_dlt.py"
 
 
-def python() -> Path:
-    """The python of that environment, which is made unless it already has exactly these versions."""
-    return peers.environment(str(FOLDER), *REQUIREMENTS)  # an absolute folder stays where it is
+async def python() -> Path:
+    """Return the python of that environment, which is made unless it already has exactly these versions."""
+    return await peers.environment(str(FOLDER), *REQUIREMENTS)  # an absolute folder stays where it is

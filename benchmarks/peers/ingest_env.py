@@ -13,7 +13,6 @@ REQUIREMENTS = (
     "dlt==1.31.0",
     "openpyxl==3.1.5",
     "python-calamine==0.9.0",
-    "XlsxWriter==3.3.1",
     "orjson==3.13.0",  # writes the JSON of dlt, and of the peers that are libraries only
     "pyarrow==26.0.1",
 )
@@ -24,6 +23,6 @@ CALAMINE = peers.HERE / "ingest_calamine.py"
 WORKBOOK = peers.HERE / "ingest_workbook.py"
 
 
-def python() -> Path:
-    """The python of that environment, which is made unless it already has exactly these versions."""
-    return peers.environment(str(FOLDER), *REQUIREMENTS)  # an absolute folder stays where it is
+async def python() -> Path:
+    """Return the python of that environment, which is made unless it already has exactly these versions."""
+    return await peers.environment(str(FOLDER), *REQUIREMENTS)  # an absolute folder stays where it is

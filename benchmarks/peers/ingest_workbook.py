@@ -1,4 +1,4 @@
-"""Write a workbook of `benchmarks.ingest_data`; run by the python of the ingest peers' environment."""
+"""Write a workbook of `benchmarks.ingest_data`; run as a program, so that a benchmark can be interrupted meanwhile."""
 
 import sys
 from datetime import UTC, datetime

@@ -1,12 +1,13 @@
 """nginx that gives everybody the same answer: one worker, nothing logged, nothing looked up."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 
-from benchmarks.servers import SERVER_CORE, Served, free_port, listening, pinned, tool
+from benchmarks.servers import SERVER_CORE, Served, free_port, listening, pinned
 
 _CONFIG = """
 worker_processes 1;
@@ -33,15 +34,17 @@ http {
 
 
 @asynccontextmanager
-async def constant_reply(folder: Path, body: str) -> AsyncIterator[Served]:
-    """Its address, and the process id of its worker."""
+async def constant_reply(program: str, folder: Path, body: str) -> AsyncIterator[Served]:
+    """Start nginx, and yield its address and the process id of its worker."""
     assert "'" not in body, "a body for nginx's configuration"
     assert "$" not in body, "a body for nginx's configuration"
     place = folder / "nginx"
     place.mkdir()
     port, file = free_port(), place / "nginx.conf"
     file.write_text(_CONFIG % {"folder": place, "port": port, "body": body})
-    command = [tool("nginx"), "-p", str(place), "-c", str(file), "-e", "stderr"]
+    command = [program, "-p", str(place), "-c", str(file), "-e", "stderr"]
     async with listening(*pinned(SERVER_CORE, *command), port=port) as master:
-        (worker,) = psutil.Process(master).children()
-        yield Served(f"http://127.0.0.1:{port}", worker.pid)
+        # The master listens before it has a worker.
+        while not (workers := psutil.Process(master).children()):  # noqa: ASYNC110 - another process does it
+            await asyncio.sleep(0.02)
+        yield Served(f"http://127.0.0.1:{port}", workers[0].pid)

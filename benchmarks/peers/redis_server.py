@@ -1,6 +1,5 @@
 """Redis, which keeps nothing on disk; asked by its own redis-benchmark, since wrk does not speak its protocol."""
 
-import asyncio
 import csv
 import sys
 from collections.abc import AsyncIterator
@@ -8,6 +7,8 @@ from contextlib import asynccontextmanager
 
 import redis
 
+from benchmarks.load import Load
+from benchmarks.programs import read_output
 from benchmarks.servers import (
     CLIENT_CORE,
     SERVER_CORE,
@@ -16,9 +17,8 @@ from benchmarks.servers import (
     listening,
     pinned,
     processor_seconds,
-    tool,
 )
-from benchmarks.wrk import CONNECTIONS, SECONDS, Load
+from benchmarks.wrk import CONNECTIONS
 
 _A_SECOND = 100_000  # about what one core answers
 _AT_ONCE = 1_000
@@ -35,25 +35,22 @@ class RedisPeer:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    async def get(self, key: str, value: str) -> Load:
-        """GET of one value from as many clients as wrk has connections, one command at a time each."""
+    async def get(self, program: str, key: str, value: str, seconds: float) -> Load:
+        """Put load on GET of one value by redis-benchmark, with as many clients as wrk has connections."""
         with redis.Redis(port=self.port) as client:
             client.set(key, value)
-        times = int(_A_SECOND * SECONDS)
-        command = [tool("redis-benchmark"), "-p", str(self.port), "-c", str(CONNECTIONS), "-n", str(times), "--csv"]
+        times = int(_A_SECOND * seconds)
+        command = [program, "-p", str(self.port), "-c", str(CONNECTIONS), "-n", str(times), "--csv"]
         before, asked = processor_seconds([self.pid]), children_seconds()
-        process = await asyncio.create_subprocess_exec(
-            *pinned(CLIENT_CORE, *command, "GET", key), stdout=asyncio.subprocess.PIPE
-        )
-        output, _ = await process.communicate()
+        output = await read_output(*pinned(CLIENT_CORE, *command, "GET", key))
         (told,) = csv.DictReader(output.decode().splitlines())
-        seconds = times / float(told["rps"])
+        taken = times / float(told["rps"])
         load = Load(
             rate=float(told["rps"]),
             p50=float(told["p50_latency_ms"]),
             p99=float(told["p99_latency_ms"]),
-            busy=(processor_seconds([self.pid]) - before) / seconds,
-            client_busy=(children_seconds() - asked) / seconds,
+            busy=(processor_seconds([self.pid]) - before) / taken,
+            client_busy=(children_seconds() - asked) / taken,
         )
         print(f"  {load}", file=sys.stderr)
         return load
@@ -71,9 +68,9 @@ class RedisPeer:
 
 
 @asynccontextmanager
-async def redis_peer(*, core: int | None = SERVER_CORE) -> AsyncIterator[RedisPeer]:
-    """A Redis of our own, until the end."""
+async def redis_peer(program: str, *, core: int | None = SERVER_CORE) -> AsyncIterator[RedisPeer]:
+    """Start a Redis on loopback, on one core or on any, and yield it."""
     port = free_port()
-    command = [tool("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     async with listening(*(command if core is None else pinned(core, *command)), port=port) as pid:
         yield RedisPeer(port, pid)

@@ -17,7 +17,7 @@ from penstock.demo.workspace import DemoWorkspace
 from penstock.kernel import datadir
 from penstock.kernel.errors import Conflict
 from tests.pages import ROOT
-from tests.services.program import penstock, penstock_here
+from tests.support.processes import penstock, penstock_here
 
 PARTS = ("platform", "tracking", "refdata", "ingest", "harvest", "flows", "overview")
 FAILED = CheckedPromise("flows", "it ends", "it did not", held=False)
@@ -29,6 +29,7 @@ def kept_demo(ports: tuple[int, int, int]) -> list[str]:
     return [sys.executable, "-c", code, "demo", "--keep"]
 
 
+@pytest.mark.full
 def test_the_demo_keeps_every_promise_and_ends(tmp_path: Path) -> None:
     """F14, I23, R2: all parts, connected by configuration alone, keep their promises, though processes are killed."""
     done = penstock("demo", cwd=tmp_path, timeout=180)
@@ -41,6 +42,7 @@ def test_the_demo_keeps_every_promise_and_ends(tmp_path: Path) -> None:
     assert "Traceback" not in (folder / "log.txt").read_text()
 
 
+@pytest.mark.full
 def test_a_demo_that_is_kept_serves_and_tells_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F14: with --keep it serves until Ctrl-C, and its exit code is still the verdict; --json prints data alone."""
     with subprocess.Popen([*kept_demo((0, 0, 0)), "--json"], cwd=tmp_path, stdout=subprocess.PIPE) as kept:
@@ -57,6 +59,7 @@ def test_a_demo_that_is_kept_serves_and_tells_its_verdict(tmp_path: Path, monkey
         assert (kept.stdout.read(), kept.wait(60)) == (b"", 0)
 
 
+@pytest.mark.full
 def test_a_demo_that_cannot_begin_says_so(tmp_path: Path) -> None:
     """Exit code 1, the reason, where the log is, and no traceback."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tests.services.require import require
+from tests.support.require import require
 
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "helm" / "penstock"
@@ -21,7 +21,7 @@ RELEASE, NAMESPACE = "penstock", "data-plane"
 Document = Mapping[str, Any]
 
 
-class Refused(Exception):
+class HelmRefused(Exception):
     """Helm would not render it, and said why."""
 
 
@@ -95,7 +95,7 @@ def run(*arguments: str) -> str:
     """What helm prints; Refused, with what it says, when it fails."""
     done = subprocess.run([_helm(), *arguments], capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
-        raise Refused(done.stdout + done.stderr)
+        raise HelmRefused(done.stdout + done.stderr)
     return done.stdout
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import httpx
 
-from tests.deploy.istio_routes import Json, of_kind
-from tests.services.require import require
-from tests.services.until import until
+from tests.deploy.istio_routes import of_kind
+from tests.support.require import require
+from tests.support.types import Json
+from tests.support.waiting import until
 
 BINARY = Path(__file__).parent.parent.parent / ".build" / "tools" / "bin" / "envoy-1.39.3"
 BREAKS = "x-break"  # asks a server to close the connection in place of an answer
@@ -23,7 +24,7 @@ _EXTENSION = "type.googleapis.com/envoy.extensions.filters"
 
 
 @dataclass
-class Role:
+class StubRole:
     """A server that stands for one, and how often it was asked to break."""
 
     name: str
@@ -71,7 +72,7 @@ class Envoy:
     """Where it listens, and the servers behind it by their hosts."""
 
     url: str
-    roles: Mapping[str, Role] = field(default_factory=dict)
+    roles: Mapping[str, StubRole] = field(default_factory=dict)
 
 
 @contextmanager
@@ -82,7 +83,7 @@ def envoy(folder: Path) -> Iterator[Envoy]:
     [service] = of_kind("VirtualService")
     routes = service["spec"]["http"]
     hosts = sorted({to["destination"]["host"] for found in routes for to in found.get("route", ())})
-    roles = {host: Role(host.partition(".")[0].removeprefix("penstock-")) for host in hosts}
+    roles = {host: StubRole(host.partition(".")[0].removeprefix("penstock-")) for host in hosts}
     with ExitStack() as stack:
         for role in roles.values():
             stack.enter_context(role.serving())
@@ -114,7 +115,7 @@ def _answers(url: str, process: "subprocess.Popen[bytes]") -> bool:
         return False
 
 
-def _bootstrap(port: int, routes: list[Json], roles: Mapping[str, Role]) -> Json:
+def _bootstrap(port: int, routes: list[Json], roles: Mapping[str, StubRole]) -> Json:
     manager = {
         "@type": f"{_EXTENSION}.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "penstock",
@@ -156,7 +157,7 @@ def _action(found: Json) -> Json:
     return {"route": action}
 
 
-def _cluster(host: str, role: Role) -> Json:
+def _cluster(host: str, role: StubRole) -> Json:
     endpoint = {"endpoint": {"address": _address(role.port)}}
     assignment = {"cluster_name": host, "endpoints": [{"lb_endpoints": [endpoint]}]}
     return {"name": host, "connect_timeout": "1s", "type": "STATIC", "load_assignment": assignment}

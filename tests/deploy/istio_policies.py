@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Json = Mapping[str, Any]
+from tests.support.types import Json
+
 _CLAIM = "request.auth.claims["
 
 
 @dataclass(frozen=True)
-class Asked:
+class IstioRequest:
     """A request as the proxy before a pod sees it; without *claims* it had no token."""
 
     component: str
@@ -31,19 +32,19 @@ class Asked:
         return f"{self.claims['iss']}/{self.claims['sub']}" if self.claims else ""
 
 
-def is_let_in(policies: Sequence[Json], asked: Asked) -> bool:
+def is_let_in(policies: Sequence[Json], asked: IstioRequest) -> bool:
     """No DENY applies, and some ALLOW does."""
     here = [policy["spec"] for policy in policies if _selects(policy["spec"], asked)]
     denied = [spec for spec in here if spec.get("action") == "DENY" and _applies(spec, asked)]
     return not denied and any(spec.get("action", "ALLOW") == "ALLOW" and _applies(spec, asked) for spec in here)
 
 
-def _selects(spec: Json, asked: Asked) -> bool:
+def _selects(spec: Json, asked: IstioRequest) -> bool:
     wanted: Mapping[str, str] = spec.get("selector", {}).get("matchLabels", {})
     return wanted.items() <= asked.labels.items()
 
 
-def _applies(spec: Json, asked: Asked) -> bool:
+def _applies(spec: Json, asked: IstioRequest) -> bool:
     return any(
         _some(rule.get("from"), "source", asked)
         and _some(rule.get("to"), "operation", asked)
@@ -52,11 +53,11 @@ def _applies(spec: Json, asked: Asked) -> bool:
     )
 
 
-def _some(listed: Sequence[Json] | None, inner: str, asked: Asked) -> bool:
+def _some(listed: Sequence[Json] | None, inner: str, asked: IstioRequest) -> bool:
     return listed is None or any(_all(one[inner], asked) for one in listed)
 
 
-def _all(fields: Json, asked: Asked) -> bool:
+def _all(fields: Json, asked: IstioRequest) -> bool:
     known = {
         "principals": asked.peer,
         "requestPrincipals": asked.principal,
@@ -66,7 +67,7 @@ def _all(fields: Json, asked: Asked) -> bool:
     return all(_matches(values, known[name]) for name, values in fields.items())
 
 
-def _holds(condition: Json, asked: Asked) -> bool:
+def _holds(condition: Json, asked: IstioRequest) -> bool:
     assert condition["key"].startswith(_CLAIM)
     texts = _texts(asked.claims.get(condition["key"].removeprefix(_CLAIM).removesuffix("]")))
     wanted = any(_matches(condition["values"], text) for text in texts) if "values" in condition else True

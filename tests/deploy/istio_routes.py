@@ -1,7 +1,7 @@
 """What the VirtualService of deploy/istio says, read as Envoy reads it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,8 +9,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tests.support.types import Json
+
 FOLDER = Path(__file__).parents[2] / "deploy" / "istio"
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)

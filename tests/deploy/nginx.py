@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.services.require import require
-from tests.services.until import until
+from tests.support.require import require
+from tests.support.waiting import until
 
 _CONFIG = """
 daemon off;
@@ -51,7 +51,7 @@ class Nginx(AbstractContextManager["Nginx"]):
     """It sends requests to the ports it was told of last; *next* is when it asks another one instead."""
 
     def __init__(self, folder: Path, *, next: str) -> None:  # noqa: A002 - nginx's own word
-        program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+        program = shutil.which("nginx")
         if program is None:
             require("nginx")
         self._program = program

@@ -19,7 +19,7 @@ class Unanswered(Torn):
     """The connection ended before the first byte of an answer."""
 
 
-class Answer(NamedTuple):
+class ClientAnswer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -29,21 +29,21 @@ class Answer(NamedTuple):
         return self.headers.get("connection", "").lower() == "close"
 
 
-class Wire:
+class ClientConnection:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._reader, self._writer, self._host = reader, writer, host
         self.count = 0
 
-    async def ask(self, path: str, *headers: str, method: str = "GET", body: bytes = b"") -> Answer:
+    async def ask(self, path: str, *headers: str, method: str = "GET", body: bytes = b"") -> ClientAnswer:
         """One request and its whole answer."""
         told = await self.begin(path, *headers, method=method, body=body)
         if "transfer-encoding" in told.headers:
             return told._replace(body=b"".join([piece async for piece in self.pieces()]))
         return told._replace(body=await self._exactly(int(told.headers["content-length"])))
 
-    async def begin(self, path: str, *headers: str, method: str = "GET", body: bytes = b"") -> Answer:
+    async def begin(self, path: str, *headers: str, method: str = "GET", body: bytes = b"") -> ClientAnswer:
         """One request, and how its answer begins."""
         length = [f"Content-Length: {len(body)}"] if body else []
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}", *length, *headers, "", ""]
@@ -59,7 +59,7 @@ class Wire:
         while (line := await self._line()) != b"\r\n":
             name, _, value = line.decode().partition(":")
             found[name.lower()] = value.strip()
-        return Answer(int(first.split(b" ")[1]), found, b"")
+        return ClientAnswer(int(first.split(b" ")[1]), found, b"")
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The chunks of a body, to the one that says that it was the last."""
@@ -82,10 +82,10 @@ class Wire:
 
 
 @asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Wire]:
+async def connected(port: int) -> AsyncIterator[ClientConnection]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
     try:
-        yield Wire(reader, writer, f"127.0.0.1:{port}")
+        yield ClientConnection(reader, writer, f"127.0.0.1:{port}")
     finally:
         writer.close()
         with contextlib.suppress(ConnectionError):
@@ -106,43 +106,43 @@ class Load:
     async def staying(self, make: "Callable[[], Request]") -> None:
         """A client that keeps its connection as long as it may."""
         while not self.is_over:
-            async with self._counted("connect"), connected(self.port) as wire:
+            async with self._counted("connect"), connected(self.port) as connection:
                 is_kept = True
                 while is_kept and not self.is_over:
-                    is_kept = await self._ask(wire, make())
+                    is_kept = await self._ask(connection, make())
                     await asyncio.sleep(THINKING)
 
     async def coming(self, make: "Callable[[], Request]") -> None:
         """A client that opens a connection for each request."""
         while not self.is_over:
-            async with self._counted("connect"), connected(self.port) as wire:
-                await self._ask(wire, make())
+            async with self._counted("connect"), connected(self.port) as connection:
+                await self._ask(connection, make())
             await asyncio.sleep(THINKING)
 
     async def following(self, path: str) -> None:
         """A client of a feed that resumes where it was; the feed must tell its end."""
         last = "0"
         while not self.is_over:
-            async with self._counted("feed"), connected(self.port) as wire:
-                begun = await wire.begin(path, f"Last-Event-ID: {last}")
+            async with self._counted("feed"), connected(self.port) as connection:
+                begun = await connection.begin(path, f"Last-Event-ID: {last}")
                 if begun.status != 200:
                     self.failures.append(f"feed: {begun.status}")
                     continue
                 self.answered["feed"] += 1
-                async for piece in wire.pieces():
+                async for piece in connection.pieces():
                     for line in piece.decode().splitlines():
                         if line.startswith("id: "):
                             last = line[4:]
                             self.answered["change"] += 1
 
-    async def _ask(self, wire: Wire, request: "Request") -> bool:
+    async def _ask(self, connection: ClientConnection, request: "Request") -> bool:
         """Whether another request may follow on this connection."""
         async with self._counted(request.kind):
             try:
                 async with asyncio.timeout(WITHIN):
-                    answer = await wire.ask(*request.lines, method=request.method, body=request.body)
+                    answer = await connection.ask(*request.lines, method=request.method, body=request.body)
             except Unanswered:
-                if wire.count == 0 or request.method != "GET":
+                if connection.count == 0 or request.method != "GET":
                     raise
                 self.sent_again += 1
                 async with connected(self.port) as another:
@@ -152,7 +152,7 @@ class Load:
             return not answer.is_last
         return False
 
-    def _note(self, request: "Request", answer: Answer) -> None:
+    def _note(self, request: "Request", answer: ClientAnswer) -> None:
         wrong = "" if answer.status in (200, 202) else answer.body.decode()[:300]
         if not wrong:
             wrong = request.wrong(answer)
@@ -172,7 +172,7 @@ class Load:
 class Request(NamedTuple):
     kind: str
     lines: tuple[str, ...]  # the path, and headers
-    wrong: Callable[[Answer], str]  # what is wrong with an answer, if anything
+    wrong: Callable[[ClientAnswer], str]  # what is wrong with an answer, if anything
     method: str = "GET"
     body: bytes = b""
 

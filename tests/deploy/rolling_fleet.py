@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any
 
 from tests.deploy.nginx import Nginx, free_port
 from tests.deploy.rolling_clients import Torn, connected
-from tests.services.program import Server
-from tests.services.until import becomes
+from tests.support.processes import Server
+from tests.support.settings import write_config
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
-Json = dict[str, Any]
 Program = Callable[[Path, int], Server]
 READINESS = "/actuator/health/readiness"
 _LOOK_EVERY = 0.02
@@ -50,7 +50,7 @@ class Fleet:
     async def _start(self, port: int, config: Json) -> None:
         folder = self._folder / str(port)
         folder.mkdir(exist_ok=True)
-        (folder / "penstock.yaml").write_text(json.dumps(config))
+        write_config(folder, config)
         server = self.running[port] = self._program(folder, port)
         await asyncio.to_thread(server.__enter__)
 

@@ -4,17 +4,17 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.nginx import free_port
-from tests.harvest.crank import feed
-from tests.services.program import PENSTOCK, Server
-from tests.services.until import until
+from tests.harvest.stepper import feed
+from tests.support.processes import PENSTOCK, Server
+from tests.support.settings import write_config
+from tests.support.types import Json
+from tests.support.waiting import until
 
-Json = dict[str, Any]
 API, QUERY, FLOWS, INGEST, TRACKING = "api", "query", "flows", "ingest", "pipeline-apid"
 _PATIENCE = 30.0
 AT_MOST = 120.0  # seconds; on a busy machine eight programs start slowly
@@ -32,7 +32,7 @@ COMMANDS = {
 ONE = {"code": "ONE", "loadSql": "select 'a' as k, '1'::jsonb as v where :tenantId <> ''"}
 
 
-class Role(Server):
+class RollingRole(Server):
     """One role on a port of its own, not waited for."""
 
     def __init__(self, name: str, folder: Path, *, anew: bool) -> None:
@@ -73,12 +73,12 @@ class Role(Server):
 
 
 @contextmanager
-def running(folder: Path, *names: str, waits: bool = True, anew: bool = False) -> Iterator[dict[str, Role]]:
+def running(folder: Path, *names: str, waits: bool = True, anew: bool = False) -> Iterator[dict[str, RollingRole]]:
     """Roles, begun side by side, ready unless nobody *waits* for that; all are gone afterwards."""
     with ExitStack() as stack:
         roles = {}
         for name in names:
-            role = roles[name] = Role(name, folder, anew=anew)
+            role = roles[name] = RollingRole(name, folder, anew=anew)
             stack.push(role.__exit__)
         for role in roles.values() if waits else ():
             role.__enter__()
@@ -97,6 +97,4 @@ def configure(folder: Path, url: str, **more: Json) -> None:
         "ingest": {"root": str(folder / "root")},
         **more,
     }
-    new = folder / "penstock.new"
-    new.write_text(json.dumps(config))
-    new.replace(folder / "penstock.yaml")
+    write_config(folder, config)

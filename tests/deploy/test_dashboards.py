@@ -6,17 +6,16 @@ import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deploy.grafana.declared import DASHBOARDS, OVERVIEW
 from deploy.grafana.panels import PLACE, WIDTH
 
-from tests.deploy.named import ROOT, filled
+from tests.deploy.delivered_queries import ROOT, filled
 from tests.deploy.promql import metrics_of
+from tests.support.types import Json
 
 FOLDER = ROOT / "deploy" / "grafana" / "dashboards"
-Json = dict[str, Any]
 
 
 @pytest.fixture(params=[dashboard.uid for dashboard in DASHBOARDS])

@@ -1,6 +1,5 @@
 """deploy/docker: the image's recipe, and all roles together as compose.yaml starts them."""
 
-import asyncio
 import json
 import os
 import re
@@ -25,11 +24,11 @@ from ruamel.yaml import YAML
 
 from penstock.settings import Settings, load_settings
 from tests.services.kafka import Kafka, kafka
-from tests.services.postgres import fresh_database
-from tests.services.program import PENSTOCK, Server, penstock, penstock_here
+from tests.services.postgres import module_database
 from tests.services.redis import _dies_with_us, _free_port, redis_binary
-from tests.services.require import require
-from tests.services.until import until
+from tests.support.processes import PENSTOCK, Server, penstock, penstock_here
+from tests.support.require import require
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docker"
@@ -235,7 +234,7 @@ def test_a_pod_has_the_memory_it_is_told_to_use() -> None:
 # --- all of it, running ---
 
 
-def test_a_write_is_read_by_its_version(running: "Running") -> None:
+def test_a_write_is_read_by_its_version(running: "ComposeRoles") -> None:
     """R6, R21, R25: with a token, from the command API over Kafka, PostgreSQL and Redis to a pod's memory."""
     item = "/v1/tenants/acme/dictionaries/RATES/items/EUR"
     update = {"dictCode": "RATES", "eventType": "DELTA", "items": [{"key": "EUR", "payload": {"rate": 1.1}}]}
@@ -256,7 +255,7 @@ def test_a_write_is_read_by_its_version(running: "Running") -> None:
     assert httpx.get(running.urls["query"] + item, headers=running.token("other")).status_code == 403
 
 
-def test_the_announcement_went_over_the_redis_cluster(running: "Running") -> None:
+def test_the_announcement_went_over_the_redis_cluster(running: "ComposeRoles") -> None:
     """R15, R16: the relay wrote the stream of the cluster that redis-cluster made, behind its password."""
     nodes = [redis.cluster.ClusterNode("127.0.0.1", port) for port in running.redis_ports]  # type: ignore[no-untyped-call]
     client = redis.RedisCluster(startup_nodes=nodes, password=running.secret("redis_password"))
@@ -266,7 +265,7 @@ def test_the_announcement_went_over_the_redis_cluster(running: "Running") -> Non
         client.close()
 
 
-def test_the_health_that_compose_asks_for_is_good(running: "Running") -> None:
+def test_the_health_that_compose_asks_for_is_good(running: "ComposeRoles") -> None:
     """R17: the check of compose.yaml itself, against each role."""
     for role in TRIED:
         *_, program = _services()[role]["healthcheck"]["test"]
@@ -275,7 +274,7 @@ def test_the_health_that_compose_asks_for_is_good(running: "Running") -> None:
         subprocess.run([sys.executable, "-c", asked], check=True, timeout=30)
 
 
-class Running:
+class ComposeRoles:
     """Roles as compose.yaml starts them, on servers of this machine."""
 
     def __init__(self, secrets: Path, urls: Mapping[str, str], redis_ports: list[int]) -> None:
@@ -293,7 +292,7 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeRoles]:
     """`migrate`, then the roles; penstock.yaml as it is but for the names of hosts, folders and topics."""
     folder = tmp_path_factory.mktemp("compose")
     if redis_binary() is None or shutil.which("redis-cli") is None:
@@ -304,7 +303,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         broker = stack.enter_context(kafka())
         broker.needs_real("does not make topics when it is asked to")
         ports = stack.enter_context(_redis_cluster(folder))
-        config = _adapted(folder, stack.enter_context(_database()), broker, ports)
+        config = _adapted(folder, stack.enter_context(module_database(empty=True)), broker, ports)
         env = {
             "PENSTOCK__REFDATA__KAFKA__COMMANDSTOPIC": f"commands.{folder.name}.{os.getpid()}",
             "PENSTOCK__BUS__KAFKA__GROUP_PREFIX": f"compose.{os.getpid()}",
@@ -317,17 +316,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         for server in begun.values():
             stack.enter_context(server)
         urls = {role: server.api.replace("0.0.0.0", "127.0.0.1") for role, server in begun.items()}
-        yield Running(folder / "secrets", urls, ports)
+        yield ComposeRoles(folder / "secrets", urls, ports)
         assert [server.stop() for server in begun.values()] == [0] * len(TRIED)
-
-
-@contextmanager
-def _database() -> Iterator[str]:
-    """An empty one, whose making and end have no loop of a test's."""
-    with asyncio.Runner() as runner:
-        database = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"], empty=True)
-        yield runner.run(database.__aenter__())
-        runner.run(database.__aexit__(None, None, None))
 
 
 @contextmanager

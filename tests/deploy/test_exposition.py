@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy import plant
-from tests.deploy.named import ROOT, Named, of_dashboards, of_rules, recorded
+from tests.deploy import deployment
+from tests.deploy.delivered_queries import ROOT, DeliveredQuery, of_dashboards, of_rules, recorded
 from tests.deploy.promql import Use, groupings, metrics_of, uses
 from tests.deploy.scrape import PLACES, Exposition, scraped
 
@@ -28,7 +28,7 @@ _LATE = {
 
 
 @dataclass(frozen=True)
-class Told:
+class ExposedMetrics:
     """What all roles tell together, and which of them tell each metric."""
 
     together: Exposition
@@ -42,21 +42,21 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Iterator[Told]:
+def told(tmp_path: Path) -> Iterator[ExposedMetrics]:
     """By every role in a process of its own, after each part has done something and has had its troubles."""
     with ExitStack() as stack:
-        url = stack.enter_context(plant.database())
-        one = plant.Plant(tmp_path, url, stack.enter_context(plant.source()))
+        url = stack.enter_context(deployment.database())
+        one = deployment.Deployment(tmp_path, url, stack.enter_context(deployment.source()))
         apis = {name: role.api for name, role in one.start_roles(stack).items()}
-        plant.trouble_harvest(one, apis["api"], apis["harvest"])
-        plant.trouble_pods(apis["api"], apis["query"], url)
-        plant.move(one, apis["api"], apis["query"])
+        deployment.trouble_harvest(one, apis["api"], apis["harvest"])
+        deployment.trouble_pods(apis["api"], apis["query"], url)
+        deployment.move(one, apis["api"], apis["query"])
         for role, metrics in _LATE.items():
-            plant.shows(apis[role], *metrics)
-        yield _told(apis, asyncio.run(plant.drifted(url)))
+            deployment.shows(apis[role], *metrics)
+        yield _told(apis, asyncio.run(deployment.drifted(url)))
 
 
-def _told(apis: dict[str, str], more: str) -> Told:
+def _told(apis: dict[str, str], more: str) -> ExposedMetrics:
     together, roles = Exposition(), dict[str, set[str]]()
     for role, api in apis.items():
         text = scraped(api)
@@ -66,11 +66,12 @@ def _told(apis: dict[str, str], more: str) -> Told:
         for metric in alone.families:
             roles.setdefault(metric, set()).add(role)
     together.add(more)
-    return Told(together, roles)
+    return ExposedMetrics(together, roles)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)  # nine processes on a machine that may be busy
-def test_what_is_named_is_told(told: Told) -> None:
+def test_what_is_named_is_told(told: ExposedMetrics) -> None:
     """R27: metrics and labels of every rule and panel are told by a running Penstock; the manual lists just those."""
     found = told.together
     assert list(_wrong(found, [*of_rules(), *of_dashboards()])) == []
@@ -93,7 +94,7 @@ def test_what_is_not_told_is_found() -> None:
         "histogram_quantile(0.9, sum by (le, c) (rate(h_bucket[5m])))",
         "sum(up) by (role)",
     ]
-    assert list(_wrong(found, [Named("here", query) for query in good])) == []
+    assert list(_wrong(found, [DeliveredQuery("here", query) for query in good])) == []
     bad = {
         "x": "here: nobody tells x",
         "h": "here: nobody tells h",
@@ -104,12 +105,12 @@ def test_what_is_not_told_is_found() -> None:
         "max_over_time(a[5m:1m]) > scalar(w)": "here: nobody tells w",
         'sum(a) / on () group_left (d) sum(h_count{c!="1"})': "here: a, h_count has no d",
     }
-    assert {query: next(_wrong(found, [Named("here", query)])) for query in bad} == bad
-    lost = Named("here", "sum by (b) (a)", frozenset({"instance"}))
+    assert {query: next(_wrong(found, [DeliveredQuery("here", query)])) for query in bad} == bad
+    lost = DeliveredQuery("here", "sum by (b) (a)", frozenset({"instance"}))
     assert list(_wrong(found, [lost])) == ["here: instance is not in what it shows"]
 
 
-def _wrong(found: Exposition, queries: Iterable[Named]) -> Iterator[str]:
+def _wrong(found: Exposition, queries: Iterable[DeliveredQuery]) -> Iterator[str]:
     """What queries count on that is not so."""
     made = recorded()
     for one in queries:
@@ -138,4 +139,4 @@ def _table(text: str) -> dict[str, tuple[str, set[str]]]:
 
 def _roles(told_by: str) -> set[str]:
     every, _, fewer = told_by.partition(" but ")
-    return {*plant.ROLES} - {fewer} if every == EVERY_ROLE else set(told_by.split(", "))
+    return {*deployment.ROLES} - {fewer} if every == EVERY_ROLE else set(told_by.split(", "))

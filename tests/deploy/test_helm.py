@@ -18,7 +18,7 @@ from tests.deploy.helm_chart import (
     CHART,
     EXAMPLES,
     RELEASE,
-    Refused,
+    HelmRefused,
     Rendered,
     example,
     load,
@@ -522,7 +522,7 @@ def test_only_those_named_may_call() -> None:
 )
 def test_bad_values_are_refused_by_name(values: Mapping[str, Any], key: str) -> None:
     """R27: what cannot work, and what would put a secret into a release, is refused with the key that is wrong."""
-    with pytest.raises(Refused, match=re.escape(key)):
+    with pytest.raises(HelmRefused, match=re.escape(key)):
         render(MINIMAL, values=values)
 
 

@@ -30,9 +30,9 @@ from penstock.refdata.service import Refdata
 from penstock.settings import JwtSection, Settings
 from penstock.tracking.contract import WAIT_LIMIT as TRACKING_WAIT
 from tests.deploy.istio_envoy import BREAKS, Envoy, envoy
-from tests.deploy.istio_policies import Asked, is_let_in
+from tests.deploy.istio_policies import IstioRequest, is_let_in
 from tests.deploy.istio_routes import FOLDER, chosen, objects, of_kind, patterns, table
-from tests.services.require import require
+from tests.support.require import require
 
 ROOT = Path(__file__).parents[2]
 CRDS = ROOT / ".build" / "tools" / "istio-crds-v1.31.1.json"
@@ -316,10 +316,10 @@ def test_the_wall_around_one_tenant_lets_only_its_own_token_through() -> None:
     """R25: tenant.example.yaml compares the claim with the path, for the one tenant it names."""
     walls = [*of_kind("AuthorizationPolicy"), *objects("tenant.example.yaml")]
     path = "/v1/tenants/acme/dictionaries/RATES/version"
-    assert is_let_in(walls, Asked("query", "GET", path, GATEWAY, _token(tenant_id="acme")))
-    assert not is_let_in(walls, Asked("query", "GET", path, GATEWAY, _token(tenant_id="other")))
+    assert is_let_in(walls, IstioRequest("query", "GET", path, GATEWAY, _token(tenant_id="acme")))
+    assert not is_let_in(walls, IstioRequest("query", "GET", path, GATEWAY, _token(tenant_id="other")))
     elsewhere = path.replace("acme", "other")
-    assert is_let_in(walls, Asked("query", "GET", elsewhere, GATEWAY, _token(tenant_id="other")))
+    assert is_let_in(walls, IstioRequest("query", "GET", elsewhere, GATEWAY, _token(tenant_id="other")))
 
 
 # --- as the chart has it ---
@@ -458,7 +458,7 @@ def _token(**claims: object) -> dict[str, object]:
 
 
 def _is_let_in(component: str, method: str, path: str, *, claims: Mapping[str, object], peer: str = GATEWAY) -> bool:
-    return is_let_in(of_kind("AuthorizationPolicy"), Asked(component, method, path, peer, claims))
+    return is_let_in(of_kind("AuthorizationPolicy"), IstioRequest(component, method, path, peer, claims))
 
 
 @cache

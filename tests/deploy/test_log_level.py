@@ -1,6 +1,5 @@
 """R1, R27: how much is logged changes while a process runs: by a signal for one, by the file for all."""
 
-import asyncio
 import logging
 import os
 import signal
@@ -14,21 +13,21 @@ import pytest
 from penstock.frontend import heed_log_level
 from penstock.kernel.log_level import LOG_LEVEL
 from penstock.refdata.pod.state import State
-from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, Role, configure, running
-from tests.services.postgres import fresh_database
-from tests.services.until import until
+from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
+from tests.services.postgres import module_database
+from tests.support.waiting import until
 
 ROLES = ("command-api", QUERY, "harvest", INGEST, TRACKING)
 WITHOUT_A_POD = ("command-api", "harvest", INGEST, TRACKING)
 
 
 @dataclass
-class House:
+class LogLevelHarness:
     """Roles that run on one file."""
 
     folder: Path
     url: str
-    roles: dict[str, Role]
+    roles: dict[str, RollingRole]
 
     def write(self, level: str) -> None:
         configure(self.folder, self.url, telemetry={"log_level": level})
@@ -40,24 +39,21 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        url = runner.run(opened.__aenter__())
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LogLevelHarness]:
+    folder = tmp_path_factory.mktemp("harness")
+    with module_database() as url:
         configure(folder, url)
         with running(folder, *ROLES) as roles:
-            yield House(folder, url, roles)
-        runner.run(opened.__aexit__(None, None, None))
+            yield LogLevelHarness(folder, url, roles)
 
 
-def details(role: Role) -> int:
+def details(role: RollingRole) -> int:
     """How many lines it has logged that are of no interest but to whoever looks closer."""
     role.status("liveness")
     return sum(one["level"] == "debug" for one in role.logged("request"))
 
 
-def switch(role: Role) -> str:
+def switch(role: RollingRole) -> str:
     """Send the signal; what the log level is from then on."""
     before = len(role.logged("log_level_changed"))
     os.kill(role.pid, signal.SIGUSR1)
@@ -65,15 +61,16 @@ def switch(role: Role) -> str:
     return str(role.logged("log_level_changed")[-1]["to"])
 
 
-def reloaded(role: Role) -> int:
+def reloaded(role: RollingRole) -> int:
     """How often it has said, with a logger it made at its start, that it read the file."""
     return len(role.logged("configuration_reloaded"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WITHOUT_A_POD)
-def test_a_signal_shows_details_and_hides_them(house: House, name: str) -> None:
+def test_a_signal_shows_details_and_hides_them(harness: LogLevelHarness, name: str) -> None:
     """R27: SIGUSR1 switches DEBUG on for one process, and off again."""
-    role = house.roles[name]
+    role = harness.roles[name]
     assert details(role) == 0
     assert switch(role) == "DEBUG"
     until(lambda: details(role) > 0, "it tells more")
@@ -82,9 +79,10 @@ def test_a_signal_shows_details_and_hides_them(house: House, name: str) -> None:
     assert details(role) == shown
 
 
-def test_a_signal_reaches_the_serving_processes(house: House) -> None:
+@pytest.mark.full
+def test_a_signal_reaches_the_serving_processes(harness: LogLevelHarness) -> None:
     """R27: those of a pod log as much as its loader; one that gets the signal itself goes on."""
-    pod, state = house.roles[QUERY], house.pod_state
+    pod, state = harness.roles[QUERY], harness.pod_state
     until(lambda: state.log_level == logging.INFO, "the loader has told")
     assert switch(pod) == "DEBUG"
     until(lambda: state.log_level == logging.DEBUG, "the loader tells")
@@ -117,38 +115,38 @@ def test_a_serving_process_heeds_what_the_loader_says(tmp_path: Path) -> None:
         state.close()
 
 
-def test_the_file_tells_all(house: House) -> None:
+def test_the_file_tells_all(harness: LogLevelHarness) -> None:
     """R1: telemetry.log_level is taken over while running, by loggers made long before; nothing is to be restarted."""
-    state = house.pod_state
-    house.write("WARNING")
+    state = harness.pod_state
+    harness.write("WARNING")
     until(lambda: state.log_level == logging.WARNING, "the pod takes it over")
     for name in WITHOUT_A_POD:
-        role = house.roles[name]
+        role = harness.roles[name]
         assert switch(role) == "DEBUG"
         before = reloaded(role)
         os.kill(role.pid, signal.SIGHUP)
         until(lambda role=role, before=before: reloaded(role) > before, f"{name} says that it read the file")  # type: ignore[misc]
         assert switch(role) == "WARNING"
-    house.write("DEBUG")
+    harness.write("DEBUG")
     for name in WITHOUT_A_POD:
-        role, shown = house.roles[name], details(house.roles[name])
+        role, shown = harness.roles[name], details(harness.roles[name])
         until(lambda role=role, shown=shown: details(role) > shown + 1, f"{name} tells details")  # type: ignore[misc]
     until(lambda: state.log_level == logging.DEBUG, "the pod takes it over")
-    house.write("INFO")
+    harness.write("INFO")
     until(lambda: state.log_level == logging.INFO, "the pod takes it over")
-    assert [name for name, role in house.roles.items() if role.logged("restart_needed")] == []
+    assert [name for name, role in harness.roles.items() if role.logged("restart_needed")] == []
     state.close()
 
 
-def test_a_wrong_file_is_refused_and_said(house: House) -> None:
+def test_a_wrong_file_is_refused_and_said(harness: LogLevelHarness) -> None:
     """R1: the metric is 1 as long as the file is wrong, and the one before counts; 0 when it is mended."""
-    for role in house.roles.values():
+    for role in harness.roles.values():
         assert role.metric("penstock_config_refused") == 0
-    (house.folder / "penstock.yaml").write_text("telemetry: {log_level: loud}")
-    for role in house.roles.values():
+    (harness.folder / "penstock.yaml").write_text("telemetry: {log_level: loud}")
+    for role in harness.roles.values():
         until(lambda role=role: role.metric("penstock_config_refused") == 1, f"{role.name} refuses it")  # type: ignore[misc]
         assert role.logged("configuration_refused")[-1]["kept"] == "the one before"
         assert role.status("readiness") == 200
-    house.write("INFO")
-    for role in house.roles.values():
+    harness.write("INFO")
+    for role in harness.roles.values():
         until(lambda role=role: role.metric("penstock_config_refused") == 0, f"{role.name} takes it")  # type: ignore[misc]

@@ -14,7 +14,7 @@ from penstock.kernel.locks import advisory_lock
 from penstock.kernel.migrate import Migration
 from penstock.settings import Settings
 from tests.deploy.upgrade_rules import broken_rules, tables_made
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "src" / "penstock"

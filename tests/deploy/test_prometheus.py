@@ -8,13 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy import plant
-from tests.deploy.named import of_dashboards
+from tests.deploy import deployment
+from tests.deploy.delivered_queries import of_dashboards
+from tests.deploy.prometheus_server import PostgresProxyThread, Prometheus, prometheus
 from tests.deploy.promql import metrics_of
-from tests.deploy.server import Prometheus, Tap, prometheus
-from tests.ingest.house import snapshot
-from tests.services.program import Up
-from tests.services.until import until
+from tests.ingest.harness import snapshot
+from tests.support.processes import Up
+from tests.support.waiting import until
 
 _WITHIN = 90.0  # seconds: gauges are set every five or ten, and the machine may be busy
 # The first counts what failed in a quarter of an hour; the second sees for ten minutes what waited for the broken view.
@@ -38,13 +38,13 @@ _LATER = {
 
 
 @dataclass
-class House:
+class MonitoringHarness:
     """All parts in one process, the relay once more in its own, and who watches them."""
 
-    site: plant.Plant
+    site: deployment.Deployment
     up: Up
-    relay: plant.Role
-    tap: Tap
+    relay: deployment.DeploymentRole
+    proxy: PostgresProxyThread
     url: str
     prometheus: Prometheus
 
@@ -53,21 +53,24 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
+def harness(tmp_path: Path) -> Iterator[MonitoringHarness]:
     """Driven until every part has something to show, then watched."""
     with ExitStack() as stack:
-        url = stack.enter_context(plant.database())
-        tap = stack.enter_context(Tap(url))
-        one = plant.Plant(tmp_path, tap.url, stack.enter_context(plant.source()))
-        up, relay = stack.push(Up(tmp_path, env=plant.NO_CHECKOUT)), stack.push(plant.Role(tmp_path, "relay"))
+        url = stack.enter_context(deployment.database())
+        proxy = stack.enter_context(PostgresProxyThread(url))
+        one = deployment.Deployment(tmp_path, proxy.url, stack.enter_context(deployment.source()))
+        up, relay = (
+            stack.push(Up(tmp_path, env=deployment.NO_CHECKOUT)),
+            stack.push(deployment.DeploymentRole(tmp_path, "relay")),
+        )
         for process in (up, relay):
             process.__enter__()
-        plant.harvest(up.api)
-        plant.move(one, up.api, up.query)
-        plant.shows(up.api, *_SHOWN)
+        deployment.harvest(up.api)
+        deployment.move(one, up.api, up.query)
+        deployment.shows(up.api, *_SHOWN)
         targets = {"everything": up.api, "relay": relay.api}
         watching = stack.enter_context(prometheus(_folder(tmp_path), targets))
-        found = House(one, up, relay, tap, url, watching)
+        found = MonitoringHarness(one, up, relay, proxy, url, watching)
         yield found
         found.relay.__exit__(None, None, None)
 
@@ -87,16 +90,17 @@ def _folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
-def test_alerts_tell_of_what_is_broken_and_of_nothing_else(house: House) -> None:
+def test_alerts_tell_of_what_is_broken_and_of_nothing_else(harness: MonitoringHarness) -> None:
     """R27: nothing fires while all is well, and every panel has its data; each fault is told of, until it is mended."""
-    watching = house.prometheus
+    watching = harness.prometheus
     watching.looked(4)
     until(lambda: watching.unwell() == [], "every rule is evaluated")
     assert watching.firing() == {}
     assert _without_data(watching) == set()
-    _break_and_mend(house, _PARTS)
-    _break_and_mend(house, _PLATFORM)
+    _break_and_mend(harness, _PARTS)
+    _break_and_mend(harness, _PLATFORM)
     until(lambda: set(watching.firing()) <= _REMEMBERED, f"{set(watching.firing())} is over", _WITHIN)
 
 
@@ -114,72 +118,73 @@ def _without_data(watching: Prometheus) -> set[str]:
 class Fault:
     """What is done to a running Penstock, and how it is set right again."""
 
-    breaks: Callable[[House], None]
-    mends: Callable[[House], None]
+    breaks: Callable[[MonitoringHarness], None]
+    mends: Callable[[MonitoringHarness], None]
 
 
-def _break_and_mend(house: House, faults: dict[str, Fault]) -> None:
+def _break_and_mend(harness: MonitoringHarness, faults: dict[str, Fault]) -> None:
     for fault in faults.values():
-        fault.breaks(house)
+        fault.breaks(harness)
     for alert in faults:
-        until(lambda alert=alert: house.fires(alert), f"{alert} fires", _WITHIN)  # type: ignore[misc]
+        until(lambda alert=alert: harness.fires(alert), f"{alert} fires", _WITHIN)  # type: ignore[misc]
     for fault in faults.values():
-        fault.mends(house)
+        fault.mends(harness)
     for alert in faults:
-        until(lambda alert=alert: not house.fires(alert), f"{alert} is over", _WITHIN)  # type: ignore[misc]
+        until(lambda alert=alert: not harness.fires(alert), f"{alert} is over", _WITHIN)  # type: ignore[misc]
 
 
-def _restart_relay(house: House) -> None:
-    house.relay = plant.Role(house.site.folder, "relay", house.relay.port)
-    house.relay.__enter__()
+def _restart_relay(harness: MonitoringHarness) -> None:
+    harness.relay = deployment.DeploymentRole(harness.site.folder, "relay", harness.relay.port)
+    harness.relay.__enter__()
 
 
-def _age_the_step(house: House) -> None:
-    plant.execute(house.url, "UPDATE flow_step SET due_at = due_at - interval '1 hour' WHERE status = 'READY'")
+def _age_the_step(harness: MonitoringHarness) -> None:
+    deployment.execute(harness.url, "UPDATE flow_step SET due_at = due_at - interval '1 hour' WHERE status = 'READY'")
 
 
-def _do_the_step(house: House) -> None:
+def _do_the_step(harness: MonitoringHarness) -> None:
     """As a worker of its kind would."""
-    steps = f"{house.up.api}/api/v1/flow_steps"
-    claimed = httpx.post(f"{steps}/claim", json={"worker": "w", "kinds": [plant.NOBODY], "limit": 1}, timeout=30)
+    steps = f"{harness.up.api}/api/v1/flow_steps"
+    claimed = httpx.post(f"{steps}/claim", json={"worker": "w", "kinds": [deployment.NOBODY], "limit": 1}, timeout=30)
     (item,) = claimed.json()["items"]
-    path = f"{house.up.api}/api/v1/flow_runs/{item['runId']}/steps/{item['stepId']}/report"
+    path = f"{harness.up.api}/api/v1/flow_runs/{item['runId']}/steps/{item['stepId']}/report"
     httpx.post(path, json={"fence": item["fence"], "status": "SUCCEEDED"}, timeout=30).raise_for_status()
 
 
-def _leave_a_row(house: House) -> None:
-    plant.queue_up(house.up.api, _SECOND_FILE)
-    plant.execute(house.url, "UPDATE pipeline_tracking SET created_at = created_at - interval '40 minutes'")
+def _leave_a_row(harness: MonitoringHarness) -> None:
+    deployment.queue_up(harness.up.api, _SECOND_FILE)
+    deployment.execute(harness.url, "UPDATE pipeline_tracking SET created_at = created_at - interval '40 minutes'")
 
 
-def _lose_a_view(house: House) -> None:
-    plant.execute(house.url, "ALTER VIEW countries RENAME TO away")
-    plant.put(house.up.api, plant.THEIRS, "SE", "Sweden")
+def _lose_a_view(harness: MonitoringHarness) -> None:
+    deployment.execute(harness.url, "ALTER VIEW countries RENAME TO away")
+    deployment.put(harness.up.api, deployment.THEIRS, "SE", "Sweden")
 
 
 _SECOND_FILE = "20250101000001"
 _PARTS = {
-    "PenstockInstanceDown": Fault(lambda house: house.relay.kill(), _restart_relay),
+    "PenstockInstanceDown": Fault(lambda harness: harness.relay.kill(), _restart_relay),
     "PenstockTrackingStandsStill": Fault(
-        lambda house: _leave_a_row(house), lambda house: plant.carry(house.up.api, _SECOND_FILE)
+        lambda harness: _leave_a_row(harness), lambda harness: deployment.carry(harness.up.api, _SECOND_FILE)
     ),
     "PenstockIngestFails": Fault(
-        lambda house: _drop(house, {"A": "none", "B": "none"}), lambda house: _drop(house, {"A": 3, "B": 4})
+        lambda harness: _drop(harness, {"A": "none", "B": "none"}), lambda harness: _drop(harness, {"A": 3, "B": 4})
     ),
     "PenstockFlowStepsWait": Fault(_age_the_step, _do_the_step),
     "PenstockPodBehind": Fault(
-        _lose_a_view, lambda house: plant.execute(house.url, "ALTER VIEW away RENAME TO countries")
+        _lose_a_view, lambda harness: deployment.execute(harness.url, "ALTER VIEW away RENAME TO countries")
     ),
 }
 # Apart: whatever a process starts meanwhile, a run of ingest for one, would read the broken file.
 _PLATFORM = {
     "PenstockConfigRefused": Fault(
-        lambda house: house.site.configure("server: [1\n"), lambda house: house.site.configure(house.site.config)
+        lambda harness: harness.site.configure("server: [1\n"),
+        lambda harness: harness.site.configure(harness.site.config),
     ),
-    "PenstockDatabaseDown": Fault(lambda house: house.tap.shut(), lambda house: house.tap.open()),
+    "PenstockDatabaseDown": Fault(lambda harness: harness.proxy.shut(), lambda harness: harness.proxy.open()),
     "PenstockNotReady": Fault(lambda _: None, lambda _: None),
 }
 
 
-def _drop(house: House, prices: dict[str, object]) -> None:
-    house.site.house.drop(snapshot(prices))
+def _drop(harness: MonitoringHarness, prices: dict[str, object]) -> None:
+    harness.site.harness.drop(snapshot(prices))

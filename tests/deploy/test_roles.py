@@ -19,10 +19,22 @@ from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.settings import Settings
 from tests.deploy.nginx import free_port
-from tests.deploy.rolling_roles import API, AT_MOST, COMMANDS, FLOWS, INGEST, QUERY, TRACKING, Role, configure, running
+from tests.deploy.rolling_roles import (
+    API,
+    AT_MOST,
+    COMMANDS,
+    FLOWS,
+    INGEST,
+    QUERY,
+    TRACKING,
+    RollingRole,
+    configure,
+    running,
+)
 from tests.services.postgres import SETTINGS, fresh_database
-from tests.services.program import penstock, penstock_here
-from tests.services.until import until
+from tests.support.processes import penstock, penstock_here
+from tests.support.settings import write_config
+from tests.support.waiting import until
 
 # Which component of each role is its PostgreSQL.
 DATABASE = {
@@ -64,6 +76,7 @@ async def primary(tmp_path: Path) -> AsyncIterator[Primary]:
     await one.stop()
 
 
+@pytest.mark.full
 async def test_probes_mean_what_they_say(primary: Primary, tmp_path: Path) -> None:
     """R17, R23, R27: not ready without PostgreSQL, alive all the same, ready when it is back; a stop is told first."""
     configure(tmp_path, primary.url, server={"drain_delay": 3})
@@ -86,7 +99,7 @@ async def test_probes_mean_what_they_say(primary: Primary, tmp_path: Path) -> No
                 everyone_ends(roles)
 
 
-def is_loaded_late(pod: Role) -> None:
+def is_loaded_late(pod: RollingRole) -> None:
     """Alive without PostgreSQL, and not ready before its dictionaries are there."""
     until(lambda: pod.status("liveness") == 200, "the pod lives", within=AT_MOST)
     assert pod.status("readiness") == 503
@@ -96,7 +109,7 @@ def is_loaded_late(pod: Role) -> None:
     assert (found.status_code, found.json()["code"]) == (503, "NOT_LOADED")
 
 
-def begin_a_run(api: Role) -> None:
+def begin_a_run(api: RollingRole) -> None:
     """The API has the routes of all parts, takes a run of a flow in, and does none of it."""
     paths = api.get("/openapi.json").json()["paths"]
     parts = ("/api/v1/pipeline", "/api/v1/ingest", "/api/v1/harvest", "/api/v1/flow", "/v1/tenants")
@@ -107,18 +120,18 @@ def begin_a_run(api: Role) -> None:
     assert status_of_run(api) == "RUNNING"
 
 
-def is_done_by(worker: Role, api: Role) -> None:
+def is_done_by(worker: RollingRole, api: RollingRole) -> None:
     """The run that nobody had claimed ends as soon as there is a worker."""
     worker.becomes_ready()
     until(lambda: status_of_run(api) != "RUNNING", "the run ends")
     assert status_of_run(api) == "SUCCEEDED"
 
 
-def status_of_run(api: Role) -> str:
+def status_of_run(api: RollingRole) -> str:
     return str(api.get("/api/v1/flow_runs/r").json()["status"])
 
 
-def everyone_notices(roles: dict[str, Role]) -> None:
+def everyone_notices(roles: dict[str, RollingRole]) -> None:
     """Without PostgreSQL a role is not ready, but for a pod, which serves from memory."""
     for name, role in roles.items():
         if name == QUERY:
@@ -131,7 +144,7 @@ def everyone_notices(roles: dict[str, Role]) -> None:
     assert roles[QUERY].metric("penstock_ready") == 1
 
 
-def everyone_is_ready(roles: dict[str, Role]) -> None:
+def everyone_is_ready(roles: dict[str, RollingRole]) -> None:
     """As it is from the start, and again when PostgreSQL is back, though nobody was started anew."""
     for name, role in roles.items():
         role.becomes_ready()
@@ -139,7 +152,7 @@ def everyone_is_ready(roles: dict[str, Role]) -> None:
         until(lambda role=role, name=name: role.tells(DATABASE[name], is_up=True), f"{name} sees it")  # type: ignore[misc]
 
 
-def everyone_ends(roles: dict[str, Role]) -> None:
+def everyone_ends(roles: dict[str, RollingRole]) -> None:
     """Told to stop it is not ready at once, alive as long as it is there, and ends well."""
     for role in roles.values():
         psutil.Process(role.pid).terminate()
@@ -153,7 +166,7 @@ def everyone_ends(roles: dict[str, Role]) -> None:
 async def test_wait_for_the_schema(postgres_url: str, tmp_path: Path) -> None:
     """R27: `db wait` ends when the schema is there, whoever made it."""
     async with fresh_database(postgres_url, empty=True) as url:
-        (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+        write_config(tmp_path, {"database": {"url": url}})
         command = [sys.executable, "-m", "penstock.cli.main", "db", "wait", "--json"]
         waiting = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=PIPE, stderr=PIPE)
         assert waiting.stderr is not None
@@ -170,7 +183,7 @@ async def test_wait_for_the_schema(postgres_url: str, tmp_path: Path) -> None:
 def test_wait_in_vain(tmp_path: Path) -> None:
     """R27: `db wait` gives up in time, with 124, and says what it waited for."""
     url = f"postgresql://postgres@127.0.0.1:{free_port()}/penstock"
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+    write_config(tmp_path, {"database": {"url": url}})
     told = penstock("db", "wait", "--for", "3", cwd=tmp_path)
     assert told.code == 124
     assert "PostgreSQL does not answer" in told.err
@@ -179,7 +192,7 @@ def test_wait_in_vain(tmp_path: Path) -> None:
 def test_wait_for_what_does_not_come(tmp_path: Path, postgres_url: str) -> None:
     """R27: what waiting does not mend, such as a wrong password, `db wait` says at once, with a code of its own."""
     wrong = postgres_url.replace("//postgres@", "//nobody@")
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": wrong}}))
+    write_config(tmp_path, {"database": {"url": wrong}})
     told = penstock("db", "wait", "--for", "300", cwd=tmp_path)
     assert told.code == 7
     assert "PostgreSQL refused the connection" in told.err
@@ -188,7 +201,7 @@ def test_wait_for_what_does_not_come(tmp_path: Path, postgres_url: str) -> None:
 def test_wait_for_a_database_nobody_has_made_yet(tmp_path: Path, postgres_url: str) -> None:
     """R27: whoever makes it may come later: `db wait` waits, and looks once even when it has no time."""
     url = postgres_url.replace("/penstock?", "/not_made_yet?")
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+    write_config(tmp_path, {"database": {"url": url}})
     told = penstock_here("db", "wait", "--for", "0", cwd=tmp_path)
     assert told.code == 124
     assert "not_made_yet" in told.err

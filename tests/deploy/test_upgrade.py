@@ -16,14 +16,15 @@ import pytest
 from penstock.kernel.periodic import repeating
 from tests.deploy import upgrade_versions
 from tests.deploy.test_migrations import recorded
-from tests.deploy.upgrade_versions import NEXT, PARTS, Role, Version
-from tests.deploy.upgrade_walk import BACK, FORWARD, loaded, walking
-from tests.harvest.crank import FEED, feed
-from tests.harvest.test_cli import Source
+from tests.deploy.upgrade_versions import NEXT, PARTS, Version, VersionRole
+from tests.deploy.upgrade_workload import BACK, FORWARD, loaded, upgrade_workload
+from tests.harvest.local_source_process import LocalSourceProcess
+from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import fresh_database
-from tests.services.program import penstock_here
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.support.processes import penstock_here
+from tests.support.settings import write_config
+from tests.support.soak import Campaign, examples
+from tests.support.waiting import becomes
 
 RECORDS = 240
 SHARDS = list(range(60))
@@ -43,33 +44,37 @@ def following(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
         yield version
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_refdata_is_upgraded_and_rolled_back_under_load(
-    before: Version, following: Version, postgres_url: str, tmp_path: Path
+    before: Version, following: Version, postgres_url: str, tmp_path: Path, campaign: Campaign
 ) -> None:
     """R27: role by role to a version with a newer schema, and back: no write is lost or doubled, none is unreadable."""
-    async with fresh_database(postgres_url, empty=True) as url, walking(tmp_path, url) as walk:
-        await walk.start(before, *FORWARD)
-        async with loaded(walk):
+    campaign.counts_items = True
+    async with fresh_database(postgres_url, empty=True) as url, upgrade_workload(tmp_path, url) as workload:
+        await workload.start(before, *FORWARD)
+        async with loaded(workload):
             for _ in range(examples(1, soak=10)):
                 for name in FORWARD:
-                    await walk.replace(following, name)
-                await walk.check()
+                    await workload.replace(following, name)
+                await workload.check()
                 for name in BACK:
-                    await walk.replace(before, name)
-                await walk.check()
-        await walk.check_at_rest()
+                    await workload.replace(before, name)
+                await workload.check()
+                campaign.end_round(faults=len(FORWARD) + len(BACK))
+        await workload.check_at_rest()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_the_other_parts_are_shared_by_two_versions(
     before: Version, following: Version, postgres_url: str, tmp_path: Path
 ) -> None:
     """R27: rows, steps and partitions are handed out to old and new, each once, whichever of them began the work."""
-    source = Source(RECORDS)
+    source = LocalSourceProcess(RECORDS)
     try:
-        async with fresh_database(postgres_url, empty=True) as url, Client() as client:
+        async with fresh_database(postgres_url, empty=True) as url, UpgradeClient() as client:
             written(tmp_path, url, source)
             with up(before, tmp_path) as old, ExitStack() as stack:
                 async with client.tracking(old):  # all the while the newer one changes the tables
@@ -86,12 +91,13 @@ async def test_the_other_parts_are_shared_by_two_versions(
         source.stop()
 
 
+@pytest.mark.full
 async def test_the_older_program_tells_of_the_newer_schema(
     before: Version, following: Version, postgres_url: str, tmp_path: Path
 ) -> None:
     """R27: it names what it does not know, needs nothing, waits for nothing, and changes nothing."""
     async with fresh_database(postgres_url) as url:
-        (tmp_path / "penstock.yaml").write_text(json.dumps({"database": {"url": url}}))
+        write_config(tmp_path, {"database": {"url": url}})
         waits = ("db", "wait", "--for", "0.5", "--json")
         late = await asyncio.to_thread(following.run, *waits, folder=tmp_path)
         assert late.code == 124
@@ -117,15 +123,16 @@ def since_the_first_release() -> list[str]:
     return [f"{file.parts[0]} {' '.join(file.stem.split('_', 1))}" for file in later]
 
 
+@pytest.mark.full
 def test_the_older_program_refuses_settings_it_does_not_know(before: Version, tmp_path: Path) -> None:
     """R27: why a setting is set after the upgrade, and taken out before the way back."""
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"server": {"drain_delay": 1}}))
+    write_config(tmp_path, {"server": {"drain_delay": 1}})
     done = before.run("db", "migrate", "--dry-run", folder=tmp_path)
     assert done.code == 3
     assert "server.drain_delay" in done.err
 
 
-class Client(httpx.AsyncClient):
+class UpgradeClient(httpx.AsyncClient):
     """Requests nobody may refuse."""
 
     def __init__(self) -> None:
@@ -134,7 +141,7 @@ class Client(httpx.AsyncClient):
         self._rounds = 0
         self._troubles: list[str] = []
 
-    async def ask(self, role: Role, path: str, body: Any) -> Any:
+    async def ask(self, role: VersionRole, path: str, body: Any) -> Any:
         """What was prepared before a table changed is refused to one who asks, who asks again."""
         answer = await self.post(f"{role.api}{path}", json=body)
         if answer.status_code == 503 and "cached statement" in answer.text:
@@ -143,14 +150,14 @@ class Client(httpx.AsyncClient):
         assert answer.status_code < 300, f"{answer.status_code} {answer.text} {role.log}"
         return answer.json()
 
-    async def versions(self, *roles: Role) -> list[str | None]:
+    async def versions(self, *roles: VersionRole) -> list[str | None]:
         """As the metrics have it; the version before did not tell."""
         pages = [(await self.get(f"{role.api}/actuator/prometheus")).text for role in roles]
         found = [[line for line in page.splitlines() if line.startswith("penstock_build_info{")] for page in pages]
         return [lines[0].partition('version="')[2].partition('"')[0] if lines else None for lines in found]
 
     @asynccontextmanager
-    async def tracking(self, role: Role) -> AsyncIterator[None]:
+    async def tracking(self, role: VersionRole) -> AsyncIterator[None]:
         """Files are registered, claimed and reported meanwhile."""
 
         async def one_more() -> None:
@@ -175,11 +182,11 @@ class Client(httpx.AsyncClient):
         await becomes(has_come, "rows are worked on")
         assert self._troubles == []
 
-    async def register(self, role: Role, name: str, shards: list[int]) -> None:
+    async def register(self, role: VersionRole, name: str, shards: list[int]) -> None:
         await self.ask(role, f"{PIPELINE}/files/register", {"filename": name, "shards": shards})
         await self.ask(role, f"{PIPELINE}/stages/event-ingest/done", {"filename": name})
 
-    async def work(self, role: Role, worker: str) -> list[tuple[str, int]]:
+    async def work(self, role: VersionRole, worker: str) -> list[tuple[str, int]]:
         """Claim a few rows, and have them done."""
         claim = {"worker": worker, "limit": 5, "lease_seconds": 60}
         held = (await self.ask(role, f"{PIPELINE}/queues/shard-splitter/claim", claim))["items"]
@@ -193,12 +200,12 @@ class Client(httpx.AsyncClient):
         return [(one["filename"], one["shard"]) for one in held]
 
 
-async def shares_rows(client: Client, old: Role, new: Role) -> None:
+async def shares_rows(client: UpgradeClient, old: VersionRole, new: VersionRole) -> None:
     """Tracking: whoever registered a file, its rows are claimed through both, and each is done once."""
     for role, name in ((old, "of-old"), (new, "of-new")):
         await client.register(role, name, SHARDS)
 
-    async def drain(role: Role, worker: str) -> list[tuple[str, int]]:
+    async def drain(role: VersionRole, worker: str) -> list[tuple[str, int]]:
         taken: list[tuple[str, int]] = []
         while held := await client.work(role, worker):
             taken += held
@@ -210,7 +217,7 @@ async def shares_rows(client: Client, old: Role, new: Role) -> None:
     assert by_new
 
 
-async def shares_steps(client: Client, folder: Path, old: Role, new: Role) -> None:
+async def shares_steps(client: UpgradeClient, folder: Path, old: VersionRole, new: VersionRole) -> None:
     """Flows: a run begun by either is done by both, each step once."""
     for role, run_id in ((old, "of-old"), (new, "of-new")):
         file = folder / f"{run_id}.done"
@@ -231,7 +238,9 @@ async def shares_steps(client: Client, folder: Path, old: Role, new: Role) -> No
         assert {int(pid) for _, pid in lines} == {old.pid, new.pid}
 
 
-async def shares_partitions(client: Client, url: str, source: Source, old: Role, new: Role) -> None:
+async def shares_partitions(
+    client: UpgradeClient, url: str, source: LocalSourceProcess, old: VersionRole, new: VersionRole
+) -> None:
     """Harvest: the partitions of a run are fetched by both, each record once."""
     run_id = (await client.ask(new, f"/api/v1/harvest/feeds/{FEED}/runs", {}))["runId"]
 
@@ -250,12 +259,12 @@ async def shares_partitions(client: Client, url: str, source: Source, old: Role,
     assert sorted(row["key"] for row in keys) == sorted(source.keys())
 
 
-def up(version: Version, folder: Path) -> Role:
+def up(version: Version, folder: Path) -> VersionRole:
     ports = ("--port", "0", "--query-port", "0")
     return version.start("up", "--data-dir", str(folder / version.name), *ports, folder=folder)
 
 
-def written(folder: Path, url: str, source: Source) -> None:
+def written(folder: Path, url: str, source: LocalSourceProcess) -> None:
     source.fail(latency_ms=30)
     section = {**feed(source.url), "pages_per_turn": 1, "partitions": {"count": 12, "least": 10}, "page_size": 10}
     config = {
@@ -264,4 +273,4 @@ def written(folder: Path, url: str, source: Source) -> None:
         "harvest": {"workers": 1, "feeds": {FEED: section}},
         "flows": {"python": ["tests.deploy.upgrade_steps"], "work": {"concurrency": 8}},
     }
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tests.services.until import until
+from tests.support.waiting import until
 
 
 def do_it(item: int, file: str) -> int:

@@ -18,10 +18,10 @@ import psutil
 import penstock
 from penstock.kernel.migrate import load
 from tests.deploy.upgrade_rules import tables_made
-from tests.services.program import Result
-from tests.services.program import penstock as run_to_its_end
-from tests.services.require import require
-from tests.services.until import until
+from tests.support.processes import Result
+from tests.support.processes import penstock as run_to_its_end
+from tests.support.require import require
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 BEFORE = "8cc9bf2130456fbd9f9cb08892c9ebec2ac9a91b"  # the last commit before there was a guide to upgrades
@@ -51,9 +51,9 @@ class Version(AbstractContextManager["Version"]):
         """A command to its end."""
         return run_to_its_end(*args, cwd=folder, env=self._path)
 
-    def start(self, *args: str, folder: Path) -> "Role":
+    def start(self, *args: str, folder: Path) -> "VersionRole":
         """A role of this version, which is not ready yet."""
-        return Role(self, args, folder, f"{'-'.join((self.name, *args[:2]))}.{next(self._numbers)}")
+        return VersionRole(self, args, folder, f"{'-'.join((self.name, *args[:2]))}.{next(self._numbers)}")
 
     def ask(self, told: dict[str, Any]) -> int:
         with self._asking:
@@ -64,7 +64,7 @@ class Version(AbstractContextManager["Version"]):
             return int(self._launcher.stdout.readline())
 
 
-class Role(AbstractContextManager["Role"]):
+class VersionRole(AbstractContextManager["VersionRole"]):
     """A process of a version, ready when entered, gone at the end."""
 
     def __init__(self, version: Version, args: tuple[str, ...], folder: Path, name: str) -> None:

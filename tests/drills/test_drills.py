@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jwt
 import pytest
@@ -17,10 +16,10 @@ from drills.__main__ import app
 from drills.limits import LATE_AT_MOST
 
 from penstock.cli.main import guarded
-from tests.services.program import Up, penstock
+from tests.support.processes import Up, penstock
+from tests.support.types import Json
 
 ROOT = Path(__file__).parents[2]
-Json = dict[str, Any]
 NOBODY = "http://127.0.0.1:9"
 TIMEOUT = 240  # a drill starts half a dozen programs, and waits until all is well
 SECRET = "a secret of the tests, of thirty-two bytes or more"
@@ -60,6 +59,7 @@ def given(up: Up, code: str = "RATES") -> list[str]:
     return [*where, "--token-env", "DRILL_TOKEN"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(TIMEOUT)
 def test_a_pod_and_apply_are_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     """R27: a failover drill that anyone can run ends with a verdict, all figures, and a picture of what was killed."""
@@ -85,6 +85,7 @@ def test_a_pod_and_apply_are_killed_and_nothing_is_lost(tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == told["figures"]["reads"]["count"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(TIMEOUT)
 def test_a_given_cluster_is_left_as_it_was(cluster: Up, tmp_path: Path) -> None:
     """R27: on somebody's cluster faults are their own commands, one that fails is told, and our keys are gone."""
@@ -105,6 +106,7 @@ def test_a_given_cluster_is_left_as_it_was(cluster: Up, tmp_path: Path) -> None:
     assert left.code == 0, left.err
 
 
+@pytest.mark.full
 @pytest.mark.timeout(TIMEOUT)
 def test_a_stopped_drill_has_not_passed(cluster: Up, tmp_path: Path) -> None:
     """R27: Ctrl-C before any fault leaves a report that says so, exit code 130, and none of our keys."""
@@ -129,6 +131,7 @@ def test_a_stopped_drill_has_not_passed(cluster: Up, tmp_path: Path) -> None:
     assert "drill-" not in penstock(*asked, cwd=tmp_path, env={"PENSTOCK_TOKEN": token()}).out
 
 
+@pytest.mark.full
 @pytest.mark.timeout(TIMEOUT)
 def test_a_cluster_that_does_not_come_back_is_reported(tmp_path: Path) -> None:
     """R27: the report is written, nothing else is struck, and what may be left in the dictionary is told."""
@@ -147,6 +150,7 @@ def test_a_cluster_that_does_not_come_back_is_reported(tmp_path: Path) -> None:
     assert "keys drill-" in left
 
 
+@pytest.mark.full
 def test_a_dictionary_that_is_not_there_is_said_so(cluster: Up, tmp_path: Path) -> None:
     """R27: exit code 5, with what to name instead, and no report of nothing."""
     done = drills("load", *given(cluster, "NONE"), "--out", str(tmp_path / "out"))

@@ -31,7 +31,7 @@ class Commands:
         return {"versions": [{"version": version, "eventId": one} for version, one in told], "next": None}
 
 
-class Pod:
+class StubPod:
     async def items(self, _tenant: str, _code: str, names: list[str], *, least: int) -> Answer:
         assert least == 11
         return Answer(200, {"X-Dict-Version": "12"}, json.dumps({"items": {names[0]: {"sequence": 2}}}).encode())
@@ -50,7 +50,7 @@ async def test_the_history_covers_what_the_pods_answer_with(monkeypatch: pytest.
     ]
     recorder.reads = [Read(1.0, 1.0, 0, 0, None, 1.1, 200, 11, True, 1)]
     target = Target("http://x", {"pod": "http://x"}, "a", "b")
-    inspector = Inspector(target, cast("RefdataClient", Commands()), {"pod": cast("PodClient", Pod())})
+    inspector = Inspector(target, cast("RefdataClient", Commands()), {"pod": cast("PodClient", StubPod())})
     found = await inspector.evidence(Keys("r", 1), 10, recorder, 5)
     assert found.history == [(11, "a"), (12, "b")]
     assert [one.promise for one in judge(found) if not one.is_held] == ["it was used"], "nothing was acknowledged"

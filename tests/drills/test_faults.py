@@ -26,7 +26,7 @@ case "$*" in *" get pod "*) echo pod/the-one;; esac
 """
 
 
-class Blow:
+class CountedFault:
     """Counts what is struck, and may leave trouble behind."""
 
     def __init__(self, recorder: Recorder, *, lasts: bool) -> None:
@@ -46,13 +46,13 @@ async def test_nothing_is_struck_while_all_is_not_well(monkeypatch: pytest.Monke
     monkeypatch.setattr(faults, "UNFELT", 0.01)
     said: list[str] = []
     unwell = Recorder(["pod"], last_trouble=float("inf"))
-    untouched = Blow(unwell, lasts=False)
+    untouched = CountedFault(unwell, lasts=False)
     await strike_all([Fault("one", "", untouched.strike)], Schedule(0, 0.05), unwell, said.append)
     assert untouched.count == 0
     assert "all is not well" in said[0]
     recorder = Recorder(["pod"])
     recorder.acknowledged(1)
-    struck = Blow(recorder, lasts=True)
+    struck = CountedFault(recorder, lasts=True)
     both = [Fault("one", "", struck.strike), Fault("two", "", struck.strike)]
     await strike_all(both, Schedule(0, 0.05), recorder, said.append)
     assert struck.count == 1

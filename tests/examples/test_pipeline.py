@@ -13,12 +13,12 @@ import pytest
 
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import Stage
-from tests.examples.rig import Daemon, Daemons, Shards
-from tests.examples.wire import Wire
+from tests.examples.daemons import Daemons, ExampleDaemon, Shards
+from tests.examples.tcp_proxy import TcpProxy
 from tests.services.mariadb import mariadb_binary, running_mariadb
-from tests.services.program import PipelineApid
-from tests.services.require import require
-from tests.services.until import becomes
+from tests.support.processes import PipelineApid
+from tests.support.require import require
+from tests.support.waiting import becomes
 
 SHARDS = 2
 KILLS = (1, 3, 2)  # in each round the sender dies when it has begun so many
@@ -43,7 +43,7 @@ class Row(NamedTuple):
         return zlib.crc32(self.user_id.encode()) % SHARDS
 
 
-class Source:
+class EventSource:
     """Makes event files, and remembers what must be in the shards when all is done."""
 
     def __init__(self, daemons: Daemons) -> None:
@@ -106,18 +106,18 @@ def shards() -> Iterator[Shards]:
 
 async def test_killed_senders_lose_and_double_nothing(daemons: Daemons, shards: Shards) -> None:
     """T18: every event is in its shard exactly once, whenever senders die; a bad line is told with its reason."""
-    source = Source(daemons)
+    source = EventSource(daemons)
     daemons.start("event_ingest", "--raw", str(daemons.raw), "--shards", str(SHARDS), "--every", "0.1")
     daemons.start("shard_splitter")
     daemons.start("shard_worker")
     bad_shard = source.make_bad(BAD)
     daemons.put(RUBBISH, "this is no event\n")
-    async with PipelineClient(daemons.url) as client, Wire(daemons.url) as wire:
+    async with PipelineClient(daemons.url) as client, TcpProxy(daemons.url) as proxy:
         await kill_at_work(daemons, shards, source)
         (await send_all(daemons, shards, source, client)).kill()
         source.make(LATE)
         await kill_in_transaction(daemons, shards)
-        await kill_before_report(daemons, shards, client, wire)
+        await kill_before_report(daemons, shards, client, proxy)
         last = await send_all(daemons, shards, source, client)
         assert await last.stop() == 0
         assert (LATE, 0) in [(line["filename"], line["shard"]) for line in last.said("was_sent_before")]
@@ -127,14 +127,14 @@ async def test_killed_senders_lose_and_double_nothing(daemons: Daemons, shards: 
         await check_bad_files(client, bad_shard)
 
 
-async def kill_at_work(daemons: Daemons, shards: Shards, source: Source) -> None:
+async def kill_at_work(daemons: Daemons, shards: Shards, source: EventSource) -> None:
     """Let senders die wherever they happen to be."""
     for number, begun in enumerate(KILLS):
         for n in range(FILES_A_ROUND):
             source.make(f"2025010{number + 2}00000{n}")
         sender = start_sender(daemons, shards)
 
-        async def has_begun(sender: Daemon = sender, begun: int = begun) -> bool:
+        async def has_begun(sender: ExampleDaemon = sender, begun: int = begun) -> bool:
             return len(sender.said("sending")) >= begun
 
         await becomes(has_begun, "nobody begins")
@@ -151,23 +151,23 @@ async def kill_in_transaction(daemons: Daemons, shards: Shards) -> None:
     assert not shards.has_sent(LATE, 0)
 
 
-async def kill_before_report(daemons: Daemons, shards: Shards, client: PipelineClient, wire: Wire) -> None:
+async def kill_before_report(daemons: Daemons, shards: Shards, client: PipelineClient, proxy: TcpProxy) -> None:
     """Let a sender die after its commit and before the server knows of it: the row comes again."""
 
     async def is_sent() -> bool:
         return shards.has_sent(LATE, 0)
 
     with shards.held_up(0):
-        sender = start_sender(daemons, shards, url=wire.url)
+        sender = start_sender(daemons, shards, url=proxy.url)
         await becomes(shards.is_held_up, "nobody waits for the lock")
-        wire.cut()
+        proxy.cut()
     await becomes(is_sent, "it is not sent")
     sender.kill()
     row = (await client.file(LATE))["shards"][0]
     assert row["mysql_sender_status"] != "done"
 
 
-async def send_all(daemons: Daemons, shards: Shards, source: Source, client: PipelineClient) -> Daemon:
+async def send_all(daemons: Daemons, shards: Shards, source: EventSource, client: PipelineClient) -> ExampleDaemon:
     """Wait until a sender has sent all there is; the sender."""
     sender = start_sender(daemons, shards)
     all_good = len(source.names) * SHARDS + 1  # and one shard of the bad file
@@ -179,12 +179,12 @@ async def send_all(daemons: Daemons, shards: Shards, source: Source, client: Pip
     return sender
 
 
-def start_sender(daemons: Daemons, shards: Shards, *, url: str | None = None) -> Daemon:
+def start_sender(daemons: Daemons, shards: Shards, *, url: str | None = None) -> ExampleDaemon:
     # A short lease, so that what a dead one held comes back soon.
     return daemons.start("mysql_sender", "--lease", "2", "--batch", "2", "--mysql", *shards.addresses, url=url)
 
 
-def check_shards(shards: Shards, source: Source) -> None:
+def check_shards(shards: Shards, source: EventSource) -> None:
     """Each shard holds its events and nothing else, and its ledger agrees."""
     for number, name in enumerate(shards.names):
         kept = shards.ask(f"SELECT event_id, user_id, kind, amount_cents, at FROM {name}.event")
@@ -214,9 +214,10 @@ async def check_bad_files(client: PipelineClient, bad_shard: int) -> None:
     assert f"line 1 of {RUBBISH}.jsonl" in rubbish["why"]
 
 
+@pytest.mark.full
 async def test_a_producer_that_died_goes_on(daemons: Daemons) -> None:
     """T18: wherever event-ingest died, the next one brings each file in, once; a mended file can be retried."""
-    source = Source(daemons)
+    source = EventSource(daemons)
     for name in ("new", "registered", "written"):
         source.make(name)
     daemons.put("rubbish", "[]\n")

@@ -1,22 +1,22 @@
-"""What tests of flows over HTTP stand on; a module with a rig of its own goes before."""
+"""Fixtures of tests of flows over HTTP; a module may define its own `harness` instead."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.flows.rig import Rig, on_a_port, rigged
+from tests.flows.harness import FlowsHarness, flows_harness, on_a_port
 
 
 @pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsHarness]:
     """The API of flows on an empty database."""
-    async with rigged(database_url, tmp_path) as opened:
+    async with flows_harness(database_url, tmp_path) as opened:
         yield opened
 
 
 @pytest.fixture
-async def url(rig: Rig) -> AsyncIterator[str]:
+async def url(harness: FlowsHarness) -> AsyncIterator[str]:
     """The same on a port, for workers that come from outside."""
-    async with on_a_port(rig) as address:
+    async with on_a_port(harness) as address:
         yield address

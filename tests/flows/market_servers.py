@@ -10,11 +10,11 @@ import orjson
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-Answer = Callable[["Scripted"], Awaitable[web.StreamResponse]]
+Answer = Callable[["ScriptedMarketServer"], Awaitable[web.StreamResponse]]
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
 
 
-class Scripted:
+class ScriptedMarketServer:
     """Gives each chart, or everybody, the answers it was told, the last one for ever; and keeps what it was asked."""
 
     def __init__(self) -> None:
@@ -47,9 +47,9 @@ class Scripted:
 
 
 @asynccontextmanager
-async def scripted() -> AsyncIterator[Scripted]:
+async def market_server() -> AsyncIterator[ScriptedMarketServer]:
     """Such a server, under way."""
-    server = Scripted()
+    server = ScriptedMarketServer()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.handle)
     running = TestServer(app)
@@ -67,13 +67,13 @@ def says(body: bytes | str = b"", status: int = 200, content_type: str = "image/
     data = body.encode() if isinstance(body, str) else body
     given = {name.replace("_", "-"): value for name, value in headers.items()}
 
-    async def answer(_server: Scripted) -> web.StreamResponse:
+    async def answer(_server: ScriptedMarketServer) -> web.StreamResponse:
         return web.Response(body=data, status=status, headers=given, content_type=content_type)
 
     return answer
 
 
-async def never(server: Scripted) -> web.StreamResponse:
+async def never(server: ScriptedMarketServer) -> web.StreamResponse:
     """No answer, until the test is over."""
     await server.ending.wait()
     return web.Response()

@@ -17,7 +17,7 @@ SECOND = timedelta(seconds=1)
 GOOD = "name: {name}\nsteps:\n  a: {{kind: http}}\n  b: {{kind: http, dependsOn: [a]}}\n"
 
 
-class Folder:
+class CatalogueFolder:
     """A folder of flows, and a catalogue that looks at it."""
 
     def __init__(self, path: Path, clock: ManualClock) -> None:
@@ -38,9 +38,9 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, clock: ManualClock) -> Folder:
+def folder(tmp_path: Path, clock: ManualClock) -> CatalogueFolder:
     (tmp_path / "flows").mkdir()
-    return Folder(tmp_path / "flows", clock)
+    return CatalogueFolder(tmp_path / "flows", clock)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def told(path: Path) -> str:
     return caught.value.message.replace(str(path), "FILE")
 
 
-def test_flows_have_names(folder: Folder) -> None:
+def test_flows_have_names(folder: CatalogueFolder) -> None:
     """F15: *.yaml and *.yml of a folder, and no others."""
     folder.good("one")
     folder.write("two.yml", GOOD.format(name="two"))
@@ -77,7 +77,7 @@ def test_flows_have_names(folder: Folder) -> None:
     assert (caught.value.code, caught.value.hint) == ("FLOW_NOT_FOUND", "did you mean 'two'?")
 
 
-def test_a_folder_is_read_again_when_it_changes(folder: Folder) -> None:
+def test_a_folder_is_read_again_when_it_changes(folder: CatalogueFolder) -> None:
     """F15: new files, changed ones and gone ones, a second later at most."""
     one = folder.good("one")
     found = folder.catalogue()
@@ -92,7 +92,7 @@ def test_a_folder_is_read_again_when_it_changes(folder: Folder) -> None:
     assert set(found.flows()) == {"two"}
 
 
-def test_a_file_is_parsed_once(folder: Folder) -> None:
+def test_a_file_is_parsed_once(folder: CatalogueFolder) -> None:
     """F15: looking again costs a stat, while nothing changed."""
     folder.good("one")
     found = folder.catalogue()
@@ -101,7 +101,7 @@ def test_a_file_is_parsed_once(folder: Folder) -> None:
     assert found.flow("one") is before
 
 
-def test_a_file_that_turns_bad_keeps_its_flow(folder: Folder) -> None:
+def test_a_file_that_turns_bad_keeps_its_flow(folder: CatalogueFolder) -> None:
     """F15: runs go on being made of what was good last; what is wrong can be seen, until it is mended."""
     one = folder.good("one")
     found = folder.catalogue()
@@ -119,7 +119,7 @@ def test_a_file_that_turns_bad_keeps_its_flow(folder: Folder) -> None:
     assert set(found.flows()) == {"one"}
 
 
-def test_a_name_belongs_to_one_file(folder: Folder) -> None:
+def test_a_name_belongs_to_one_file(folder: CatalogueFolder) -> None:
     """F15: the first by the files' names; the other is told."""
     folder.good("one")
     other = folder.write("other.yaml", "name: one\n")
@@ -128,7 +128,7 @@ def test_a_name_belongs_to_one_file(folder: Folder) -> None:
     assert found.troubles() == {str(other): "there is a flow 'one' in one.yaml already"}
 
 
-def test_flows_do_not_lead_back_to_each_other(folder: Folder) -> None:
+def test_flows_do_not_lead_back_to_each_other(folder: CatalogueFolder) -> None:
     """F14: two that wait for each other's turn would wait for ever; the one that closes the circle is refused."""
     inner = "name: {name}\nsteps:\n  s: {{kind: flow, inputs: {{flow: {flow}}}}}\n"
     hidden = "name: c\nsteps:\n  s: {kind: flow, inputs: {steps: {t: {kind: flow, inputs: {flow: a}}}}}\n"
@@ -148,7 +148,7 @@ def test_flows_do_not_lead_back_to_each_other(folder: Folder) -> None:
     assert set(found.flows()) == {"a", "b", "c", "e"}
 
 
-def test_modules_do_not_lead_back_to_themselves(folder: Folder, modules: Path) -> None:
+def test_modules_do_not_lead_back_to_themselves(folder: CatalogueFolder, modules: Path) -> None:
     """F14: at start."""
     (modules / "round_flows.py").write_text(
         "from penstock.flows.building import Flow\na, b = Flow('a'), Flow('b')\n"
@@ -159,7 +159,7 @@ def test_modules_do_not_lead_back_to_themselves(folder: Folder, modules: Path) -
     assert caught.value.code == "FLOW_WITHIN_ITSELF"
 
 
-def test_links_stay_inside(folder: Folder, tmp_path: Path) -> None:
+def test_links_stay_inside(folder: CatalogueFolder, tmp_path: Path) -> None:
     """F15: a link to a flow outside the folder is refused, one within is a file like others."""
     outside = tmp_path / "secret.yaml"
     outside.write_text(GOOD.format(name="secret"))
@@ -173,13 +173,13 @@ def test_links_stay_inside(folder: Folder, tmp_path: Path) -> None:
     assert found.troubles()[str(folder.path / "out.yaml")] == "leads out of the folder"
 
 
-def test_what_is_no_file_is_not_waited_for(folder: Folder) -> None:
+def test_what_is_no_file_is_not_waited_for(folder: CatalogueFolder) -> None:
     """F15: a pipe in the folder holds nobody up."""
     os.mkfifo(folder.path / "pipe.yaml")
     assert not folder.catalogue().flows()
 
 
-def test_a_folder_that_is_away(folder: Folder) -> None:
+def test_a_folder_that_is_away(folder: CatalogueFolder) -> None:
     """F15: what was read stays; the trouble is told; one that comes later is read."""
     folder.good("one")
     found = folder.catalogue()
@@ -218,13 +218,13 @@ def test_no_flows_at_all(clock: ManualClock) -> None:
         ("name: {\n", "FILE:2:1: not valid YAML"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(folder: Folder, text: str, expected: str) -> None:
+def test_a_mistake_is_told_with_its_place(folder: CatalogueFolder, text: str, expected: str) -> None:
     """F2, F15: the file, the line, the column, and the way into the document."""
     file = folder.write("f.yaml", text)
     assert told(file).startswith(expected)
 
 
-def test_a_file_can_be_too_much(folder: Folder) -> None:
+def test_a_file_can_be_too_much(folder: CatalogueFolder) -> None:
     """F15: one that is huge, or says one thing a billion times, is refused before it does harm."""
     assert "over 1000000 bytes" in told(folder.write("f.yaml", f"name: f\ndescription: {'x' * 1_000_000}\n"))
     rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
@@ -233,7 +233,7 @@ def test_a_file_can_be_too_much(folder: Folder) -> None:
     assert "cannot read FILE" in told(folder.path / "nowhere.yaml")
 
 
-def test_yaml_becomes_plain_json(folder: Folder) -> None:
+def test_yaml_becomes_plain_json(folder: CatalogueFolder) -> None:
     """F15: dates are texts, numbers are numbers, and nothing of the parser is left in them."""
     file = folder.write(
         "f.yaml", "name: f\nscope: {d: 2026-01-02, n: 0x10, f: 1.50, b: true, s: 'x', l: [~, {k: v}]}\n"
@@ -243,7 +243,7 @@ def test_yaml_becomes_plain_json(folder: Folder) -> None:
     assert [type(value) for value in scope.values()] == [str, int, float, bool, str, list]
 
 
-def test_modules_hold_flows_and_workers(folder: Folder, modules: Path) -> None:
+def test_modules_hold_flows_and_workers(folder: CatalogueFolder, modules: Path) -> None:
     """F15, F17: at the level of the module; they go before files."""
     (modules / "own_flows.py").write_text(
         "from penstock.flows.building import Flow\n"

@@ -23,8 +23,9 @@ from penstock.flows.step import Workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from penstock.kernel.retry_after import retry_after
-from tests.flows.desk import Json, PlainDesk
-from tests.flows.market_servers import PNG, Answer, Scripted, never, picture, says, scripted
+from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, market_server, never, picture, says
+from tests.flows.run_step_io import RunStepIO
+from tests.support.types import Json
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 CANDLES = [Candle(BEGIN + timedelta(hours=n), 10 + n % 7, 18 + n % 5, 8, 11 + n % 6, 100 + n) for n in range(60)]
@@ -37,20 +38,20 @@ def asked(*names: str, **more: Any) -> Json:
 
 
 @pytest.fixture
-def desk() -> PlainDesk:
-    desk = PlainDesk()
-    desk.artifacts["ohlcv", "1h.json"] = Series("TIDE", "1h", CANDLES).as_bytes()
-    return desk
+def step_io() -> RunStepIO:
+    step_io = RunStepIO()
+    step_io.artifacts["ohlcv", "1h.json"] = Series("TIDE", "1h", CANDLES).as_bytes()
+    return step_io
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[Scripted]:
-    async with scripted() as server:
+async def api() -> AsyncIterator[ScriptedMarketServer]:
+    async with market_server() as server:
         server.will(picture)
         yield server
 
 
-def drawn_by(api: Scripted, **more: Any) -> Workers:
+def drawn_by(api: ScriptedMarketServer, **more: Any) -> Workers:
     section = FlowsSection.model_validate({"images": {"url": f"{api.url}/render?key=hidden", **more}})
     return market_workers(section, image_token=TOKEN, clock=ManualClock(BEGIN), pause=api.pause)
 
@@ -58,19 +59,19 @@ def drawn_by(api: Scripted, **more: Any) -> Workers:
 HERE = market_workers(FlowsSection())
 
 
-def told(desk: PlainDesk) -> tuple[list[str], list[tuple[str, str]]]:
+def told(step_io: RunStepIO) -> tuple[list[str], list[tuple[str, str]]]:
     """Which pictures came, and which did not, by the manifest."""
-    manifest = desk.document("chart", "manifest.json")
+    manifest = step_io.document("chart", "manifest.json")
     return [each["id"] for each in manifest["items"]], [(each["id"], each["code"]) for each in manifest["failures"]]
 
 
-async def test_charts_are_drawn_here_by_default(desk: PlainDesk) -> None:
+async def test_charts_are_drawn_here_by_default(step_io: RunStepIO) -> None:
     """F12, F13: an SVG for each request, and a manifest with where each is, its size and its sha256."""
-    outputs = await desk.do(HERE, CHART_EXPORT, asked("a", "b"))
+    outputs = await step_io.do(HERE, CHART_EXPORT, asked("a", "b"))
     assert (outputs["requested"], outputs["received"], outputs["partial"]) == (2, 2, False)
     assert outputs["manifest"] == "charts/run-1/chart/manifest.json"
     assert outputs["items"][0] == {"id": "a", "name": "a.svg", "path": "charts/run-1/chart/a.svg", "timeframe": None}
-    manifest, data = desk.document("chart", "manifest.json"), desk.artifacts["chart", "a.svg"]
+    manifest, data = step_io.document("chart", "manifest.json"), step_io.artifacts["chart", "a.svg"]
     assert data.startswith(b"<svg ")
     assert manifest["items"][0] == {
         "id": "a",
@@ -83,7 +84,7 @@ async def test_charts_are_drawn_here_by_default(desk: PlainDesk) -> None:
     assert [each["id"] for each in manifest["requested"]] == ["a", "b"]
 
 
-async def test_a_request_that_cannot_be_drawn_costs_only_itself(desk: PlainDesk) -> None:
+async def test_a_request_that_cannot_be_drawn_costs_only_itself(step_io: RunStepIO) -> None:
     """F12: each failure has its code; with `minImages` the others are a partial success."""
     requests = [
         {"id": "fine"},
@@ -93,11 +94,11 @@ async def test_a_request_that_cannot_be_drawn_costs_only_itself(desk: PlainDesk)
         {"id": "rubbish", "timeframe": "4h"},
     ]
     more = [{"step": "ohlcv", "name": f"{t}.json", "timeframe": t} for t in ("1d", "4h")]
-    desk.artifacts["ohlcv", "4h.json"] = b'{"candles": 5}'
+    step_io.artifacts["ohlcv", "4h.json"] = b'{"candles": 5}'
     inputs = {"requests": requests, "files": FILES + more, "minImages": 1}
-    outputs = await desk.do(HERE, CHART_EXPORT, inputs)
+    outputs = await step_io.do(HERE, CHART_EXPORT, inputs)
     assert outputs["partial"] is True
-    assert told(desk) == (
+    assert told(step_io) == (
         ["fine"],
         [
             ("odd", "UNKNOWN_TEMPLATE"),
@@ -106,35 +107,35 @@ async def test_a_request_that_cannot_be_drawn_costs_only_itself(desk: PlainDesk)
             ("rubbish", "CANDLES_INVALID"),
         ],
     )
-    assert len([line for line in desk.logs["chart"] if line.startswith("warning")]) == 4
+    assert len([line for line in step_io.logs["chart"] if line.startswith("warning")]) == 4
 
 
-async def test_too_few_pictures_fail_the_step_with_its_manifest(desk: PlainDesk) -> None:
+async def test_too_few_pictures_fail_the_step_with_its_manifest(step_io: RunStepIO) -> None:
     """F12: the manifest is written even then, and the error says what it says."""
-    error = await desk.fail(
+    error = await step_io.fail(
         HERE, CHART_EXPORT, {"requests": [{"id": "a"}, {"id": "b", "template": "pie"}], "files": FILES}
     )
     assert error.code == "TOO_FEW_IMAGES"
     assert error.details["failures"][0]["code"] == "UNKNOWN_TEMPLATE"
-    assert told(desk) == (["a"], [("b", "UNKNOWN_TEMPLATE")])
+    assert told(step_io) == (["a"], [("b", "UNKNOWN_TEMPLATE")])
 
 
-async def test_without_candles_there_is_nothing_to_draw(desk: PlainDesk) -> None:
+async def test_without_candles_there_is_nothing_to_draw(step_io: RunStepIO) -> None:
     """F13: the local painter says so; it does not draw an empty chart."""
-    await desk.fail(HERE, CHART_EXPORT, {"requests": [{"id": "a"}]})
-    assert told(desk) == ([], [("a", "NO_CANDLES")])
+    await step_io.fail(HERE, CHART_EXPORT, {"requests": [{"id": "a"}]})
+    assert told(step_io) == ([], [("a", "NO_CANDLES")])
 
 
-async def test_inputs_that_make_no_sense(desk: PlainDesk) -> None:
+async def test_inputs_that_make_no_sense(step_io: RunStepIO) -> None:
     """F12: a worker does not begin what the engine would not believe."""
-    assert (await desk.fail(HERE, CHART_EXPORT, asked("a", "a"))).code == "BAD_INPUTS"
+    assert (await step_io.fail(HERE, CHART_EXPORT, asked("a", "a"))).code == "BAD_INPUTS"
 
 
-async def test_the_image_api_is_asked_once_per_chart(api: Scripted, desk: PlainDesk) -> None:
+async def test_the_image_api_is_asked_once_per_chart(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: a POST of JSON with the request, its candles and the token; what comes back is kept as it is."""
     request = {"id": "a", "template": "mine", "theme": "dark", "last": 3, "params": {"dpi": 96}}
-    await desk.do(drawn_by(api), CHART_EXPORT, {"requests": [request], "files": FILES})
-    assert desk.artifacts["chart", "a.png"] == PNG
+    await step_io.do(drawn_by(api), CHART_EXPORT, {"requests": [request], "files": FILES})
+    assert step_io.artifacts["chart", "a.png"] == PNG
     [body], [headers] = api.bodies, api.headers
     assert headers["Authorization"] == f"Bearer {TOKEN}"
     assert (body["id"], body["template"], body["theme"], body["params"]) == ("a", "mine", "dark", {"dpi": 96})
@@ -154,10 +155,12 @@ async def test_the_image_api_is_asked_once_per_chart(api: Scripted, desk: PlainD
     ],
     ids=["500", "503", "429", "html", "html as png", "nothing"],
 )
-async def test_a_failure_of_the_moment_is_tried_again(api: Scripted, desk: PlainDesk, trouble: Answer) -> None:
+async def test_a_failure_of_the_moment_is_tried_again(
+    api: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer
+) -> None:
     """F13: errors, throttling and rubbish cost a try, with a longer pause each time."""
     api.will(trouble, trouble, picture)
-    outputs = await desk.do(drawn_by(api), CHART_EXPORT, asked("a"))
+    outputs = await step_io.do(drawn_by(api), CHART_EXPORT, asked("a"))
     assert outputs["received"] == 1
     assert len(api.bodies) == 3
     first, second = api.pauses
@@ -179,66 +182,70 @@ async def test_a_failure_of_the_moment_is_tried_again(api: Scripted, desk: Plain
     ids=["500", "429", "rubbish", "svg", "422", "302", "401", "later"],
 )
 async def test_tries_come_to_an_end(
-    api: Scripted, desk: PlainDesk, trouble: Answer, code: str, tries: int, retryable: bool
+    api: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer, code: str, tries: int, retryable: bool
 ) -> None:
     """F13: what is still so after the last try is told exactly, without token or query; what is final is not tried."""
     api.will(trouble)
-    error = await desk.fail(drawn_by(api), CHART_EXPORT, asked("a"))
+    error = await step_io.fail(drawn_by(api), CHART_EXPORT, asked("a"))
     assert error.code == "TOO_FEW_IMAGES"
-    [failure] = desk.document("chart", "manifest.json")["failures"]
+    [failure] = step_io.document("chart", "manifest.json")["failures"]
     assert (failure["code"], failure["attempts"], failure["retryable"]) == (code, tries, retryable)
     assert len(api.bodies) == tries
-    everything = orjson.dumps(error.as_dict()) + desk.artifacts["chart", "manifest.json"] + repr(desk.logs).encode()
+    everything = (
+        orjson.dumps(error.as_dict()) + step_io.artifacts["chart", "manifest.json"] + repr(step_io.logs).encode()
+    )
     assert TOKEN.encode() not in everything
     assert b"hidden" not in everything
 
 
-async def test_silence_times_out(api: Scripted, desk: PlainDesk) -> None:
+async def test_silence_times_out(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: an API that never answers is waited for no longer than `timeout`, and costs only its own picture."""
     api.will(never, chart="a")
-    outputs = await desk.do(drawn_by(api, timeout=0.2, attempts=2), CHART_EXPORT, asked("a", "b", minImages=1))
+    outputs = await step_io.do(drawn_by(api, timeout=0.2, attempts=2), CHART_EXPORT, asked("a", "b", minImages=1))
     assert outputs["partial"] is True
-    assert told(desk) == (["b"], [("a", "IMAGE_TIMEOUT")])
+    assert told(step_io) == (["b"], [("a", "IMAGE_TIMEOUT")])
 
 
-async def test_nobody_there(api: Scripted, desk: PlainDesk) -> None:
+async def test_nobody_there(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: a closed port is a failure like any other."""
     workers = drawn_by(api, url="http://127.0.0.1:1", attempts=2)
-    await desk.fail(workers, CHART_EXPORT, asked("a"))
-    assert told(desk) == ([], [("a", "IMAGE_UNREACHABLE")])
+    await step_io.fail(workers, CHART_EXPORT, asked("a"))
+    assert told(step_io) == ([], [("a", "IMAGE_UNREACHABLE")])
 
 
-async def test_a_picture_beyond_all_measure(api: Scripted, desk: PlainDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_beyond_all_measure(
+    api: ScriptedMarketServer, step_io: RunStepIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F13: an answer over the limit is not read to its end."""
     monkeypatch.setattr(images, "PICTURE_LIMIT", 1_000)
     api.will(says(PNG + bytes(2_000)))
-    await desk.fail(drawn_by(api), CHART_EXPORT, asked("a"))
-    assert told(desk) == ([], [("a", "IMAGE_TOO_LARGE")])
+    await step_io.fail(drawn_by(api), CHART_EXPORT, asked("a"))
+    assert told(step_io) == ([], [("a", "IMAGE_TOO_LARGE")])
 
 
-async def test_fewer_pictures_than_asked_for(api: Scripted, desk: PlainDesk) -> None:
+async def test_fewer_pictures_than_asked_for(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F12: of forty pictures some come at once, some later, some never: the manifest accounts for every one."""
     names = [f"r{n}" for n in range(40)]
     for n, name in enumerate(names):
         scripts = [(picture,), (says(status=500), picture), (says(status=404),), (says(b"?"),)]
         api.will(*scripts[n % 4], chart=name)
-    outputs = await desk.do(drawn_by(api), CHART_EXPORT, asked(*names, minImages=20))
+    outputs = await step_io.do(drawn_by(api), CHART_EXPORT, asked(*names, minImages=20))
     assert (outputs["requested"], outputs["received"], outputs["partial"]) == (40, 20, True)
-    items, failures = told(desk)
+    items, failures = told(step_io)
     assert items == [name for n, name in enumerate(names) if n % 4 < 2]
     assert failures == [
         (name, ["", "", "IMAGE_REFUSED", "IMAGE_BAD_ANSWER"][n % 4]) for n, name in enumerate(names) if n % 4 > 1
     ]
-    written = [name for step, name in desk.artifacts if step == "chart"]
-    found = verdict(desk.artifacts["chart", "manifest.json"], asked(*names, minImages=20), written)
+    written = [name for step, name in step_io.artifacts if step == "chart"]
+    found = verdict(step_io.artifacts["chart", "manifest.json"], asked(*names, minImages=20), written)
     assert found == {"requested": 40, "received": 20, "partial": True}
 
 
-async def test_the_api_says_when(api: Scripted, desk: PlainDesk) -> None:
+async def test_the_api_says_when(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: a Retry-After is kept to, in seconds or as a date by our clock."""
     at = format_datetime(BEGIN + timedelta(seconds=9), usegmt=True)
     api.will(says(status=429, Retry_After="7"), says(status=503, Retry_After=at), picture)
-    await desk.do(drawn_by(api), CHART_EXPORT, asked("a"))
+    await step_io.do(drawn_by(api), CHART_EXPORT, asked("a"))
     assert api.pauses == [7.0, 9.0]
 
 
@@ -276,36 +283,36 @@ def _done_by(painter: Painter) -> Workers:
     return workers
 
 
-async def test_a_crash_costs_one_picture(desk: PlainDesk) -> None:
+async def test_a_crash_costs_one_picture(step_io: RunStepIO) -> None:
     """F12: a mistake of ours is a failure among others, and its insides are not told."""
-    await desk.do(_done_by(_Stubborn()), CHART_EXPORT, asked("crash", "fine", minImages=1))
-    assert told(desk) == (["fine"], [("crash", "INTERNAL")])
-    assert b"private" not in desk.artifacts["chart", "manifest.json"]
+    await step_io.do(_done_by(_Stubborn()), CHART_EXPORT, asked("crash", "fine", minImages=1))
+    assert told(step_io) == (["fine"], [("crash", "INTERNAL")])
+    assert b"private" not in step_io.artifacts["chart", "manifest.json"]
 
 
-async def test_a_step_that_is_stopped_leaves_its_manifest(desk: PlainDesk) -> None:
+async def test_a_step_that_is_stopped_leaves_its_manifest(step_io: RunStepIO) -> None:
     """F12: even when the time is up half-way, what is known is written."""
     painter = _Stubborn()
-    doing = asyncio.create_task(desk.do(_done_by(painter), CHART_EXPORT, asked("fine", "hang")))
+    doing = asyncio.create_task(step_io.do(_done_by(painter), CHART_EXPORT, asked("fine", "hang")))
     await painter.hanging.wait()
-    await desk.wrote["fine.svg"].wait()
+    await step_io.wrote["fine.svg"].wait()
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doing
-    assert told(desk) == (["fine"], [("hang", "STOPPED")])
+    assert told(step_io) == (["fine"], [("hang", "STOPPED")])
 
 
-async def test_a_cancelled_step_begins_no_more_pictures(api: Scripted, desk: PlainDesk) -> None:
+async def test_a_cancelled_step_begins_no_more_pictures(api: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F9, F12: after it is told to stop nothing is asked for, and the manifest says so."""
-    step = desk.step(CHART_EXPORT, asked("a", "b", minImages=0))
+    step = step_io.step(CHART_EXPORT, asked("a", "b", minImages=0))
     step.cancelled.set()
     outputs: Any = drawn_by(api).handlers[CHART_EXPORT](step)
     assert (await outputs)["received"] == 0
-    assert told(desk) == ([], [("a", "STOPPED"), ("b", "STOPPED")])
+    assert told(step_io) == ([], [("a", "STOPPED"), ("b", "STOPPED")])
     assert not api.bodies
 
 
-class _Full(PlainDesk):
+class _Full(RunStepIO):
     """A store that takes manifests only."""
 
     async def write(self, held: Any, name: str, data: bytes) -> None:
@@ -314,10 +321,10 @@ class _Full(PlainDesk):
         await super().write(held, name, data)
 
 
-async def test_a_picture_that_cannot_be_kept_did_not_come(desk: PlainDesk) -> None:
+async def test_a_picture_that_cannot_be_kept_did_not_come(step_io: RunStepIO) -> None:
     """F12: what is not an artifact is no item."""
     full = _Full()
-    full.artifacts |= desk.artifacts
+    full.artifacts |= step_io.artifacts
     error = await full.fail(HERE, CHART_EXPORT, asked("a"))
     assert error.code == "TOO_FEW_IMAGES"
     assert told(full) == ([], [("a", "STORAGE_DOWN")])

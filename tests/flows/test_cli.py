@@ -1,23 +1,19 @@
 """`penstock flow` as a user types it, against a running `penstock up`: output, exit codes, and what to do next."""
 
-import asyncio
-import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from penstock.cli import main
-from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, Work
-from tests.services.until import until
+from tests.services.postgres import module_database
+from tests.support.processes import ServerCli, Up, Work
+from tests.support.settings import write_config
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "http://127.0.0.1:9"
@@ -34,41 +30,12 @@ FLOWS: dict[str, dict[str, Any]] = {
 }
 
 
-class Cli:
-    """Commands asked of one server."""
+class FlowCli(ServerCli):
+    """`penstock flow` against one server, and a worker of steps of the kind BY_HAND."""
 
     def __init__(self, up: Up) -> None:
-        self.url = up.api
+        super().__init__("flow", up.api)
         self.http = httpx.Client(base_url=f"{up.api}/api/v1")
-
-    def run(self, *args: str) -> Result:
-        """In this process: a command is as quick as what it asks for."""
-        out, err = io.StringIO(), io.StringIO()
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-            patch.setattr(sys, "argv", ["penstock", "flow", *args, "--url", self.url])
-            with pytest.raises(SystemExit) as ended:
-                main.run()
-        done = Result(int(ended.value.code or 0), out.getvalue(), err.getvalue())
-        assert "Traceback" not in done.err
-        assert "mistake in Penstock" not in done.err
-        return done
-
-    def text(self, *args: str, code: int = 0) -> str:
-        done = self.run(*args)
-        assert done.code == code, done
-        return done.out
-
-    def json(self, *args: str, code: int = 0) -> Any:
-        done = self.run(*args, "--json")
-        assert done.code == code, done
-        return json.loads(done.out)
-
-    def refused(self, code: int, *args: str) -> str:
-        """What is said to what is refused with this exit code: a sentence, and nothing on standard output."""
-        done = self.run(*args)
-        assert (done.code, done.out) == (code, ""), done
-        assert done.err.startswith("error: ")
-        return done.err
 
     def by_hand(self, status: str = "SUCCEEDED", **more: Any) -> str:
         """Claim a step nobody else does, and end it; its run."""
@@ -89,19 +56,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     for name, flow in FLOWS.items():
         (folder / "flows" / f"{name}.yaml").write_text(json.dumps({"name": name, **flow}))
     (folder / "flows" / "broken.yaml").write_text("name: broken\nsteps: {a: {}}")
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        url = runner.run(opened.__aenter__())
+    with module_database() as url:
         config = {"database": {"url": url}, "flows": {"folder": str(folder / "flows"), "python": ["json"]}}
-        (folder / "penstock.yaml").write_text(json.dumps(config))
+        write_config(folder, config)
         with Up(folder) as up:
             yield up
-        runner.run(opened.__aexit__(None, None, None))
 
 
 @pytest.fixture
-def cli(server: Up) -> Iterator[Cli]:
-    asked = Cli(server)
+def cli(server: Up) -> Iterator[FlowCli]:
+    asked = FlowCli(server)
     with asked.http:
         yield asked
 
@@ -109,7 +73,7 @@ def cli(server: Up) -> Iterator[Cli]:
 FAILED = {"error": {"code": "BROKEN", "message": "no disk"}}
 
 
-def test_a_run_from_its_beginning_to_its_end(cli: Cli) -> None:
+def test_a_run_from_its_beginning_to_its_end(cli: FlowCli) -> None:
     """F2, F10: run, show, why, logs, retry: what one does at the terminal."""
     started = cli.text("run", "greetings", "--run-id", "g1", "--scope", "name=you", "--scope", 'list=["a", 1]')
     assert started.startswith("run g1 is RUNNING; ")
@@ -132,7 +96,7 @@ def test_a_run_from_its_beginning_to_its_end(cli: Cli) -> None:
     assert "SUCCEEDED  g1" in cli.text("show", "g1")
 
 
-def test_waiting_tells_by_its_exit_code(cli: Cli, tmp_path: Path) -> None:
+def test_waiting_tells_by_its_exit_code(cli: FlowCli, tmp_path: Path) -> None:
     """F2: --wait ends with 0, 1 or 124; a run that is given up on goes on."""
     assert "SUCCEEDED" in cli.text("run", "empty", "--wait")
     late = cli.run("run", "greetings", "--run-id", "late", "--wait", "--timeout", "1")
@@ -148,7 +112,7 @@ def test_waiting_tells_by_its_exit_code(cli: Cli, tmp_path: Path) -> None:
     assert (run["status"], run["scope"], run["failFast"], run["flow"]) == ("SUCCEEDED", {"a": 1, "b": 3}, True, None)
 
 
-def test_a_run_is_taken_up_at_a_step(cli: Cli) -> None:
+def test_a_run_is_taken_up_at_a_step(cli: FlowCli) -> None:
     """F19: --resume RUN --from STEP makes a new one, with what was done before."""
     cli.text("run", "greetings", "--run-id", "old")
     cli.by_hand()
@@ -159,7 +123,7 @@ def test_a_run_is_taken_up_at_a_step(cli: Cli) -> None:
     assert "--from STEP" in cli.refused(2, "run", "greetings", "--resume", "old")
 
 
-def test_a_step_is_done_without_and_a_run_is_stopped(cli: Cli) -> None:
+def test_a_step_is_done_without_and_a_run_is_stopped(cli: FlowCli) -> None:
     """F9, F10: skip and cancel, with the reason that is kept."""
     cli.text("run", "nightly", "--run-id", "s1")
     assert cli.text("skip", "s1", "a", "--reason", "not today") == "a of run s1 is SKIPPED\n"
@@ -170,7 +134,7 @@ def test_a_step_is_done_without_and_a_run_is_stopped(cli: Cli) -> None:
     assert cli.refused(6, "cancel", "s1").startswith("error: run s1 has SUCCEEDED")
 
 
-def test_runs_are_listed(cli: Cli) -> None:
+def test_runs_are_listed(cli: FlowCli) -> None:
     """F1: the latest first, by flow and status; more than are shown is said on standard error."""
     for name in ("l1", "l2"):
         cli.text("run", "empty", "--run-id", name)
@@ -180,7 +144,7 @@ def test_runs_are_listed(cli: Cli) -> None:
     assert cli.text("ls", "never-run").startswith("no runs; ")
 
 
-def test_schedules_are_seen_and_paused(cli: Cli) -> None:
+def test_schedules_are_seen_and_paused(cli: FlowCli) -> None:
     """F16: when flows run next; pausing one, and files that are none."""
     listed = cli.run("schedule", "ls")
     assert "nightly  30 2 * * *  UTC" in listed.out
@@ -191,7 +155,7 @@ def test_schedules_are_seen_and_paused(cli: Cli) -> None:
     assert "does not run by itself" in cli.refused(6, "schedule", "pause", "greetings")
 
 
-def test_what_cannot_be_is_said(cli: Cli) -> None:
+def test_what_cannot_be_is_said(cli: FlowCli) -> None:
     """Every refusal is a sentence with its exit code, and nothing on standard output."""
     for code, args in (
         (5, ["run", "gretings"]),
@@ -209,13 +173,13 @@ def test_what_cannot_be_is_said(cli: Cli) -> None:
         cli.refused(code, *args)
 
 
-def test_a_server_that_is_away_is_said(cli: Cli) -> None:
+def test_a_server_that_is_away_is_said(cli: FlowCli) -> None:
     """Nobody there: exit code 7, and where to look."""
     cli.url = NOWHERE
     assert "`penstock up` starts it" in cli.refused(7, "ls")
 
 
-def test_workers_run_in_processes_of_their_own(cli: Cli, server: Up, tmp_path: Path) -> None:
+def test_workers_run_in_processes_of_their_own(cli: FlowCli, server: Up, tmp_path: Path) -> None:
     """F17: `penstock work flows --url --module` does what the module says; its health and metrics are its own."""
     (tmp_path / "mine.py").write_text(
         "from penstock.flows.sdk import worker\n@worker('MINE')\nasync def mine(step):\n    return {'by': 'me'}\n"

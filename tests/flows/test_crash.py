@@ -1,6 +1,5 @@
 """kill -9 of workers, of servers and of PostgreSQL, at any moment: nothing is lost, nothing counts twice."""
 
-import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -18,11 +17,21 @@ from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.settings import Settings
-from tests.flows.crashing import House, Story, chain, housed, leaving, mapped, some_story, within
-from tests.flows.worker_child import DONE, Child, Place
-from tests.services.program import Up
-from tests.services.soak import examples
-from tests.services.until import becomes, until
+from tests.flows.crash_scenarios import (
+    FlowsCrashHarness,
+    RunScenario,
+    chain,
+    crash_harness,
+    leaving,
+    mapped,
+    some_story,
+    within,
+)
+from tests.flows.worker_process import DONE, FlowWorkerProcess, WorkerSetup
+from tests.support.processes import Up
+from tests.support.settings import write_config
+from tests.support.soak import Campaign, examples
+from tests.support.waiting import becomes, until
 
 SECTION = {"lease": timedelta(seconds=1), "max_lost": 10_000}
 LONG = {"lease": timedelta(minutes=10)}
@@ -32,45 +41,50 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
-async def house(database_url: str, tmp_path: Path) -> AsyncIterator[House]:
-    async with housed(database_url, tmp_path, SECTION) as house:
-        yield house
+async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsCrashHarness]:
+    async with crash_harness(database_url, tmp_path, SECTION) as harness:
+        yield harness
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-async def test_workers_may_die_at_any_moment(house: House, database_url: str, tmp_path: Path) -> None:
+async def test_workers_may_die_at_any_moment(
+    harness: FlowsCrashHarness, database_url: str, tmp_path: Path, campaign: Campaign
+) -> None:
     """F3, F4, F6, F11: some of three processes are killed, round after round, with runs of all kinds under way."""
-    place = Place(database_url, tmp_path, SECTION)
-    children = [Child(place) for _ in range(3)]
+    campaign.counts_items = True
+    place = WorkerSetup(database_url, tmp_path, SECTION)
+    children = [FlowWorkerProcess(place) for _ in range(3)]
     for number in range(examples(2, soak=100)):
         random = Random(number)
-        await house.tell([some_story(random) for _ in range(STORIES)], f"round{number}")
+        await harness.tell([some_story(random) for _ in range(STORIES)], f"round{number}")
         for _ in range(random.randint(1, 3)):
-            await some_moment(house, random)
+            await some_moment(harness, random)
             for _ in range(random.randint(1, 3)):
                 children.pop(0).kill()
-                children.append(Child(place))
-        await ended(house, f"round {number}")
+                children.append(FlowWorkerProcess(place))
+                campaign.faults += 1
+        await ended(harness, f"round {number}")
+        campaign.end_round()
     for child in children:
         child.kill()
 
 
-async def some_moment(house: House, random: Random) -> None:
+async def some_moment(harness: FlowsCrashHarness, random: Random) -> None:
     """Wait until some more has been done, or all."""
-    count = house.lines() + random.randint(0, 25)
+    count = harness.lines() + random.randint(0, 25)
 
     async def has_come() -> bool:
-        return house.lines() >= count or await house.is_over()
+        return harness.lines() >= count or await harness.is_over()
 
-    await becomes(has_come, "a moment to kill", WITHIN, house.explained)
+    await becomes(has_come, "a moment to kill", WITHIN, harness.explained)
 
 
-async def ended(house: House, when: str) -> None:
+async def ended(harness: FlowsCrashHarness, when: str) -> None:
     """All is over, and as it should be."""
-    await becomes(house.is_over, "all runs end", WITHIN, house.explained)
+    await becomes(harness.is_over, "all runs end", WITHIN, harness.explained)
     try:
-        await house.check()
+        await harness.check()
     except AssertionError as error:
         error.add_note(when)
         raise
@@ -78,11 +92,12 @@ async def ended(house: House, when: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path) -> None:
+async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4, F6, F11: `penstock up` is killed, alone or with its PostgreSQL; the next one goes on."""
-    flows = {"modules": ["tests.flows.worker_child"], "lease": 1, "max_lost": 10_000}
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"flows": flows}))
-    data, stories = tmp_path / ".penstock", dict[str, Story]()
+    campaign.counts_items = True
+    flows = {"modules": ["tests.flows.worker_process"], "lease": 1, "max_lost": 10_000}
+    write_config(tmp_path, {"flows": flows})
+    data, stories = tmp_path / ".penstock", dict[str, RunScenario]()
     environment = {"PYTHONPATH": str(REPOSITORY), DONE: str(data / "done")}
     up = Up(tmp_path, env=environment).__enter__()
     try:
@@ -98,13 +113,14 @@ async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path) -> None:
             up = Up(tmp_path, env=environment).__enter__()
             for run_id in made:  # some of them again, as a client does who was not answered
                 post(up, run_id, stories[run_id])
-            async with looked_at(data, stories) as house:
-                await ended(house, f"round {number}")
+            async with looked_at(data, stories) as harness:
+                await ended(harness, f"round {number}")
+            campaign.end_round(faults=1)
     finally:
         up.__exit__(None, None, None)
 
 
-def post(up: Up, run_id: str, story: Story) -> None:
+def post(up: Up, run_id: str, story: RunScenario) -> None:
     answer = httpx.post(f"{up.api}/api/v1/flow_runs", json={"runId": run_id, "steps": story.steps}, timeout=30)
     assert answer.status_code in (200, 201), answer.text
 
@@ -126,32 +142,35 @@ def kill(up: Up, *, with_postgres: bool) -> None:
 
 
 @asynccontextmanager
-async def looked_at(data: Path, stories: dict[str, Story]) -> AsyncIterator[House]:
+async def looked_at(data: Path, stories: dict[str, RunScenario]) -> AsyncIterator[FlowsCrashHarness]:
     """What the server that runs on *data* has in its database."""
-    async with embedded_postgres(data / "postgres") as url, housed(url, data, SECTION) as house:
-        house.stories = stories
-        yield house
+    async with embedded_postgres(data / "postgres") as url, crash_harness(url, data, SECTION) as harness:
+        harness.stories = stories
+        yield harness
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-async def test_postgresql_may_die_while_workers_work(tmp_path: Path) -> None:
+async def test_postgresql_may_die_while_workers_work(tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4, F11: killed or told to end at once; workers come back by themselves, and everything ends."""
+    campaign.counts_items = True
     async with embedded_postgres(tmp_path / "pg") as url:
         async with Database.open(url, size=1) as db:
             await migrate.migrate(db, known_migrations(Settings()))
-        place = Place(url, tmp_path, SECTION)
-        children = [Child(place) for _ in range(2)]
-        async with housed(url, tmp_path, SECTION) as house:
+        place = WorkerSetup(url, tmp_path, SECTION)
+        children = [FlowWorkerProcess(place) for _ in range(2)]
+        async with crash_harness(url, tmp_path, SECTION) as harness:
             for number in range(examples(1, soak=50)):
                 random = Random(number)
-                await house.tell([some_story(random) for _ in range(STORIES)], f"round{number}")
-                await some_moment(house, random)
+                await harness.tell([some_story(random) for _ in range(STORIES)], f"round{number}")
+                await some_moment(harness, random)
                 server = postmaster(tmp_path / "pg")
                 server.send_signal((signal.SIGKILL, signal.SIGQUIT)[number % 2])
                 psutil.wait_procs([server], 30)
-                await came_back(house)
-                await ended(house, f"round {number}")
+                await came_back(harness)
+                await ended(harness, f"round {number}")
+                campaign.end_round(faults=1)
         for child in children:
             child.kill()
 
@@ -160,10 +179,10 @@ def postmaster(folder: Path) -> psutil.Process:
     return psutil.Process(int((folder / "data" / "postmaster.pid").read_text().split()[0]))
 
 
-async def came_back(house: House) -> None:
+async def came_back(harness: FlowsCrashHarness) -> None:
     async def answers() -> bool:
         try:
-            await house.db.check()
+            await harness.db.check()
         except Transient:
             return False
         return True
@@ -173,45 +192,49 @@ async def came_back(house: House) -> None:
 
 async def test_who_is_told_to_go_ends_what_it_can_and_gives_back_the_rest(database_url: str, tmp_path: Path) -> None:
     """F11, F17: what ends within the drain counts; the rest costs no attempt, and another has it at once."""
-    short = Place(database_url, tmp_path, LONG, drain=timedelta(seconds=1))
-    async with housed(database_url, tmp_path, LONG) as house:
-        await house.tell([waiting(tmp_path / name) for name in ("quick", "slow")], "r")
-        going = Child(short)
+    short = WorkerSetup(database_url, tmp_path, LONG, drain=timedelta(seconds=1))
+    async with crash_harness(database_url, tmp_path, LONG) as harness:
+        await harness.tell([waiting(tmp_path / name) for name in ("quick", "slow")], "r")
+        going = FlowWorkerProcess(short)
         for name in ("quick", "slow"):
             until((tmp_path / f"{name}.begun").exists, f"{name} is begun")
         going.stop()
         (tmp_path / "quick").touch()
-        going.ended()
-        standing = await house.standing()
+        going.join_stopped()
+        standing = await harness.standing()
         assert standing["r.0", "s"] == ("SUCCEEDED", 1, 1)
         assert standing["r.1", "s"] == ("READY", 1, 0)
         (tmp_path / "slow").touch()
-        other = Child(short)
-        await ended(house, "all is done")
-        assert (await house.standing())["r.1", "s"] == ("SUCCEEDED", 2, 1)
+        other = FlowWorkerProcess(short)
+        await ended(harness, "all is done")
+        assert (await harness.standing())["r.1", "s"] == ("SUCCEEDED", 2, 1)
         other.kill()
 
 
-def waiting(file: Path) -> Story:
-    return Story({"s": {"kind": "wait", "inputs": {"file": str(file)}}})
+def waiting(file: Path) -> RunScenario:
+    return RunScenario({"s": {"kind": "wait", "inputs": {"file": str(file)}}})
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_who_is_told_to_go_in_the_midst_loses_nothing(database_url: str, tmp_path: Path) -> None:
+async def test_who_is_told_to_go_in_the_midst_loses_nothing(
+    database_url: str, tmp_path: Path, campaign: Campaign
+) -> None:
     """F17: told to go at any moment, a worker leaves no step that must wait for its lease, and costs no attempt."""
-    place = Place(database_url, tmp_path, LONG)
-    async with housed(database_url, tmp_path, LONG) as house:
+    campaign.counts_items = True
+    place = WorkerSetup(database_url, tmp_path, LONG)
+    async with crash_harness(database_url, tmp_path, LONG) as harness:
         for number in range(examples(2, soak=100)):
             random = Random(number)
-            child = Child(place)
+            child = FlowWorkerProcess(place)
             stories = [chain(8), chain(8), leaving(3), mapped(8), mapped(8, "leave"), within(chain(3))]
-            await house.tell(stories, f"round{number}")
-            await some_moment(house, random)
+            await harness.tell(stories, f"round{number}")
+            await some_moment(harness, random)
             child.stop()
-            child.ended()
-            assert [name for name, one in (await house.standing()).items() if one[0] == "RUNNING"] == []
-            child = Child(place)
-            await ended(house, f"round {number}")
+            child.join_stopped()
+            assert [name for name, one in (await harness.standing()).items() if one[0] == "RUNNING"] == []
+            child = FlowWorkerProcess(place)
+            await ended(harness, f"round {number}")
             child.kill()
-            assert {one[2] for one in (await house.standing()).values()} == {1}
+            assert {one[2] for one in (await harness.standing()).values()} == {1}
+            campaign.end_round(faults=1)

@@ -27,7 +27,7 @@ from penstock.flows.model import RUN, STEP
 from penstock.flows.sdk import workers as registered
 from penstock.ingest.contract import FailureCode
 from penstock.settings import load_settings
-from tests.flows.page import PAGE, ROOT, blocks
+from tests.flows.docs_page import PAGE, ROOT, blocks
 from tests.pages import drawn_in
 
 EXAMPLE = ROOT / "examples" / "market-report"

@@ -13,22 +13,22 @@ from penstock.flows.contract import DEPTH_LIMIT, Answer, Said
 from penstock.flows.definition import RunRequest
 from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
-from tests.flows.crank import Crank, ProcessDied, crank, inner, mapped, report, work, written_by
+from tests.flows.stepper import FlowsStepper, ProcessDied, flows_stepper, inner, mapped, report, work, written_by
 
 DIAMOND = {"a": work(), "b": work("a"), "c": work("a"), "d": work("b", "c")}
 FINAL = StepError("BAD_SYMBOL", "there is no such symbol")
 
 
 @pytest.fixture
-async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
-    async with crank(database_url, tmp_path, max_lost=2) as one:
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
+    async with flows_stepper(database_url, tmp_path, max_lost=2) as one:
         yield one
 
 
 # F1–F3: made, and in order.
 
 
-async def test_a_diamond_is_done_in_order(flows: Crank) -> None:
+async def test_a_diamond_is_done_in_order(flows: FlowsStepper) -> None:
     """F1, F3: a step is READY once all it depends on has ended well, and not before."""
     await flows.start(DIAMOND)
     assert await flows.steps() == {"a": "READY", "b": "PENDING", "c": "PENDING", "d": "PENDING"}
@@ -45,7 +45,7 @@ async def test_a_diamond_is_done_in_order(flows: Crank) -> None:
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_the_same_request_makes_one_run(flows: Crank) -> None:
+async def test_the_same_request_makes_one_run(flows: FlowsStepper) -> None:
     """F2: a runId is taken once; the same request is answered with it, another is refused."""
     await flows.start(DIAMOND)
     before = await flows.fingerprint()
@@ -64,7 +64,7 @@ async def test_the_same_request_makes_one_run(flows: Crank) -> None:
         ({"a": work(), "b": work("nobody")}, "nobody"),
     ],
 )
-async def test_what_is_no_flow_is_refused(flows: Crank, steps: dict[str, Any], named: str) -> None:
+async def test_what_is_no_flow_is_refused(flows: FlowsStepper, steps: dict[str, Any], named: str) -> None:
     """F2: circles and unknown dependencies are named, and nothing is kept of them."""
     with pytest.raises(Invalid, match=named):
         await flows.start(steps)
@@ -77,13 +77,13 @@ async def test_an_id_that_comes_twice_is_named() -> None:
         RunRequest.model_validate({"steps": [{"id": "a", "kind": "x"}, {"id": "a", "kind": "y"}]})
 
 
-async def test_an_empty_flow_has_succeeded(flows: Crank) -> None:
+async def test_an_empty_flow_has_succeeded(flows: FlowsStepper) -> None:
     """F2: there is nothing to wait for."""
     await flows.start({})
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_only_advance_makes_a_step_ready(flows: Crank) -> None:
+async def test_only_advance_makes_a_step_ready(flows: FlowsStepper) -> None:
     """F3: whatever workers, the reaper and people do, READY is advance's word alone; a report has no word for it."""
     assert "READY" not in set(Said)
     await flows.start({**DIAMOND, "e": work(retry={"maxAttempts": 3, "backoff": 0})})
@@ -97,7 +97,7 @@ async def test_only_advance_makes_a_step_ready(flows: Crank) -> None:
     assert {actor for _, _, target, actor in await flows.moves() if target == "READY"} == {"advance"}
 
 
-async def test_nothing_follows_from_what_changes_nothing(flows: Crank) -> None:
+async def test_nothing_follows_from_what_changes_nothing(flows: FlowsStepper) -> None:
     """F3: reports that repeat or come late, sweeps and looks on a run that stands as it should touch no row."""
     await flows.start({**DIAMOND, "m": mapped([1, 2]), "n": inner({"x": work()})})
     held = await flows.claim()
@@ -122,7 +122,7 @@ async def test_nothing_follows_from_what_changes_nothing(flows: Crank) -> None:
     assert await flows.fingerprint() == before
 
 
-async def test_a_heartbeat_is_no_move(flows: Crank) -> None:
+async def test_a_heartbeat_is_no_move(flows: FlowsStepper) -> None:
     """F3: it extends a lease, and that is all: nothing is noted, nobody is woken."""
     await flows.start(DIAMOND)
     held = await flows.claim()
@@ -134,7 +134,7 @@ async def test_a_heartbeat_is_no_move(flows: Crank) -> None:
 
 
 @pytest.mark.parametrize("harm", ["unmet = unmet + 1", "unmet = 0"])
-async def test_the_sweep_repairs_counters(flows: Crank, harm: str) -> None:
+async def test_the_sweep_repairs_counters(flows: FlowsStepper, harm: str) -> None:
     """F3: what a crash, or a hand in the database, left wrong is set right, and the run goes on to its end."""
     await flows.start({**DIAMOND, "m": mapped([1, 2], "a"), "z": work("m", "d")})
     await flows.work()
@@ -154,7 +154,7 @@ async def test_the_sweep_repairs_counters(flows: Crank, harm: str) -> None:
 # F4, F5: claims and reports.
 
 
-async def test_a_claim_is_one_workers(flows: Crank) -> None:
+async def test_a_claim_is_one_workers(flows: FlowsStepper) -> None:
     """F4: what is held is not handed out again; each claim has a fence of its own."""
     await flows.start({"a": work(), "b": work()})
     first, second = await flows.claim(1, "one"), await flows.claim(9, "two")
@@ -165,7 +165,7 @@ async def test_a_claim_is_one_workers(flows: Crank) -> None:
     assert (again["a"].fence, again["a"].attempt) == (first["a"].fence + 1, 1)
 
 
-async def test_an_old_fence_changes_nothing(flows: Crank) -> None:
+async def test_an_old_fence_changes_nothing(flows: FlowsStepper) -> None:
     """F4: the worker that lost its step is told so, whatever it says."""
     await flows.start({"a": work()})
     old = (await flows.claim())["a"]
@@ -182,7 +182,7 @@ async def test_an_old_fence_changes_nothing(flows: Crank) -> None:
     assert (await flows.step("a"))["outputs"] == {"v": 2}
 
 
-async def test_only_links_may_change_after_the_end(flows: Crank) -> None:
+async def test_only_links_may_change_after_the_end(flows: FlowsStepper) -> None:
     """F5: `signed_url` and `expires_at` are taken over later; anything else is a contradiction."""
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
@@ -193,7 +193,7 @@ async def test_only_links_may_change_after_the_end(flows: Crank) -> None:
     assert (await flows.step("a"))["outputs"]["signed_url"] == "y"
 
 
-async def test_of_two_reports_in_one_batch_the_first_counts(flows: Crank) -> None:
+async def test_of_two_reports_in_one_batch_the_first_counts(flows: FlowsStepper) -> None:
     """F5: the same again is fine, another is a conflict, in a batch as anywhere."""
     await flows.start({"a": work()})
     held = (await flows.claim())["a"]
@@ -202,7 +202,7 @@ async def test_of_two_reports_in_one_batch_the_first_counts(flows: Crank) -> Non
     assert (await flows.step("a"))["outputs"] == {"v": 1}
 
 
-async def test_an_error_is_kept_as_it_was_said(flows: Crank) -> None:
+async def test_an_error_is_kept_as_it_was_said(flows: FlowsStepper) -> None:
     """F5: code, message and details."""
     await flows.start({"a": work()})
     await flows.say((await flows.claim())["a"], Said.FAILED, error=StepError("NO_DATA", "none", {"symbol": "X"}))
@@ -212,7 +212,7 @@ async def test_an_error_is_kept_as_it_was_said(flows: Crank) -> None:
 # F6: artifacts.
 
 
-async def test_artifacts_are_the_winners(flows: Crank) -> None:
+async def test_artifacts_are_the_winners(flows: FlowsStepper) -> None:
     """F6: who lost the lease publishes nothing over the winner, before or after."""
     await flows.start({"a": work()})
     old = (await flows.claim())["a"]
@@ -230,7 +230,7 @@ async def test_artifacts_are_the_winners(flows: Crank) -> None:
     assert (await flows.engine.artifact("r", "a", "out.txt")).path == "runs/r/a/out.txt"
 
 
-async def test_a_report_of_what_is_not_there_is_a_failure(flows: Crank) -> None:
+async def test_a_report_of_what_is_not_there_is_a_failure(flows: FlowsStepper) -> None:
     """F6: a success is believed when what it names was written."""
     await flows.start({"a": work()})
     assert await flows.say((await flows.claim())["a"], artifacts=["out.txt"]) is Answer.SETTLED
@@ -238,7 +238,7 @@ async def test_a_report_of_what_is_not_there_is_a_failure(flows: Crank) -> None:
     assert await flows.status() == "FAILED"
 
 
-async def test_a_process_that_dies_while_it_publishes_loses_nothing(flows: Crank) -> None:
+async def test_a_process_that_dies_while_it_publishes_loses_nothing(flows: FlowsStepper) -> None:
     """F6: the report was believed; nobody else gets the step, and another process publishes it."""
     await flows.start({"a": work(), "b": work("a")})
     held = (await flows.claim())["a"]
@@ -260,7 +260,7 @@ async def test_a_process_that_dies_while_it_publishes_loses_nothing(flows: Crank
 # F7, F8: failures, skips and conditions.
 
 
-async def test_a_failure_fails_the_run(flows: Crank) -> None:
+async def test_a_failure_fails_the_run(flows: FlowsStepper) -> None:
     """F7: what has not begun is cancelled; what is under way may end, and what it says is kept."""
     await flows.start({"a": work(), "b": work(), "c": work("b"), "d": work()})
     held = await flows.claim(2)
@@ -273,7 +273,7 @@ async def test_a_failure_fails_the_run(flows: Crank) -> None:
     assert await flows.steps() == {"a": "FAILED", "b": "SUCCEEDED", "c": "CANCELLED", "d": "CANCELLED"}
 
 
-async def test_a_run_that_fails_fast_stops_the_others(flows: Crank) -> None:
+async def test_a_run_that_fails_fast_stops_the_others(flows: FlowsStepper) -> None:
     """F7: with `failFast` what is under way is told to stop."""
     await flows.start({"a": work(), "b": work()}, policy={"failFast": True})
     held = await flows.claim()
@@ -284,7 +284,7 @@ async def test_a_run_that_fails_fast_stops_the_others(flows: Crank) -> None:
     assert await flows.steps() == {"a": "FAILED", "b": "CANCELLED"}
 
 
-async def test_what_is_not_required_may_fail(flows: Crank) -> None:
+async def test_what_is_not_required_may_fail(flows: FlowsStepper) -> None:
     """F7, F8: its failure is a skip, with the error kept, and what comes after goes on."""
     await flows.start({"a": work(required=False), "b": work("a"), "c": work("a", onSkip="skip"), "d": work("c")})
     assert await flows.work("a") == ["a", "b", "d"]
@@ -294,7 +294,7 @@ async def test_what_is_not_required_may_fail(flows: Crank) -> None:
 
 
 @pytest.mark.parametrize(("v", "expected"), [(1, "READY"), (0, "SKIPPED")])
-async def test_a_condition_decides(flows: Crank, v: int, expected: str) -> None:
+async def test_a_condition_decides(flows: FlowsStepper, v: int, expected: str) -> None:
     """F8: `when` is judged when all before has ended, over outputs and scope."""
     steps = {"a": work(), "b": work("a", when="steps.a.outputs.v == scope.wanted"), "c": work("b")}
     await flows.start(steps, scope={"wanted": 1})
@@ -304,7 +304,7 @@ async def test_a_condition_decides(flows: Crank, v: int, expected: str) -> None:
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_inputs_are_filled_in(flows: Crank) -> None:
+async def test_inputs_are_filled_in(flows: FlowsStepper) -> None:
     """F8: a reference is what the step before gave; one to nothing fails the step, not the engine."""
     await flows.start({"a": work(), "b": work("a", inputs={"v": "${steps.a.outputs.v}"})})
     await flows.say((await flows.claim())["a"], outputs={"v": [1, {"x": None}]})
@@ -318,7 +318,7 @@ async def test_inputs_are_filled_in(flows: Crank) -> None:
 # F9–F11: cancel, retry, skip, lost leases.
 
 
-async def test_cancel_stops_what_waits_and_tells_what_runs(flows: Crank) -> None:
+async def test_cancel_stops_what_waits_and_tells_what_runs(flows: FlowsStepper) -> None:
     """F9: waiting steps are cancelled, running ones told; the first end wins, in both directions."""
     await flows.start({"a": work(), "b": work("a"), "c": work()})
     held = await flows.claim(1)
@@ -336,7 +336,7 @@ async def test_cancel_stops_what_waits_and_tells_what_runs(flows: Crank) -> None
     assert await flows.status("done") == "SUCCEEDED"
 
 
-async def test_a_step_is_tried_again_after_a_while(flows: Crank) -> None:
+async def test_a_step_is_tried_again_after_a_while(flows: FlowsStepper) -> None:
     """F10: up to maxAttempts, each time after a longer wait."""
     await flows.start({"a": work(retry={"maxAttempts": 3, "backoff": 10})})
     for first, most in ((5, 10), (10, 20)):
@@ -363,7 +363,7 @@ async def test_a_step_is_tried_again_after_a_while(flows: Crank) -> None:
     ],
 )
 async def test_an_error_may_be_final(
-    flows: Crank, retry: dict[str, Any], is_retryable: bool | None, expected: str
+    flows: FlowsStepper, retry: dict[str, Any], is_retryable: bool | None, expected: str
 ) -> None:
     """F10: what the step says of a code comes before what the worker thinks of it."""
     await flows.start({"a": work(retry={"maxAttempts": 2, "backoff": 0, **retry})})
@@ -371,7 +371,7 @@ async def test_an_error_may_be_final(
     assert (await flows.steps())["a"] == expected
 
 
-async def test_retry_goes_on_where_it_failed(flows: Crank) -> None:
+async def test_retry_goes_on_where_it_failed(flows: FlowsStepper) -> None:
     """F10: the run is opened again with what was cancelled; what succeeded is not done again."""
     await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work("a")})
     await flows.work("b")
@@ -385,7 +385,7 @@ async def test_retry_goes_on_where_it_failed(flows: Crank) -> None:
         await flows.management.retry("r", "tester", "b")
 
 
-async def test_a_retry_beside_another_failure_ends_failed(flows: Crank) -> None:
+async def test_a_retry_beside_another_failure_ends_failed(flows: FlowsStepper) -> None:
     """F10: what also waits for another failure stays cancelled, and the run ends with what can be done."""
     await flows.start({"x": work(), "y": work(), "z": work("x", "y")})
     held = await flows.claim()
@@ -403,7 +403,7 @@ async def test_a_retry_beside_another_failure_ends_failed(flows: Crank) -> None:
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_cancelled_run_goes_on_after_a_retry(flows: Crank) -> None:
+async def test_a_cancelled_run_goes_on_after_a_retry(flows: FlowsStepper) -> None:
     """F10: with all that was cancelled; what was under way all along goes on too."""
     await flows.start(DIAMOND)
     held = await flows.claim()
@@ -415,7 +415,7 @@ async def test_a_cancelled_run_goes_on_after_a_retry(flows: Crank) -> None:
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_step_is_skipped_by_hand(flows: Crank) -> None:
+async def test_a_step_is_skipped_by_hand(flows: FlowsStepper) -> None:
     """F10: before its turn, at it, or after it failed; not while it runs, nor once it is done."""
     await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work()})
     await flows.management.skip("r", "c", "tester")
@@ -432,7 +432,7 @@ async def test_a_step_is_skipped_by_hand(flows: Crank) -> None:
         await flows.management.skip("r", "d", "tester")
 
 
-async def test_a_run_does_not_end_before_its_steps(flows: Crank) -> None:
+async def test_a_run_does_not_end_before_its_steps(flows: FlowsStepper) -> None:
     """F10: to skip the last step ends nothing while those before it are open."""
     await flows.start({"a": work(), "z": work("a")})
     await flows.management.skip("r", "z", "tester")
@@ -441,7 +441,7 @@ async def test_a_run_does_not_end_before_its_steps(flows: Crank) -> None:
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_lost_lease_is_tried_again_under_a_new_fence(flows: Crank) -> None:
+async def test_a_lost_lease_is_tried_again_under_a_new_fence(flows: FlowsStepper) -> None:
     """F11: READY again, until it has been tried often enough."""
     await flows.start({"a": work(), "b": work(retry={"maxAttempts": 1}), "c": work(required=False)})
     first = await flows.claim()
@@ -458,7 +458,7 @@ async def test_a_lost_lease_is_tried_again_under_a_new_fence(flows: Crank) -> No
     assert await flows.steps() == {"a": "FAILED", "b": "SKIPPED", "c": "SKIPPED"}
 
 
-async def test_a_lease_ends_with_the_time_a_step_may_take(flows: Crank) -> None:
+async def test_a_lease_ends_with_the_time_a_step_may_take(flows: FlowsStepper) -> None:
     """F11: no heartbeat carries an attempt much beyond its timeout."""
     await flows.start({"a": work(timeout=90)})
     await flows.claim()
@@ -472,7 +472,7 @@ async def test_a_lease_ends_with_the_time_a_step_may_take(flows: Crank) -> None:
 # F14: maps and flows within.
 
 
-async def test_a_map_does_the_same_with_each_item(flows: Crank) -> None:
+async def test_a_map_does_the_same_with_each_item(flows: FlowsStepper) -> None:
     """F14: items are known only at run time; the map gives what they gave, in order."""
     steps = {
         "a": work(),
@@ -490,7 +490,7 @@ async def test_a_map_does_the_same_with_each_item(flows: Crank) -> None:
     assert told == {"count": 2, "items": [{"v": 0}, {"v": 1}], "truncated": False}
 
 
-async def test_a_map_over_nothing_has_succeeded(flows: Crank) -> None:
+async def test_a_map_over_nothing_has_succeeded(flows: FlowsStepper) -> None:
     """F14: and what comes after it has its turn."""
     await flows.start({"m": mapped([]), "z": work("m"), "n": mapped([], "z")})
     assert await flows.work() == ["z"]
@@ -498,7 +498,7 @@ async def test_a_map_over_nothing_has_succeeded(flows: Crank) -> None:
 
 
 @pytest.mark.parametrize("over", [3, "abc", {"a": 1}, None])
-async def test_a_map_over_what_is_no_list_fails(flows: Crank, over: Any) -> None:
+async def test_a_map_over_what_is_no_list_fails(flows: FlowsStepper, over: Any) -> None:
     """F14: the step fails, with a code that tells why."""
     await flows.start({"a": work(), "m": mapped("${steps.a.outputs.list}", "a")})
     await flows.say((await flows.claim())["a"], outputs={"list": over})
@@ -506,7 +506,7 @@ async def test_a_map_over_what_is_no_list_fails(flows: Crank, over: Any) -> None
     assert await flows.status() == "FAILED"
 
 
-async def test_a_map_fails_with_an_item(flows: Crank) -> None:
+async def test_a_map_fails_with_an_item(flows: FlowsStepper) -> None:
     """F14: what has not begun of it is cancelled, what is under way is told to stop; a retry does what is left."""
     await flows.start({"m": mapped([0, 1, 2, 3]), "z": work("m")})
     held = await flows.claim(3)
@@ -533,7 +533,7 @@ async def test_a_map_fails_with_an_item(flows: Crank) -> None:
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_map_may_do_without_items_or_at_all(flows: Crank) -> None:
+async def test_a_map_may_do_without_items_or_at_all(flows: FlowsStepper) -> None:
     """F7, F14: an item that is not required is skipped; so is a map."""
     await flows.start(
         {"m": mapped([0, 1], do={"required": False}), "n": mapped([0], required=False), "z": work("m", "n")}
@@ -544,7 +544,7 @@ async def test_a_map_may_do_without_items_or_at_all(flows: Crank) -> None:
     assert (steps["z"], await flows.status()) == ("SUCCEEDED", "SUCCEEDED")
 
 
-async def test_an_item_of_a_map_that_is_over_is_not_begun_again(flows: Crank) -> None:
+async def test_an_item_of_a_map_that_is_over_is_not_begun_again(flows: FlowsStepper) -> None:
     """F11, F14: given back or lost, nobody needs it any more; one that is done all the same is kept."""
     await flows.start({"m": mapped([0, 1, 2, 3, 4], required=False), "z": work("m")})
     held = await flows.claim(4)
@@ -558,7 +558,7 @@ async def test_an_item_of_a_map_that_is_over_is_not_begun_again(flows: Crank) ->
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_retry_leaves_a_map_alone_that_was_done_without(flows: Crank) -> None:
+async def test_a_retry_leaves_a_map_alone_that_was_done_without(flows: FlowsStepper) -> None:
     """F10, F14: failed items of a map that was skipped are no failures of the run."""
     await flows.start({"m": mapped([0, 1], required=False), "b": work(), "z": work("m", "b")})
     held = await flows.claim()
@@ -571,7 +571,7 @@ async def test_a_retry_leaves_a_map_alone_that_was_done_without(flows: Crank) ->
     assert await flows.status() == "SUCCEEDED"
 
 
-async def test_a_flow_within_gives_what_its_last_steps_gave(flows: Crank) -> None:
+async def test_a_flow_within_gives_what_its_last_steps_gave(flows: FlowsStepper) -> None:
     """F14: its references are its own; the step around it ends as it does."""
     within = {"x": work(), "y": work("x", inputs={"v": "${steps.x.outputs.v}"})}
     await flows.start({"a": inner(within), "z": work("a")})
@@ -586,7 +586,7 @@ async def test_a_flow_within_gives_what_its_last_steps_gave(flows: Crank) -> Non
     assert (await flows.status(), await flows.status("r~a")) == ("SUCCEEDED", "SUCCEEDED")
 
 
-async def test_a_flow_within_fails_its_step_and_is_tried_anew(flows: Crank) -> None:
+async def test_a_flow_within_fails_its_step_and_is_tried_anew(flows: FlowsStepper) -> None:
     """F14: a retry of the step makes a run of its own."""
     await flows.start({"a": inner({"x": work()}), "z": work("a")})
     await flows.work("x")
@@ -604,7 +604,7 @@ async def test_a_flow_within_fails_its_step_and_is_tried_anew(flows: Crank) -> N
     )
 
 
-async def test_a_flow_within_is_cancelled_with_the_one_around_it(flows: Crank) -> None:
+async def test_a_flow_within_is_cancelled_with_the_one_around_it(flows: FlowsStepper) -> None:
     """F9, F14: and the other way round its step has failed."""
     await flows.start({"a": inner({"x": work()})})
     await flows.management.cancel("r", "tester")
@@ -616,7 +616,7 @@ async def test_a_flow_within_is_cancelled_with_the_one_around_it(flows: Crank) -
     assert (await flows.step("a", "other"))["error"]["code"] == "INNER_RUN_CANCELLED"
 
 
-async def test_flows_within_flows_have_a_bottom(flows: Crank) -> None:
+async def test_flows_within_flows_have_a_bottom(flows: FlowsStepper) -> None:
     """F14: what is too deep fails, and all around it."""
     for n in range(DEPTH_LIMIT + 2):
         flows.named.add(f"f{n}", {"a": {"kind": "flow", "inputs": {"flow": f"f{n + 1}"}}})
@@ -629,7 +629,7 @@ async def test_flows_within_flows_have_a_bottom(flows: Crank) -> None:
     assert await flows.db.fetchval("SELECT count(*) FROM flow_step WHERE error ->> 'code' = 'TOO_DEEP'") == 1
 
 
-async def test_a_flow_does_not_run_within_itself(flows: Crank) -> None:
+async def test_a_flow_does_not_run_within_itself(flows: FlowsStepper) -> None:
     """F14: neither directly, nor inside others, nor among steps given inline; it fails before it has grown."""
     again = {"kind": "flow", "inputs": {"flow": "snake"}}
     flows.named.add("snake", {"a": again, "b": again, "c": {"kind": "flow", "inputs": {"flow": "other"}}})
@@ -648,7 +648,7 @@ async def test_a_flow_does_not_run_within_itself(flows: Crank) -> None:
 # F16: limits and schedules.
 
 
-async def test_a_flow_has_so_many_runs_at_once(flows: Crank) -> None:
+async def test_a_flow_has_so_many_runs_at_once(flows: FlowsStepper) -> None:
     """F16: the others wait as PENDING, and begin in order."""
     flows.named.add("one", {"a": work()}, maxActiveRuns=1)
     for name in ("x", "y", "z"):
@@ -667,7 +667,7 @@ async def test_a_flow_has_so_many_runs_at_once(flows: Crank) -> None:
 
 async def test_a_kind_has_so_many_steps_at_once(database_url: str, tmp_path: Path) -> None:
     """F16: whoever asks, and whatever a report frees."""
-    async with crank(database_url, tmp_path, limits={"work": 2}) as flows:
+    async with flows_stepper(database_url, tmp_path, limits={"work": 2}) as flows:
         await flows.start({f"s{n}": work() for n in range(5)} | {"t": work("s0")})
         held = await flows.claim(worker="one")
         assert len(held) == 2
@@ -682,7 +682,7 @@ async def test_a_kind_has_so_many_steps_at_once(database_url: str, tmp_path: Pat
     ("catch_up", "expected"),
     [("none", ["05"]), ("last", ["05"]), ("all", ["01", "02", "03", "04", "05"])],
 )
-async def test_a_schedule_catches_up_as_it_says(flows: Crank, catch_up: str, expected: list[str]) -> None:
+async def test_a_schedule_catches_up_as_it_says(flows: FlowsStepper, catch_up: str, expected: list[str]) -> None:
     """F16: of the times that passed unseen none, the last or all are made up for; the one that is now is kept."""
     schedule = {"cron": "* * * * *", "catchUp": catch_up, "overlap": True}
     flows.named.add("tick", {"a": work()}, schedule=schedule)
@@ -695,7 +695,7 @@ async def test_a_schedule_catches_up_as_it_says(flows: Crank, catch_up: str, exp
     assert [f"{row['scheduled_for']:%M}" for row in rows] == expected
 
 
-async def test_a_schedule_that_is_not_due_writes_nothing(flows: Crank) -> None:
+async def test_a_schedule_that_is_not_due_writes_nothing(flows: FlowsStepper) -> None:
     """F3, F16: looking whether it is time leaves no trace, however often it is done."""
     flows.named.add("tick", {"a": work()}, schedule={"cron": "0 0 * * *"})
     await flows.keeper.keep_schedules()
@@ -705,7 +705,7 @@ async def test_a_schedule_that_is_not_due_writes_nothing(flows: Crank) -> None:
     assert await flows.db.fetchrow("SELECT xmin, ctid FROM flow_schedule") == before
 
 
-async def test_a_schedule_does_not_overlap(flows: Crank) -> None:
+async def test_a_schedule_does_not_overlap(flows: FlowsStepper) -> None:
     """F16: while its last run is under way no other is started; afterwards it goes on."""
     flows.named.add("tick", {"a": work()}, schedule={"cron": "* * * * *"})
     await flows.keeper.keep_schedules()
@@ -724,7 +724,7 @@ async def test_a_schedule_does_not_overlap(flows: Crank) -> None:
 # F19: resume.
 
 
-async def resumable(flows: Crank) -> None:
+async def resumable(flows: FlowsStepper) -> None:
     """a → b → c, with an artifact each; then d alone."""
     await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work()})
     while held := await flows.claim(1):
@@ -733,7 +733,7 @@ async def resumable(flows: Crank) -> None:
             await flows.say(one, outputs={"by": one.step_id}, artifacts=["out.txt"])
 
 
-async def test_resume_does_again_what_comes_from_a_step(flows: Crank) -> None:
+async def test_resume_does_again_what_comes_from_a_step(flows: FlowsStepper) -> None:
     """F19: a new run; what was done before the step is taken over with outputs and artifacts."""
     await resumable(flows)
     assert await flows.management.resume("r", "b", "tester", "again") == "again"
@@ -745,7 +745,7 @@ async def test_resume_does_again_what_comes_from_a_step(flows: Crank) -> None:
 
 
 @pytest.mark.parametrize("harm", ["changed", "removed"])
-async def test_resume_does_again_what_no_longer_holds(flows: Crank, harm: str) -> None:
+async def test_resume_does_again_what_no_longer_holds(flows: FlowsStepper, harm: str) -> None:
     """F19: an artifact whose checksum is another, or that is gone, is made again, with all that comes after."""
     await resumable(flows)
     if harm == "changed":
@@ -757,7 +757,7 @@ async def test_resume_does_again_what_no_longer_holds(flows: Crank, harm: str) -
     assert await flows.work() == ["a", "b", "c"]
 
 
-async def test_resume_of_what_is_not_there_is_refused(flows: Crank) -> None:
+async def test_resume_of_what_is_not_there_is_refused(flows: FlowsStepper) -> None:
     """F19: neither an unknown step nor a name that is taken."""
     await resumable(flows)
     with pytest.raises(NotFound):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.flows.expressions import Context, condition, fill, has_references, references, uses_item
 from penstock.kernel.errors import Invalid
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 SCOPE = {
     "mode": "full",
@@ -324,6 +324,8 @@ steps.fetch.outputs.rows scope.list scope.map[ scope.n x 1if @ ~ f'{ b' j"""
 TOKENS = st.sampled_from([*WORDS.split(), "\n", "\t", " "])
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(150, soak=20_000))
 @given(st.one_of(st.lists(TOKENS, max_size=25).map(" ".join), st.lists(TOKENS, max_size=25).map("".join), st.text()))
 def test_no_text_makes_anything_but_an_answer_or_invalid(text: str) -> None:
@@ -350,6 +352,8 @@ CLAIMS = st.recursive(
 )
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(100, soak=10_000))
 @given(CLAIMS)
 def test_numbers_are_reckoned_with_as_everywhere(text: str) -> None:

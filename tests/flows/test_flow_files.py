@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli import flow_files
 from penstock.cli.main import guarded
-from tests.services.program import Result
+from tests.support.processes import Result
 
 GOOD = "name: {name}\nsteps:\n  a: {{kind: load}}\n  b: {{kind: load, dependsOn: [a]}}\n"
 RING = "name: ring\nsteps:\n  a: {kind: load, dependsOn: [b]}\n  b: {kind: load, dependsOn: [a]}\n"

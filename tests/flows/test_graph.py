@@ -13,7 +13,7 @@ from penstock.flows import graph
 from penstock.flows.definition import StepSpec, Work
 from penstock.flows.expressions import Context
 from penstock.kernel.errors import Invalid
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 Steps = dict[str, StepSpec]
 
@@ -58,6 +58,8 @@ def ancestors(steps: Steps, name: str) -> set[str]:
     return found
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags())
 def test_steps_are_in_an_order_they_can_run_in(steps: Steps) -> None:
@@ -74,6 +76,8 @@ def test_steps_are_in_an_order_they_can_run_in(steps: Steps) -> None:
         assert layer_of[place] == max((layer_of[other] + 1 for other in before), default=0)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags(), st.data())
 def test_the_shortest_ring_is_named(steps: Steps, data: st.DataObject) -> None:
@@ -104,6 +108,8 @@ def ring_length(steps: Steps, name: str) -> int:
     return 0
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags(), st.data())
 def test_only_what_comes_before_can_be_referred_to(steps: Steps, data: st.DataObject) -> None:

@@ -15,12 +15,13 @@ from penstock.flows.kinds.builtin import check_inputs
 from penstock.flows.kinds.http import http_worker
 from penstock.flows.step import Handler, StepFailed
 from penstock.kernel.errors import Invalid
-from tests.flows.kind_desk import Json, MemoryDesk, done, failed, held
+from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
+from tests.support.types import Json
 
 SECRET = 'Bearer s3"cret-ß-long'
 
 
-class Server:
+class RecordingServer:
     """Answers as it is told, and remembers what it was asked."""
 
     def __init__(self) -> None:
@@ -39,8 +40,8 @@ class Server:
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    found = Server()
+async def server() -> AsyncIterator[RecordingServer]:
+    found = RecordingServer()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", found.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -60,18 +61,18 @@ async def worker_to(*allow: str, **secrets: str) -> AsyncIterator[Handler]:
         yield handler
 
 
-async def asked(server: Server, desk: MemoryDesk | None = None, **inputs: Any) -> Json:
+async def asked(server: RecordingServer, step_io: MemoryStepIO | None = None, **inputs: Any) -> Json:
     """The outputs of a request that must succeed."""
     async with worker_to(server.url) as worker:
-        return await done(worker, held("http", {"url": f"{server.url}/items", **inputs}, desk=desk))
+        return await done(worker, held("http", {"url": f"{server.url}/items", **inputs}, step_io=step_io))
 
 
-async def refused(server: Server, **inputs: Any) -> StepFailed:
+async def refused(server: RecordingServer, **inputs: Any) -> StepFailed:
     async with worker_to(server.url) as worker:
         return await failed(worker, held("http", {"url": f"{server.url}/items", **inputs}))
 
 
-async def test_a_request_is_made_as_it_is_written(server: Server) -> None:
+async def test_a_request_is_made_as_it_is_written(server: RecordingServer) -> None:
     """F14: method, parameters, headers and body reach the server, with a key that is the same at every attempt."""
     inputs = {"method": "POST", "params": {"q": "a b", "n": [1, True]}, "headers": {"X-One": "1"}, "json": {"a": None}}
     async with worker_to(server.url) as worker:
@@ -86,7 +87,7 @@ async def test_a_request_is_made_as_it_is_written(server: Server) -> None:
     assert (server.bodies[-1], server.asked[-1].headers["Content-Type"]) == ("plain", "text/csv")
 
 
-async def test_the_answer_is_the_outputs(server: Server) -> None:
+async def test_the_answer_is_the_outputs(server: RecordingServer) -> None:
     """F14: status, some headers, and the body as JSON or as text."""
     server.answer = lambda: web.json_response({"a": [1]}, headers={"ETag": "x", "X-Other": "y", "Set-Cookie": "c=1"})
     outputs = await asked(server)
@@ -105,16 +106,16 @@ async def test_the_answer_is_the_outputs(server: Server) -> None:
 
 
 @pytest.mark.parametrize("body", [b"x" * (DOCUMENT_LIMIT + 1), b"\xff\x00", b"a\0b", b'"' * (DOCUMENT_LIMIT // 2)])
-async def test_what_no_output_can_hold_becomes_an_artifact(server: Server, body: bytes) -> None:
+async def test_what_no_output_can_hold_becomes_an_artifact(server: RecordingServer, body: bytes) -> None:
     """F14: an answer that is too large, or no text, is kept as `body`, byte for byte."""
-    desk = MemoryDesk()
+    step_io = MemoryStepIO()
     server.answer = lambda: web.Response(body=body, content_type="text/plain")
-    outputs = await asked(server, desk)
+    outputs = await asked(server, step_io)
     assert (outputs["artifact"], outputs["bytes"]) == ("runs/run-1/step-1/body", len(body))
-    assert desk.written == {"body": body}
+    assert step_io.written == {"body": body}
 
 
-async def test_an_answer_without_end_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_without_end_is_given_up(server: RecordingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """F14: nobody fills our memory."""
     monkeypatch.setattr(kind, "BODY_LIMIT", 1_000)
     server.answer = lambda: web.Response(body=b"x" * 1_001)
@@ -123,7 +124,7 @@ async def test_an_answer_without_end_is_given_up(server: Server, monkeypatch: py
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_in_trouble_is_worth_another_try(server: Server, status: int) -> None:
+async def test_a_server_in_trouble_is_worth_another_try(server: RecordingServer, status: int) -> None:
     """F10, F14: 429 and 5xx are retryable, and have a code of their own."""
     server.answer = lambda: web.Response(status=status, text="busy", headers={"Retry-After": "7"})
     error = await refused(server)
@@ -133,7 +134,7 @@ async def test_a_server_in_trouble_is_worth_another_try(server: Server, status: 
 
 
 @pytest.mark.parametrize("status", [304, 400, 404, 409])
-async def test_a_refusal_is_final(server: Server, status: int) -> None:
+async def test_a_refusal_is_final(server: RecordingServer, status: int) -> None:
     """F10, F14: what the server refuses it will refuse again, unless the flow knows better."""
     server.answer = lambda: web.Response(status=status)
     error = await refused(server)
@@ -144,7 +145,7 @@ async def test_a_refusal_is_final(server: Server, status: int) -> None:
     assert (await refused(server, expect=[status])).error.code == "HTTP_STATUS"
 
 
-async def test_a_server_that_is_slow_or_away_is_worth_another_try(server: Server) -> None:
+async def test_a_server_that_is_slow_or_away_is_worth_another_try(server: RecordingServer) -> None:
     """F10, F14: no answer in time, and nobody there, are retryable."""
     server.holds = asyncio.Event()
     error = await refused(server, timeoutSeconds=0.05)
@@ -183,7 +184,7 @@ async def test_a_server_that_is_slow_or_away_is_worth_another_try(server: Server
         "file:///etc/passwd",
     ],
 )
-async def test_nobody_else_is_asked(server: Server, url: str) -> None:
+async def test_nobody_else_is_asked(server: RecordingServer, url: str) -> None:
     """F14: only what begins with an entry of `flows.http.allow`, part by part; the error names the setting."""
     root = server.url.removesuffix("/v1")
     meant = url.format(root=root, host=root.removeprefix("http://"))
@@ -195,14 +196,14 @@ async def test_nobody_else_is_asked(server: Server, url: str) -> None:
     assert server.asked == []
 
 
-async def test_nothing_is_allowed_unless_it_is_named(server: Server) -> None:
+async def test_nothing_is_allowed_unless_it_is_named(server: RecordingServer) -> None:
     """F14: by default no request goes anywhere."""
     async with worker_to() as worker:
         error = await failed(worker, held("http", {"url": server.url}))
     assert error.error.code == "HTTP_NOT_ALLOWED"
 
 
-async def test_what_is_allowed_is_asked(server: Server) -> None:
+async def test_what_is_allowed_is_asked(server: RecordingServer) -> None:
     """F14: the entry itself and all below it, with or without a slash at its end."""
     for allow, path in (("", ""), ("", "/"), ("", "/a"), ("/", "/a/b%20c"), ("/a", "/a?x=../..")):
         async with worker_to("https://example.com/", server.url + allow) as worker:
@@ -210,7 +211,7 @@ async def test_what_is_allowed_is_asked(server: Server) -> None:
     assert len(server.asked) == 5
 
 
-async def test_a_redirect_is_not_followed(server: Server) -> None:
+async def test_a_redirect_is_not_followed(server: RecordingServer) -> None:
     """F14: it could lead out of what is allowed, and secrets with it; where it leads is told."""
     server.answer = lambda: web.Response(status=302, headers={"Location": "http://169.254.169.254/latest"})
     error = await refused(server)
@@ -219,26 +220,30 @@ async def test_a_redirect_is_not_followed(server: Server) -> None:
     assert outputs["headers"]["Location"] == "http://169.254.169.254/latest"
 
 
-async def test_a_secret_goes_to_the_server_and_nowhere_else(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_goes_to_the_server_and_nowhere_else(
+    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F14: a header's secret is read by its name, and is in no output, error or log, even if the server repeats it."""
     monkeypatch.setenv("FLOW_TOKEN", SECRET)
-    desk = MemoryDesk()
+    step_io = MemoryStepIO()
     inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
     async with worker_to(server.url, token="env:FLOW_TOKEN") as worker:
         server.answer = lambda: web.json_response({"you": SECRET, "are": [SECRET.split()[1]]})
-        outputs = await done(worker, held("http", inputs, desk=desk))
+        outputs = await done(worker, held("http", inputs, step_io=step_io))
         assert outputs["json"] == {"you": "***", "are": ["***"]}
         server.answer = lambda: web.Response(status=400, text=f"bad {SECRET}", headers={"Link": SECRET})
-        error = await failed(worker, held("http", inputs, desk=desk))
+        error = await failed(worker, held("http", inputs, step_io=step_io))
         server.answer = lambda: web.Response(body=b"\xff" + SECRET.encode())
-        await done(worker, held("http", inputs, desk=desk))
+        await done(worker, held("http", inputs, step_io=step_io))
     assert server.asked[0].headers["Authorization"] == SECRET
     assert "***" in error.error.details["body"]
-    for told in (outputs, error.error, desk.logs, desk.written):
+    for told in (outputs, error.error, step_io.logs, step_io.written):
         assert "s3" not in str(told)
 
 
-async def test_a_secret_goes_only_where_it_is_meant_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_goes_only_where_it_is_meant_for(
+    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F14: an address may be allowed without being told every secret."""
     monkeypatch.setenv("FLOW_TOKEN", SECRET)
     inputs = {"secretHeaders": {"Authorization": "token"}}
@@ -251,7 +256,9 @@ async def test_a_secret_goes_only_where_it_is_meant_for(server: Server, monkeypa
     assert server.asked[0].headers["Authorization"] == SECRET
 
 
-async def test_a_secret_that_is_not_there_is_told_by_its_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_secret_that_is_not_there_is_told_by_its_name(
+    server: RecordingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F14: a name nobody set, a reference to nothing, and one that no header can carry; never the value."""
     inputs = {"url": server.url, "secretHeaders": {"Authorization": "token"}}
     async with worker_to(server.url) as worker:
@@ -279,7 +286,7 @@ async def test_a_secret_that_is_not_there_is_told_by_its_name(server: Server, mo
         ({"proxy": "x"}, "inputs.proxy"),
     ],
 )
-async def test_inputs_are_looked_over_before(server: Server, wrong: Json, field: str) -> None:
+async def test_inputs_are_looked_over_before(server: RecordingServer, wrong: Json, field: str) -> None:
     """F2, F14: a mistake is told when the run is asked for, and the field is named; a reference is not one."""
     inputs = {"url": "${scope.url}", "timeoutSeconds": "${scope.wait}", "json": "${steps.a.outputs}"}
     check_inputs["http"](inputs)

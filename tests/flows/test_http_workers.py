@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.flows.rig import BASE, Rig
-from tests.services.require import require
-from tests.services.until import becomes
+from tests.flows.harness import BASE, FlowsHarness
+from tests.support.require import require
+from tests.support.waiting import becomes
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "flows-http"
 SHELL, NODE = str(EXAMPLES / "worker.sh"), str(EXAMPLES / "worker.mjs")
@@ -33,74 +33,66 @@ async def working(url: str, *command: str, lease: float = 30) -> AsyncIterator[a
         await process.wait()
 
 
-async def ended(rig: Rig, run_id: str = "r1") -> dict[str, object]:
-    async def has_ended() -> bool:
-        return (await rig.run(run_id))["status"] not in ("PENDING", "RUNNING")
-
-    await becomes(has_ended, f"run {run_id} ends")
-    return await rig.run(run_id)
-
-
-async def test_any_program_is_a_worker(rig: Rig, url: str) -> None:
+async def test_any_program_is_a_worker(harness: FlowsHarness, url: str) -> None:
     """F17: with curl and bash: the step on standard input, an artifact, the log, and the exit code as the outcome."""
-    await rig.create({"a": {"kind": "SAY", "inputs": {"who": "world"}}})
+    await harness.create({"a": {"kind": "SAY", "inputs": {"who": "world"}}})
     command = 'grep -o \'"who":"[a-z]*"\'; echo "half \\"way\\"" >&2'
     async with working(url, SHELL, "--once", "SAY", "bash", "-c", command) as worker:
         assert await worker.wait() == 0
-    step = (await rig.run())["steps"]["a"]
+    step = (await harness.run())["steps"]["a"]
     assert (step["status"], step["outputs"], step["error"]) == ("SUCCEEDED", {"exitCode": 0}, None)
     assert step["worker"].startswith("bash@")
-    answer = await rig.http.get("/flow_runs/r1/steps/a/artifacts/output.txt")
+    answer = await harness.http.get("/flow_runs/r1/steps/a/artifacts/output.txt")
     assert answer.text == '"who":"world"\n'
-    logs = await rig.get("/flow_runs/r1/steps/a/logs")
+    logs = await harness.get("/flow_runs/r1/steps/a/logs")
     assert [line["message"] for line in logs["lines"]] == ['half "way"']
 
 
-async def test_a_program_that_fails_fails_its_step(rig: Rig, url: str) -> None:
+async def test_a_program_that_fails_fails_its_step(harness: FlowsHarness, url: str) -> None:
     """F17: the exit code is the error's code, the last complaint its message; what was printed is kept."""
-    await rig.create({"a": {"kind": "SAY"}})
+    await harness.create({"a": {"kind": "SAY"}})
     async with working(url, SHELL, "--once", "SAY", "bash", "-c", "echo partly; echo no disk >&2; exit 3") as worker:
         assert await worker.wait() == 0
-    step = (await rig.run())["steps"]["a"]
+    step = (await harness.run())["steps"]["a"]
     assert step["status"] == "FAILED"
     assert step["error"] == {"code": "EXIT_3", "message": "no disk", "details": None}
-    assert (await rig.http.get("/flow_runs/r1/steps/a/artifacts/output.txt")).text == "partly\n"
+    assert (await harness.http.get("/flow_runs/r1/steps/a/artifacts/output.txt")).text == "partly\n"
 
 
-async def test_a_program_is_stopped_when_its_run_is_cancelled(rig: Rig, url: str, tmp_path: Path) -> None:
+async def test_a_program_is_stopped_when_its_run_is_cancelled(harness: FlowsHarness, url: str, tmp_path: Path) -> None:
     """F9: its worker hears it at a heartbeat, ends the program, and says so."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    await rig.create({"a": {"kind": "WAIT"}})
+    await harness.create({"a": {"kind": "WAIT"}})
     async with working(url, SHELL, "--once", "WAIT", "cat", str(pipe), lease=0.6) as worker:
 
         async def is_running() -> bool:
-            return await rig.statuses() == {"a": "RUNNING"}
+            return await harness.statuses() == {"a": "RUNNING"}
 
         await becomes(is_running, "the step begins")
-        await rig.post("/flow_runs/r1/cancel")
+        await harness.post("/flow_runs/r1/cancel")
         assert await worker.wait() == 0
-    assert await rig.statuses() == {"a": "CANCELLED"}
+    assert await harness.statuses() == {"a": "CANCELLED"}
 
 
-async def test_a_worker_in_javascript(rig: Rig, url: str) -> None:
+async def test_a_worker_in_javascript(harness: FlowsHarness, url: str) -> None:
     """F17: Node without dependencies: claims, writes an artifact, logs, reports; an error has code and details."""
     steps = {
         "good": {"kind": "WORD_COUNT", "inputs": {"text": "a b a"}},
         "bad": {"kind": "WORD_COUNT", "dependsOn": ["good"], "inputs": {}},
     }
-    await rig.create(steps)
+    await harness.create(steps)
     async with working(url, "node", NODE) as worker:
-        run = await ended(rig)
+        run = await harness.ended()
         worker.send_signal(signal.SIGTERM)
-        await rig.create({"last": {"kind": "WORD_COUNT", "inputs": {"text": "x"}}}, "r2")
+        await harness.create({"last": {"kind": "WORD_COUNT", "inputs": {"text": "x"}}}, "r2")
         assert await worker.wait() == 0
-    good, bad = run["steps"]["good"], run["steps"]["bad"]  # type: ignore[index]
+    good, bad = run["steps"]["good"], run["steps"]["bad"]
     assert (good["status"], good["outputs"]) == ("SUCCEEDED", {"words": 3})
     assert [one["name"] for one in good["artifacts"]] == ["words.json"]
-    assert (await rig.http.get("/flow_runs/r1/steps/good/artifacts/words.json")).json() == {"a": 2, "b": 1}
+    assert (await harness.http.get("/flow_runs/r1/steps/good/artifacts/words.json")).json() == {"a": 2, "b": 1}
     assert bad["error"] == {"code": "NO_TEXT", "message": "inputs.text is no text", "details": {"inputs": {}}}
-    assert (await rig.get("/flow_runs/r1/steps/good/logs"))["lines"][0]["message"] == "2 different words"
+    assert (await harness.get("/flow_runs/r1/steps/good/logs"))["lines"][0]["message"] == "2 different words"
 
 
 def test_the_examples_name_the_api_there_is() -> None:

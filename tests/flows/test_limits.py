@@ -16,15 +16,15 @@ from penstock.flows.graph import checked
 from penstock.flows.loading import load_file
 from penstock.flows.model import NewStep
 from penstock.kernel.errors import BadConfig, Invalid
-from tests.flows.crank import Crank, crank, inner, mapped, work
+from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, work
 from tests.flows.test_races import statements
 
 EVERY_MINUTE = {"cron": "* * * * *"}
 
 
 @pytest.fixture
-async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
-    async with crank(database_url, tmp_path) as one:
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
+    async with flows_stepper(database_url, tmp_path) as one:
         yield one
 
 
@@ -36,7 +36,7 @@ def named(flow: str, **more: Any) -> dict[str, Any]:
 # F14, F16: inner runs.
 
 
-async def test_a_flow_within_waits_for_others_of_its_name(flows: Crank) -> None:
+async def test_a_flow_within_waits_for_others_of_its_name(flows: FlowsStepper) -> None:
     """F16: maxActiveRuns counts the runs of a flow wherever they are."""
     flows.named.add("one", {"a": work()}, maxActiveRuns=1)
     for name in ("x", "y"):
@@ -50,7 +50,7 @@ async def test_a_flow_within_waits_for_others_of_its_name(flows: Crank) -> None:
     assert [await flows.status(name) for name in ("x", "y")] == ["SUCCEEDED", "SUCCEEDED"]
 
 
-async def test_a_flow_within_that_waits_is_rung_for(flows: Crank) -> None:
+async def test_a_flow_within_that_waits_is_rung_for(flows: FlowsStepper) -> None:
     """F14: who admits runs is told of it, and need not wait for the next look."""
     flows.named.add("one", {"a": work()})
     rung = flows.bell.next(service.RUNS)
@@ -58,7 +58,9 @@ async def test_a_flow_within_that_waits_is_rung_for(flows: Crank) -> None:
     assert rung.is_set()
 
 
-async def test_a_flow_within_gives_no_more_than_a_step_may(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flow_within_gives_no_more_than_a_step_may(
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F14: what is more is left out, and it is told."""
     monkeypatch.setattr(chores, "DOCUMENT_LIMIT", 1_000)
     await flows.start({"f": inner({"a": work(), "b": work()}), "z": work("f")})
@@ -69,7 +71,7 @@ async def test_a_flow_within_gives_no_more_than_a_step_may(flows: Crank, monkeyp
 
 
 async def test_an_inner_run_that_cannot_be_told_does_not_hold_up_the_others(
-    flows: Crank, monkeypatch: pytest.MonkeyPatch
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F14: the steps of the others end."""
     for name in ("x", "y"):
@@ -90,7 +92,7 @@ async def test_an_inner_run_that_cannot_be_told_does_not_hold_up_the_others(
 # F2, F14: sizes.
 
 
-async def test_the_items_of_a_map_have_a_size(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_items_of_a_map_have_a_size(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
     """F14: all of them together; the map fails before there is no memory left."""
     monkeypatch.setattr(looking, "ITEMS_LIMIT", 10_000)
     each = {"inputs": {"text": "${scope.text}"}}
@@ -102,7 +104,7 @@ async def test_the_items_of_a_map_have_a_size(flows: Crank, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("where", ["request", "defaults", "inner"])
-async def test_a_scope_has_a_size(flows: Crank, where: str) -> None:
+async def test_a_scope_has_a_size(flows: FlowsStepper, where: str) -> None:
     """F2: it is handed out with every step; nothing is kept of a run whose scope is more."""
     half, more = {"a": "x" * (contract.SCOPE_LIMIT // 2)}, {"b": "x" * (contract.SCOPE_LIMIT // 2)}
     if where == "inner":
@@ -120,7 +122,7 @@ async def test_a_scope_has_a_size(flows: Crank, where: str) -> None:
     await flows.start({"a": work()}, scope=half)
 
 
-async def test_what_is_given_inline_is_not_remembered(flows: Crank) -> None:
+async def test_what_is_given_inline_is_not_remembered(flows: FlowsStepper) -> None:
     """F2: it does not come again, and there may be much of it; a flow with a name is planned once."""
     flows.named.add("again", {"named-step": work()})
     await flows.start({"inline-step": work()})
@@ -130,7 +132,7 @@ async def test_what_is_given_inline_is_not_remembered(flows: Crank) -> None:
     assert ("inline-step" in known, "named-step" in known) == (False, True)
 
 
-async def test_a_step_logs_so_much(flows: Crank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_step_logs_so_much(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
     """F18: what comes after that is dropped, also of later attempts; other steps log on."""
     monkeypatch.setattr(service, "LOG_LINES", 5)
     await flows.start({"a": work(retry={"maxAttempts": 2, "backoff": 0}), "b": work()})
@@ -161,7 +163,7 @@ def test_durations_have_an_end(harm: dict[str, Any]) -> None:
     assert StepSpec.model_validate({"kind": "work", **year}).timeout == timedelta(days=366)
 
 
-async def test_the_longest_durations_can_be_kept(flows: Crank) -> None:
+async def test_the_longest_durations_can_be_kept(flows: FlowsStepper) -> None:
     """F9, F10: heartbeats and reports of such steps are as any."""
     long = timedelta(days=366)
     retry = {"maxAttempts": 1_000, "backoff": long, "maxBackoff": long}
@@ -199,7 +201,7 @@ def test_a_flow_that_runs_by_itself_has_a_shorter_name(tmp_path: Path) -> None:
                 load_file(file)
 
 
-async def test_a_flow_that_makes_no_sense_does_not_hold_up_the_others(flows: Crank) -> None:
+async def test_a_flow_that_makes_no_sense_does_not_hold_up_the_others(flows: FlowsStepper) -> None:
     """F16: the schedules after it are kept."""
     flows.named.add("a" * 95, {"a": work()}, schedule=EVERY_MINUTE)
     flows.named.add("b", {"a": work()}, schedule=EVERY_MINUTE)
@@ -214,7 +216,7 @@ async def test_a_flow_that_makes_no_sense_does_not_hold_up_the_others(flows: Cra
 
 async def test_many_that_refer_to_one_ask_for_it_once(database_url: str, tmp_path: Path) -> None:
     """F3, F8: how many steps are looked at decides how much is written, not how often it is asked."""
-    async with crank(database_url, tmp_path, size=1) as flows:
+    async with flows_stepper(database_url, tmp_path, size=1) as flows:
         counts = []
         for width in (4, 5, 50):
             refers = {"inputs": {"v": "${steps.root.outputs.v}"}, "when": "steps.root.outputs.v > 0"}
@@ -228,7 +230,7 @@ async def test_many_that_refer_to_one_ask_for_it_once(database_url: str, tmp_pat
         assert counts[1] == counts[2]  # the first asks for the types of columns besides
 
 
-async def test_what_is_done_to_all_steps_of_a_run_does_not_compare_all_with_all(flows: Crank) -> None:
+async def test_what_is_done_to_all_steps_of_a_run_does_not_compare_all_with_all(flows: FlowsStepper) -> None:
     """F3: each step is looked up, not looked for, also while the database knows nothing yet of how many there are."""
     width = 300
     many = {f"s{n}": work("root") for n in range(width)}

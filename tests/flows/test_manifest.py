@@ -23,7 +23,7 @@ from penstock.flows.manifest import (
 )
 from penstock.flows.model import StepError
 from penstock.kernel.errors import Invalid
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 ABC = [{"id": "a"}, {"id": "b"}, {"id": "c"}]
 INPUTS = {"requests": ABC, "minImages": 2}
@@ -205,6 +205,8 @@ def test_other_workers_may_tell_more() -> None:
     assert found(more)["received"] == 3
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(60, soak=2_000))
 @given(st.data())
 def test_a_manifest_is_read_as_it_was_written(data: st.DataObject) -> None:

@@ -20,10 +20,11 @@ from penstock.flows.contract import CHART_EXPORT, MANIFEST, MANIFEST_OUTPUT
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
-from tests.flows.market_rig import EXAMPLE, FLOW, LEASE, TOKEN, Json, example, market, opened, workers
-from tests.flows.market_servers import PNG, Answer, Scripted, never, picture, says, scripted, writes
-from tests.services.program import Up
-from tests.services.until import becomes, until
+from tests.flows.market_harness import EXAMPLE, FLOW, LEASE, TOKEN, example, market, opened, workers
+from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, market_server, never, picture, says, writes
+from tests.support.processes import Up
+from tests.support.types import Json
+from tests.support.waiting import becomes, until
 
 SECOND = timedelta(seconds=1)
 PICTURES = ["days", "four-hours", "hours"]
@@ -36,9 +37,9 @@ LEFT = {
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[Scripted]:
+async def api() -> AsyncIterator[ScriptedMarketServer]:
     """An image API, or a model: what it answers is the test's."""
-    async with scripted() as server:
+    async with market_server() as server:
         server.will(picture)
         yield server
 
@@ -142,7 +143,7 @@ TROUBLES = {
 
 @pytest.mark.parametrize("code", ["IMAGE_ERROR", "IMAGE_TIMEOUT", "IMAGE_THROTTLED", "IMAGE_BAD_ANSWER"])
 async def test_fewer_pictures_than_asked_may_be_enough(
-    api: Scripted, database_url: str, tmp_path: Path, code: str
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path, code: str
 ) -> None:
     """F12: with minImages of them the step succeeds as partial, and the report goes with those that came."""
     api.will(TROUBLES[code], chart="four-hours")
@@ -162,7 +163,9 @@ async def test_fewer_pictures_than_asked_may_be_enough(
 
 
 @pytest.mark.parametrize("code", ["IMAGE_TIMEOUT", "IMAGE_REFUSED", "IMAGE_UNAUTHORIZED"])
-async def test_too_few_pictures_fail_the_run(api: Scripted, database_url: str, tmp_path: Path, code: str) -> None:
+async def test_too_few_pictures_fail_the_run(
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path, code: str
+) -> None:
     """F7, F12: FAILED with the pictures that did not come; the manifest and what came are there all the same."""
     api.will(TROUBLES[code], chart="days")
     api.will(TROUBLES[code], chart="hours")
@@ -179,7 +182,9 @@ async def test_too_few_pictures_fail_the_run(api: Scripted, database_url: str, t
         assert TOKEN.encode() not in await found.all_told()
 
 
-async def test_an_api_that_recovers_gives_all_pictures(api: Scripted, database_url: str, tmp_path: Path) -> None:
+async def test_an_api_that_recovers_gives_all_pictures(
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path
+) -> None:
     """F13: a picture that does not come at once is asked for again, as long after as the API says."""
     api.will(says("busy", status=500), says("<html>"), picture, chart="days")
     api.will(never, picture, chart="four-hours")
@@ -195,7 +200,7 @@ async def test_an_api_that_recovers_gives_all_pictures(api: Scripted, database_u
 
 
 async def test_a_step_that_is_tried_again_leaves_only_its_last_attempt(
-    api: Scripted, database_url: str, tmp_path: Path
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path
 ) -> None:
     """F6, F10: what an attempt before wrote is not published, and the manifest is the last one's."""
     busy = says("busy", status=503)
@@ -215,7 +220,7 @@ async def test_a_step_that_is_tried_again_leaves_only_its_last_attempt(
         assert (back.reason or "").startswith("TOO_FEW_IMAGES: 1 of 3")
 
 
-async def test_refusals_are_not_tried_again(api: Scripted, database_url: str, tmp_path: Path) -> None:
+async def test_refusals_are_not_tried_again(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F10: a step whose pictures can never come has one attempt, though its `retry` gives it three."""
     api.will(says("no", status=400))
     async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
@@ -224,7 +229,7 @@ async def test_refusals_are_not_tried_again(api: Scripted, database_url: str, tm
         assert (run["steps"]["charts"]["attempts"], len(api.bodies)) == (1, 3)
 
 
-async def test_a_failed_run_is_taken_up_by_hand(api: Scripted, database_url: str, tmp_path: Path) -> None:
+async def test_a_failed_run_is_taken_up_by_hand(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F10: once the API is well, the charts are tried again, and the run ends with them and its report."""
     api.will(says("down", status=503))
     async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
@@ -243,7 +248,7 @@ async def test_a_failed_run_is_taken_up_by_hand(api: Scripted, database_url: str
         }
 
 
-async def test_charts_nobody_needs(api: Scripted, database_url: str, tmp_path: Path) -> None:
+async def test_charts_nobody_needs(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F7, F12: with `required: false` they are SKIPPED with error and manifest; the report goes without them."""
     api.will(says("down", status=503))
     without = {"inputs": {"charts": "${steps.charts.outputs.items or null}"}}
@@ -396,7 +401,9 @@ async def test_a_worker_that_fails_leaves_its_manifest(
         assert len((await found.manifest())[1]) in (1, 3)
 
 
-async def test_charts_that_take_too_long_leave_their_manifest(api: Scripted, database_url: str, tmp_path: Path) -> None:
+async def test_charts_that_take_too_long_leave_their_manifest(
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path
+) -> None:
     """F12: an attempt stopped by its `timeout` is FAILED; of each picture the manifest tells whether it came."""
     api.will(never, chart="hours")
     async with market(database_url, tmp_path, api, images={"url": api.url}) as found:
@@ -420,7 +427,7 @@ async def test_a_lie_is_worth_another_attempt(database_url: str, tmp_path: Path)
         assert found.published().keys() == LEFT
 
 
-async def test_a_model_writes_the_report(api: Scripted, database_url: str, tmp_path: Path) -> None:
+async def test_a_model_writes_the_report(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F13: an OpenAI-compatible endpoint is given the figures, and what it writes stands above them."""
     api.will(writes("It rose, with a pause in spring."))
     async with market(database_url, tmp_path, api, llm={"url": api.url, "model": "small-1"}) as found:
@@ -451,7 +458,7 @@ async def test_a_model_writes_the_report(api: Scripted, database_url: str, tmp_p
     ],
 )
 async def test_a_model_that_fails_the_report(
-    api: Scripted,
+    api: ScriptedMarketServer,
     database_url: str,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -475,7 +482,9 @@ async def test_a_model_that_fails_the_report(
     assert TOKEN not in "".join(capfd.readouterr())
 
 
-async def test_a_model_that_recovers_between_attempts(api: Scripted, database_url: str, tmp_path: Path) -> None:
+async def test_a_model_that_recovers_between_attempts(
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path
+) -> None:
     """F10: an attempt that came to nothing is followed by one that succeeds; its log tells of both."""
     busy = says("busy", status=503)
     api.will(busy, busy, busy, writes("All is well."))
@@ -490,7 +499,7 @@ async def test_a_model_that_recovers_between_attempts(api: Scripted, database_ur
         ]
 
 
-async def test_a_model_that_repeats_the_token(api: Scripted, database_url: str, tmp_path: Path) -> None:
+async def test_a_model_that_repeats_the_token(api: ScriptedMarketServer, database_url: str, tmp_path: Path) -> None:
     """F13: whatever it writes, the report does not hold the secret it was asked with."""
     api.will(writes(f"You are {TOKEN}, and prices rose."))
     async with market(database_url, tmp_path, api, llm={"url": api.url}) as found:
@@ -506,7 +515,7 @@ class Held:
         self._data = data
         self.asked, self.let_go = asyncio.Event(), asyncio.Event()
 
-    async def __call__(self, server: Scripted) -> web.StreamResponse:
+    async def __call__(self, server: ScriptedMarketServer) -> web.StreamResponse:
         self.asked.set()
         await self.let_go.wait()
         return await says(self._data)(server)
@@ -514,7 +523,7 @@ class Held:
 
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_who_lost_the_lease_cannot_publish(
-    api: Scripted, database_url: str, tmp_path: Path, clock: ManualClock, is_late: bool
+    api: ScriptedMarketServer, database_url: str, tmp_path: Path, clock: ManualClock, is_late: bool
 ) -> None:
     """F6, F11: a worker that goes on after its lease, until before or after the winner's end, changes nothing."""
     slow, quick = Held(PNG + b"slow"), Held(PNG)
@@ -547,6 +556,7 @@ async def test_who_lost_the_lease_cannot_publish(
     assert len(api.bodies) == 6
 
 
+@pytest.mark.full
 def test_the_example_as_a_user_runs_it(database_url: str, tmp_path: Path) -> None:
     """F13, F18: `penstock up` with the example's configuration: the run is asked for, seen and fetched over HTTP.
 

@@ -23,8 +23,9 @@ from penstock.flows.model import StepError
 from penstock.flows.step import Workers
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid
-from tests.flows.desk import Json, PlainDesk
-from tests.services.soak import examples
+from tests.flows.run_step_io import RunStepIO
+from tests.support.soak import examples
+from tests.support.types import Json
 
 HEAD = "time,open,high,low,close,volume"
 FIVE = [
@@ -42,8 +43,8 @@ def workers(tmp_path: Path) -> Workers:
 
 
 @pytest.fixture
-def desk() -> PlainDesk:
-    return PlainDesk()
+def step_io() -> RunStepIO:
+    return RunStepIO()
 
 
 def asked(*timeframes: str, file: str = "candles.csv", **more: Any) -> Json:
@@ -54,18 +55,18 @@ def write(folder: Path, *rows: str, head: str = HEAD, name: str = "candles.csv")
     (folder / name).write_text("\n".join([head, *rows, ""]))
 
 
-async def test_candles_are_resampled_to_each_timeframe(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_candles_are_resampled_to_each_timeframe(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F13, F6: one artifact per timeframe, under its path; opens first, closes last, and gaps stay gaps."""
     write(tmp_path, *FIVE)
-    outputs = await desk.do(workers, OHLCV_EXPORT, asked("1h", "1d", "1w"))
+    outputs = await step_io.do(workers, OHLCV_EXPORT, asked("1h", "1d", "1w"))
     assert [file["path"] for file in outputs["files"]] == [f"runs/run-1/ohlcv/{t}.json" for t in ("1h", "1d", "1w")]
-    assert desk.document("ohlcv", "1h.json")["candles"] == [
+    assert step_io.document("ohlcv", "1h.json")["candles"] == [
         ["2026-01-05T09:00:00Z", 10, 12, 9, 11.2, 150],
         ["2026-01-05T10:00:00Z", 11.2, 13, 11, 12.5, 70],
         ["2026-01-05T15:00:00Z", 12.5, 12.6, 8, 8.5, 30],
         ["2026-01-12T09:00:00Z", 9, 9.5, 8.75, 9.25, 10],
     ]
-    assert desk.document("ohlcv", "1w.json")["candles"] == [
+    assert step_io.document("ohlcv", "1w.json")["candles"] == [
         ["2026-01-05T00:00:00Z", 10, 13, 8, 8.5, 250],
         ["2026-01-12T00:00:00Z", 9, 9.5, 8.75, 9.25, 10],
     ]
@@ -89,14 +90,14 @@ async def test_the_same_input_gives_the_same_bytes(tmp_path: Path, workers: Work
     made = []
     for _ in range(3):
         write(tmp_path, *rows)
-        desk = PlainDesk()
-        await desk.do(workers, OHLCV_EXPORT, asked("15m", "1d"))
-        made.append(desk.artifacts)
+        step_io = RunStepIO()
+        await step_io.do(workers, OHLCV_EXPORT, asked("15m", "1d"))
+        made.append(step_io.artifacts)
         chance.shuffle(rows)
     assert made[0] == made[1] == made[2]
 
 
-async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F13: bad rows are set aside, each under its reason; of two rows of one time the later is believed."""
     bad = [
         "yesterday,1,1,1,1,1",
@@ -113,7 +114,7 @@ async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Wor
     ]
     again = "2026-01-12T09:00Z,9,9.5,8.75,9.5,20"
     write(tmp_path, *FIVE, *bad, again)
-    outputs = await desk.do(workers, OHLCV_EXPORT, asked("1h"))
+    outputs = await step_io.do(workers, OHLCV_EXPORT, asked("1h"))
     assert outputs["rejected"]["reasons"] == {
         "BAD_NUMBER": 6,
         "BAD_TIME": 2,
@@ -125,15 +126,15 @@ async def test_rows_that_are_no_candles_are_counted(tmp_path: Path, workers: Wor
     assert outputs["rejected"]["examples"][0] == {"row": 5, "reason": "DUPLICATE"}
     assert outputs["rejected"]["examples"][1] == {"row": 6, "reason": "BAD_TIME"}
     assert outputs["rows"] == 17
-    assert desk.document("ohlcv", "1h.json")["candles"][-1] == ["2026-01-12T09:00:00Z", 9, 9.5, 8.75, 9.5, 20]
-    assert any("12 of 17 rows are no candles" in line for line in desk.logs["ohlcv"])
+    assert step_io.document("ohlcv", "1h.json")["candles"][-1] == ["2026-01-12T09:00:00Z", 9, 9.5, 8.75, 9.5, 20]
+    assert any("12 of 17 rows are no candles" in line for line in step_io.logs["ohlcv"])
 
 
-async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F6, F13: what adding up leaves in the last digit would depend on the machine."""
     write(tmp_path, *(f"2026-01-05T09:0{n}Z,1,1,1,1,0.{n}" for n in (1, 2)))
-    await desk.do(workers, OHLCV_EXPORT, asked("1h"))
-    assert desk.document("ohlcv", "1h.json")["candles"][0][5] == 0.3
+    await step_io.do(workers, OHLCV_EXPORT, asked("1h"))
+    assert step_io.document("ohlcv", "1h.json")["candles"][0][5] == 0.3
 
 
 @pytest.mark.parametrize(
@@ -150,35 +151,35 @@ async def test_volumes_have_no_noise(tmp_path: Path, workers: Workers, desk: Pla
         "1772323200000000",
     ],
 )
-async def test_times_are_in_utc(tmp_path: Path, workers: Workers, desk: PlainDesk, written: str) -> None:
+async def test_times_are_in_utc(tmp_path: Path, workers: Workers, step_io: RunStepIO, written: str) -> None:
     """F13: with a zone, without one, or as an epoch: the candle is the same."""
     write(tmp_path, f"{written},1,2,1,2,3")
-    await desk.do(workers, OHLCV_EXPORT, asked("1h"))
-    assert desk.document("ohlcv", "1h.json")["candles"] == [["2026-03-01T00:00:00Z", 1, 2, 1, 2, 3]]
+    await step_io.do(workers, OHLCV_EXPORT, asked("1h"))
+    assert step_io.document("ohlcv", "1h.json")["candles"] == [["2026-03-01T00:00:00Z", 1, 2, 1, 2, 3]]
 
 
-async def test_one_symbol_of_many(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_one_symbol_of_many(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F13: `symbol` chooses; rows of others are neither candles nor mistakes, and without it nothing is guessed."""
     rows = ["AAA,2026-01-05T09:00Z,1,2,1,2,3", "BBB,2026-01-05T09:00Z,5,6,5,6,7", "BBB,rubbish,5,6,5,6,7"]
     write(tmp_path, *rows, head=f"Symbol,{HEAD.upper()}")
-    outputs = await desk.do(workers, OHLCV_EXPORT, asked("1h", symbol="AAA"))
+    outputs = await step_io.do(workers, OHLCV_EXPORT, asked("1h", symbol="AAA"))
     assert (outputs["symbol"], outputs["rows"], outputs["rejected"]["count"]) == ("AAA", 1, 0)
-    error = await desk.fail(workers, OHLCV_EXPORT, asked("1h"))
+    error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))
     assert (error.code, error.details) == ("SYMBOL_NEEDED", {"symbols": ["AAA", "BBB"]})
-    assert (await desk.fail(workers, OHLCV_EXPORT, asked("1h", symbol="CCC"))).code == "NO_CANDLES"
+    assert (await step_io.fail(workers, OHLCV_EXPORT, asked("1h", symbol="CCC"))).code == "NO_CANDLES"
 
 
-async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F13: typed columns give the same artifact as text does."""
     write(tmp_path, *FIVE)
-    await desk.do(workers, OHLCV_EXPORT, asked("1h"))
+    await step_io.do(workers, OHLCV_EXPORT, asked("1h"))
     times = [datetime.fromisoformat(row.split(",")[0]) for row in FIVE]
     numbers = list(zip(*(map(float, row.split(",")[1:]) for row in FIVE), strict=True))
     columns = dict(zip(HEAD.split(",")[1:], numbers, strict=True))
     local = pl.Series("time", times).dt.convert_time_zone("Asia/Kolkata")
     pl.DataFrame({"time": local, **columns}).write_parquet(tmp_path / "candles.parquet")
-    await desk.do(workers, OHLCV_EXPORT, asked("1h", file="candles.parquet"), "again")
-    assert desk.artifacts["again", "1h.json"] == desk.artifacts["ohlcv", "1h.json"]
+    await step_io.do(workers, OHLCV_EXPORT, asked("1h", file="candles.parquet"), "again")
+    assert step_io.artifacts["again", "1h.json"] == step_io.artifacts["ohlcv", "1h.json"]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ async def test_parquet_is_read_like_csv(tmp_path: Path, workers: Workers, desk: 
         ("latin.csv", "FILE_UNREADABLE"),
     ],
 )
-async def test_nothing_outside_the_folder_is_read(tmp_path: Path, desk: PlainDesk, file: str, code: str) -> None:
+async def test_nothing_outside_the_folder_is_read(tmp_path: Path, step_io: RunStepIO, file: str, code: str) -> None:
     """F13: paths that lead out of `flows.files`, by dots or by links, are errors; so is what is no file of candles."""
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -213,16 +214,16 @@ async def test_nothing_outside_the_folder_is_read(tmp_path: Path, desk: PlainDes
     (inside / "rubbish.parquet").write_bytes(b"PAR1 nothing")
     (inside / "empty.csv").touch()
     (inside / "latin.csv").write_bytes(HEAD.encode() + b"\n\xff\xfe\xfa,1,1,1,1,1\n")
-    error = await desk.fail(market_workers(FlowsSection(files=inside)), OHLCV_EXPORT, asked("1h", file=file))
+    error = await step_io.fail(market_workers(FlowsSection(files=inside)), OHLCV_EXPORT, asked("1h", file=file))
     assert error.code == code
-    assert not desk.artifacts
+    assert not step_io.artifacts
 
 
-async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F13: only where a path ends counts."""
     write(tmp_path, *FIVE)
     (tmp_path / "newest.csv").symlink_to("candles.csv")
-    assert (await desk.do(workers, OHLCV_EXPORT, asked("1h", file="newest.csv")))["rows"] == 5
+    assert (await step_io.do(workers, OHLCV_EXPORT, asked("1h", file="newest.csv")))["rows"] == 5
 
 
 @pytest.mark.parametrize(
@@ -239,59 +240,59 @@ async def test_a_link_inside_the_folder_is_followed(tmp_path: Path, workers: Wor
     ],
 )
 async def test_inputs_that_make_no_sense_are_named(
-    workers: Workers, desk: PlainDesk, inputs: dict[str, Any], named: str
+    workers: Workers, step_io: RunStepIO, inputs: dict[str, Any], named: str
 ) -> None:
     """F13: BAD_INPUTS says which, when the run is made and when the step runs."""
-    error = await desk.fail(workers, OHLCV_EXPORT, inputs)
+    error = await step_io.fail(workers, OHLCV_EXPORT, inputs)
     assert error.code == "BAD_INPUTS"
     assert named in error.message
     with pytest.raises(Invalid, match=r"inputs"):
         check_inputs[OHLCV_EXPORT](inputs)
 
 
-async def test_columns_that_are_missing_are_named(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_columns_that_are_missing_are_named(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F13: no column is guessed."""
     write(tmp_path, "2026-01-05T09:00Z,1,2", head="time,open,last")
-    error = await desk.fail(workers, OHLCV_EXPORT, asked("1h"))
+    error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))
     assert (error.code, error.details) == ("BAD_COLUMNS", {"missing": ["high", "low", "close", "volume"]})
     write(tmp_path, "2026-01-05T09:00Z,1,2,1,2,3,4", head=f"{HEAD},Open")
-    assert (await desk.fail(workers, OHLCV_EXPORT, asked("1h"))).code == "BAD_COLUMNS"
+    assert (await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))).code == "BAD_COLUMNS"
 
 
-async def test_no_candle_at_all_is_an_error(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_no_candle_at_all_is_an_error(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F13: an empty export would look like a quiet market."""
     write(tmp_path, "x,1,1,1,1,1")
-    error = await desk.fail(workers, OHLCV_EXPORT, asked("1h"))
+    error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h"))
     assert (error.code, error.details["rejected"]["reasons"]) == ("NO_CANDLES", {"BAD_TIME": 1})
 
 
-async def test_candles_are_not_cut_smaller(tmp_path: Path, workers: Workers, desk: PlainDesk) -> None:
+async def test_candles_are_not_cut_smaller(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
     """F13: hours cannot be told minute by minute."""
     write(tmp_path, *(f"2026-01-05T{hour:02}:00Z,1,1,1,1,1" for hour in range(5)))
-    assert (await desk.fail(workers, OHLCV_EXPORT, asked("30m"))).code == "TIMEFRAME_TOO_FINE"
+    assert (await step_io.fail(workers, OHLCV_EXPORT, asked("30m"))).code == "TIMEFRAME_TOO_FINE"
 
 
-async def test_without_a_folder_or_a_database(desk: PlainDesk) -> None:
+async def test_without_a_folder_or_a_database(step_io: RunStepIO) -> None:
     """F13: what the configuration does not give cannot be asked for."""
     nothing = market_workers(FlowsSection())
-    assert (await desk.fail(nothing, OHLCV_EXPORT, asked("1h"))).code == "FILES_NOT_SET"
+    assert (await step_io.fail(nothing, OHLCV_EXPORT, asked("1h"))).code == "FILES_NOT_SET"
     sql = {"source": {"sql": "SELECT 1"}, "timeframes": ["1h"]}
-    assert (await desk.fail(nothing, OHLCV_EXPORT, sql)).code == "SQL_NOT_ALLOWED"
+    assert (await step_io.fail(nothing, OHLCV_EXPORT, sql)).code == "SQL_NOT_ALLOWED"
 
 
-async def _asked(db: Database, desk: PlainDesk, sql: str, *params: Any) -> Json:
+async def _asked(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> Json:
     workers = market_workers(FlowsSection(), read_only(db))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
-    return await desk.do(workers, OHLCV_EXPORT, inputs)
+    return await step_io.do(workers, OHLCV_EXPORT, inputs)
 
 
-async def _refused(db: Database, desk: PlainDesk, sql: str, *params: Any) -> StepError:
+async def _refused(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> StepError:
     workers = market_workers(FlowsSection(), read_only(db))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
-    return await desk.fail(workers, OHLCV_EXPORT, inputs)
+    return await step_io.fail(workers, OHLCV_EXPORT, inputs)
 
 
-async def test_candles_from_sql(db: Database, desk: PlainDesk) -> None:
+async def test_candles_from_sql(db: Database, step_io: RunStepIO) -> None:
     """F13: a statement with parameters, against a real database: numeric and timestamptz like any others."""
     await db.execute("CREATE TABLE trade (name text, at timestamptz, price numeric, size bigint)")
     at = datetime(2026, 1, 5, 9, tzinfo=UTC)
@@ -301,10 +302,10 @@ async def test_candles_from_sql(db: Database, desk: PlainDesk) -> None:
              FROM trade -- all there is
              WHERE name = $1;
     """
-    outputs = await _asked(db, desk, sql, "AAA")
+    outputs = await _asked(db, step_io, sql, "AAA")
     assert outputs["rows"] == 3
-    assert desk.document("ohlcv", "1h.json")["candles"] == [["2026-01-05T09:00:00Z", 1.5, 1.7, 1.5, 1.6, 30]]
-    assert (await _refused(db, desk, sql, "BBB")).code == "NO_CANDLES"
+    assert step_io.document("ohlcv", "1h.json")["candles"] == [["2026-01-05T09:00:00Z", 1.5, 1.7, 1.5, 1.6, 30]]
+    assert (await _refused(db, step_io, sql, "BBB")).code == "NO_CANDLES"
 
 
 @pytest.mark.parametrize(
@@ -320,10 +321,10 @@ async def test_candles_from_sql(db: Database, desk: PlainDesk) -> None:
         "SELECT $1::int",
     ],
 )
-async def test_a_statement_can_only_read(db: Database, desk: PlainDesk, sql: str) -> None:
+async def test_a_statement_can_only_read(db: Database, step_io: RunStepIO, sql: str) -> None:
     """F13: whatever a statement tries, the database is as it was, and the error has no traceback in it."""
     params = ["no number"] if "$1" in sql else []
-    error = await _refused(db, desk, sql, *params)
+    error = await _refused(db, step_io, sql, *params)
     assert error.code in ("SQL_FAILED", "DATABASE_BUSY")
     assert "Traceback" not in error.message
     assert await db.fetchval("SELECT count(*) FROM flow_run") == 0
@@ -343,6 +344,8 @@ async def test_a_session_forgets_what_a_statement_did_to_it(database_url: str) -
 PRICE = st.floats(0.01, 1e6)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(60, soak=2_000), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 20_000), PRICE, PRICE, st.integers(0, 10**6)), min_size=1, max_size=60),

@@ -14,7 +14,7 @@ from penstock.flows.kinds.builtin import check_inputs
 from penstock.flows.kinds.python import python_worker
 from penstock.flows.step import Step
 from penstock.kernel.errors import Invalid
-from tests.flows.kind_desk import MemoryDesk, done, failed, held
+from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
 
 MODULE = "penstock_test_jobs"
 SOURCE = """
@@ -65,8 +65,8 @@ def jobs() -> Iterator[None]:
         del sys.modules[name]
 
 
-def calling(name: str, module: str = MODULE, desk: MemoryDesk | None = None, **args: Any) -> Step:
-    return held("python", {"call": f"{module}:{name}", "args": args}, desk=desk)
+def calling(name: str, module: str = MODULE, step_io: MemoryStepIO | None = None, **args: Any) -> Step:
+    return held("python", {"call": f"{module}:{name}", "args": args}, step_io=step_io)
 
 
 async def test_a_function_is_called_with_its_args() -> None:
@@ -79,9 +79,9 @@ async def test_a_function_is_called_with_its_args() -> None:
 
 async def test_who_asks_for_the_step_gets_it() -> None:
     """F14: a parameter called `step`, or annotated so, is the step."""
-    desk = MemoryDesk()
-    assert await done(worker, calling("note", desk=desk, what="hello")) == {"run": "run-1"}
-    assert desk.written == {"note": b"hello"}
+    step_io = MemoryStepIO()
+    assert await done(worker, calling("note", step_io=step_io, what="hello")) == {"run": "run-1"}
+    assert step_io.written == {"note": b"hello"}
     assert await done(worker, calling("told")) == {}
 
 

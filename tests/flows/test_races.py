@@ -15,9 +15,9 @@ import pytest
 from penstock.flows.contract import Answer, Said
 from penstock.flows.model import Claimed
 from penstock.kernel.errors import Conflict
-from tests.flows.crank import LEASE, Crank, crank, mapped, report, work
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.flows.stepper import LEASE, FlowsStepper, flows_stepper, mapped, report, work
+from tests.support.soak import Campaign, examples
+from tests.support.waiting import becomes
 
 T = TypeVar("T")
 ROUNDS = examples(16, soak=400)
@@ -31,13 +31,13 @@ ASTRAY = """
 
 
 @pytest.fixture
-async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
-    async with crank(database_url, tmp_path, size=24) as one:
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
+    async with flows_stepper(database_url, tmp_path, size=24) as one:
         yield one
 
 
 @asynccontextmanager
-async def held_back(flows: Crank, run_id: str, waiting: int) -> AsyncIterator[None]:
+async def held_back(flows: FlowsStepper, run_id: str, waiting: int) -> AsyncIterator[None]:
     """Whoever is started within waits for the run, until so many do; then all go at once."""
     async with flows.db.transaction() as tx:
         await tx.execute("SELECT FROM flow_run WHERE run_id = $1 FOR UPDATE", run_id)
@@ -58,12 +58,12 @@ async def at_once(*work: Awaitable[T]) -> list[T | Conflict]:
     return found  # type: ignore[return-value]
 
 
-async def is_consistent(flows: Crank) -> None:
+async def is_consistent(flows: FlowsStepper) -> None:
     assert await flows.db.fetch(ASTRAY) == []
     assert await flows.keeper.repair() == 0
 
 
-async def settle(flows: Crank, held: Sequence[Claimed], by: str) -> Sequence[Answer]:
+async def settle(flows: FlowsStepper, held: Sequence[Claimed], by: str) -> Sequence[Answer]:
     """As a work loop hands in what it did, or as a worker over HTTP does."""
     if by == "loop":
         answers, _ = await flows.counter.settle("w", [(one, report(one)) for one in held], [], 0)
@@ -74,7 +74,7 @@ async def settle(flows: Crank, held: Sequence[Claimed], by: str) -> Sequence[Ans
 # F4: claims.
 
 
-async def test_of_many_claimers_one_wins_each_step(flows: Crank) -> None:
+async def test_of_many_claimers_one_wins_each_step(flows: FlowsStepper) -> None:
     """F4: twenty ask at once, again and again, until nothing is left; nothing is handed out twice."""
     for n in range(10):
         await flows.start({f"s{m}": work() for m in range(30)}, f"r{n}")
@@ -95,7 +95,7 @@ async def test_of_many_claimers_one_wins_each_step(flows: Crank) -> None:
 
 async def test_a_limit_holds_whoever_asks_at_once(database_url: str, tmp_path: Path) -> None:
     """F16: never more of a kind than there may be."""
-    async with crank(database_url, tmp_path, size=24, limits={"work": 3}) as flows:
+    async with flows_stepper(database_url, tmp_path, size=24, limits={"work": 3}) as flows:
         await flows.start({f"s{m}": work() for m in range(12)})
         for _ in range(4):
             claims = await asyncio.gather(*(flows.claim(2, f"w{n}") for n in range(20)))
@@ -105,7 +105,7 @@ async def test_a_limit_holds_whoever_asks_at_once(database_url: str, tmp_path: P
         assert await flows.status() == "SUCCEEDED"
 
 
-async def test_so_many_runs_of_a_flow_whoever_starts_them(flows: Crank) -> None:
+async def test_so_many_runs_of_a_flow_whoever_starts_them(flows: FlowsStepper) -> None:
     """F16: twenty at once; two are let in, and as those end the others."""
     flows.named.add("two", {"a": work()}, maxActiveRuns=2)
     await asyncio.gather(*(flows.start(None, f"r{n}", flow="two") for n in range(20)))
@@ -117,7 +117,7 @@ async def test_so_many_runs_of_a_flow_whoever_starts_them(flows: Crank) -> None:
         await asyncio.gather(*(flows.keeper.admit() for _ in range(4)))
 
 
-async def test_one_request_sent_many_times_makes_one_run(flows: Crank) -> None:
+async def test_one_request_sent_many_times_makes_one_run(flows: FlowsStepper) -> None:
     """F2: at the same time, too."""
     await asyncio.gather(*(flows.start({"a": work(), "b": work("a")}) for _ in range(20)))
     assert await flows.db.fetchval("SELECT count(*) FROM flow_step") == 2
@@ -127,10 +127,15 @@ async def test_one_request_sent_many_times_makes_one_run(flows: Crank) -> None:
 # F3: reports.
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("by", ["loop", "http"])
-async def test_two_parents_that_end_together_free_their_child_once(flows: Crank, by: str) -> None:
+async def test_two_parents_that_end_together_free_their_child_once(
+    flows: FlowsStepper, by: str, campaign: Campaign
+) -> None:
     """F3: the child has its turn, once, however the two fall together."""
-    for n in range(examples(60, soak=2_000)):
+    campaign.rounds = examples(60, soak=2_000)
+    for n in range(campaign.rounds):
         await flows.start({"a": work(), "b": work(), "c": work("a", "b")}, f"r{n}")
     held = await flows.engine.claim("w", {"work": 5_000}, limit=5_000)
     pairs: dict[str, list[Claimed]] = {}
@@ -144,7 +149,7 @@ async def test_two_parents_that_end_together_free_their_child_once(flows: Crank,
 
 
 @pytest.mark.parametrize("by", ["loop", "http"])
-async def test_parents_that_waited_for_each_other_free_their_child_once(flows: Crank, by: str) -> None:
+async def test_parents_that_waited_for_each_other_free_their_child_once(flows: FlowsStepper, by: str) -> None:
     """F3: none of them sees what the others did when it begins, and yet nothing is lost."""
     parents = [f"p{n}" for n in range(8)]
     await flows.start({**{name: work() for name in parents}, "child": work(*parents)})
@@ -158,7 +163,7 @@ async def test_parents_that_waited_for_each_other_free_their_child_once(flows: C
 
 
 @pytest.mark.parametrize("by", ["loop", "http"])
-async def test_last_steps_that_waited_for_each_other_end_their_run(flows: Crank, by: str) -> None:
+async def test_last_steps_that_waited_for_each_other_end_their_run(flows: FlowsStepper, by: str) -> None:
     """F3: the run ends with the last of them, also when somebody skipped a step before."""
     await flows.start({**{f"s{n}": work() for n in range(8)}, "t": work("s0"), "u": work("t")})
     await flows.management.skip("r", "u", "tester")
@@ -171,7 +176,7 @@ async def test_last_steps_that_waited_for_each_other_end_their_run(flows: Crank,
     assert [target for *_, target, _ in await flows.moves("flows.run")] == ["RUNNING", "SUCCEEDED"]
 
 
-async def test_items_that_end_together_end_their_map_once(flows: Crank) -> None:
+async def test_items_that_end_together_end_their_map_once(flows: FlowsStepper) -> None:
     """F14: and what comes after it has its turn."""
     await flows.start({"m": mapped(list(range(8))), "z": work("m")})
     held = await flows.claim()
@@ -183,7 +188,7 @@ async def test_items_that_end_together_end_their_map_once(flows: Crank) -> None:
 
 
 @pytest.mark.parametrize("by", ["loop", "http"])
-async def test_batches_in_any_order_do_not_lock_each_other_out(flows: Crank, by: str) -> None:
+async def test_batches_in_any_order_do_not_lock_each_other_out(flows: FlowsStepper, by: str) -> None:
     """F5: many settle batches over the same runs, each in its own order; nobody is the victim of a deadlock."""
     chance = random.Random(7)
     steps = {f"s{n}": work() for n in range(12)} | {f"t{n}": work(*(f"s{m}" for m in range(n + 1))) for n in range(12)}
@@ -199,10 +204,10 @@ async def test_batches_in_any_order_do_not_lock_each_other_out(flows: Crank, by:
     await is_consistent(flows)
 
 
-class Crowd:
+class ConcurrentActors:
     """Workers of both sorts, the reaper and people, on the same few runs."""
 
-    def __init__(self, flows: Crank, runs: Sequence[str], steps: Sequence[str]) -> None:
+    def __init__(self, flows: FlowsStepper, runs: Sequence[str], steps: Sequence[str]) -> None:
         self.flows, self.runs, self.steps = flows, runs, steps
         self.chance = random.Random(11)
 
@@ -233,16 +238,16 @@ class Crowd:
             await self.flows.engine.reap()
 
 
-async def test_everybody_at_once_leaves_every_run_as_it_should_be(flows: Crank) -> None:
+async def test_everybody_at_once_leaves_every_run_as_it_should_be(flows: FlowsStepper) -> None:
     """F3–F11: whoever comes when, nothing waits for ever, and every run ends."""
     steps = {f"s{n}": work(*(f"s{m}" for m in range(n) if (n + m) % 3 == 0)) for n in range(10)}
     steps |= {"m": mapped([1, 2, 3], "s1"), "z": work("m")}
     runs = [f"r{n}" for n in range(6)]
     for name in runs:
         await flows.start(steps, name)
-    crowd = Crowd(flows, runs, list(steps))
-    workers = [crowd.work(by) for by in ("loop", "loop", "http", "http")]
-    await asyncio.gather(*workers, crowd.interfere(), crowd.interfere(), crowd.reap())
+    actors = ConcurrentActors(flows, runs, list(steps))
+    workers = [actors.work(by) for by in ("loop", "loop", "http", "http")]
+    await asyncio.gather(*workers, actors.interfere(), actors.interfere(), actors.reap())
     await is_consistent(flows)
     await flows.lose()
     await flows.work()
@@ -253,9 +258,12 @@ async def test_everybody_at_once_leaves_every_run_as_it_should_be(flows: Crank) 
 # F9–F11: against each other.
 
 
-async def test_the_first_end_wins(flows: Crank) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_the_first_end_wins(flows: FlowsStepper, campaign: Campaign) -> None:
     """F9: a cancel and the last success: the run is what came first, and the other is told."""
     seen = Counter[str]()
+    campaign.rounds = ROUNDS
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a")}, name)
@@ -275,8 +283,11 @@ async def test_the_first_end_wins(flows: Crank) -> None:
     await is_consistent(flows)
 
 
-async def test_retry_and_cancel_come_in_some_order(flows: Crank) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_retry_and_cancel_come_in_some_order(flows: FlowsStepper, campaign: Campaign) -> None:
     """F9, F10: the run is open and everything of it, or cancelled and everything of it."""
+    campaign.rounds = ROUNDS
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a"), "c": work("b")}, name)
@@ -294,8 +305,11 @@ async def test_retry_and_cancel_come_in_some_order(flows: Crank) -> None:
     await is_consistent(flows)
 
 
-async def test_the_reaper_and_a_late_report_come_in_some_order(flows: Crank) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_the_reaper_and_a_late_report_come_in_some_order(flows: FlowsStepper, campaign: Campaign) -> None:
     """F11: the step is done, or it is somebody else's; never both."""
+    campaign.rounds = ROUNDS
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work("a")}, name)
@@ -311,8 +325,11 @@ async def test_the_reaper_and_a_late_report_come_in_some_order(flows: Crank) -> 
     await is_consistent(flows)
 
 
-async def test_a_claim_and_a_cancel_come_in_some_order(flows: Crank) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_a_claim_and_a_cancel_come_in_some_order(flows: FlowsStepper, campaign: Campaign) -> None:
     """F4, F9: a step is handed out and told to stop, or never handed out."""
+    campaign.rounds = ROUNDS
     for n in range(ROUNDS):
         name = f"r{n}"
         await flows.start({"a": work(), "b": work()}, name)
@@ -335,7 +352,7 @@ async def test_a_claim_and_a_cancel_come_in_some_order(flows: Crank) -> None:
 
 
 @asynccontextmanager
-async def statements(flows: Crank) -> AsyncIterator[list[str]]:
+async def statements(flows: FlowsStepper) -> AsyncIterator[list[str]]:
     """The statements sent within; the pool has one connection."""
     sent: list[str] = []
 
@@ -355,7 +372,7 @@ def fan(width: int) -> dict[str, Any]:
     return {"first": work(), **many, "last": work(*many)}
 
 
-async def fanned_out(flows: Crank, width: int) -> tuple[list[int], float]:
+async def fanned_out(flows: FlowsStepper, width: int) -> tuple[list[int], float]:
     """How many statements each part of a wide run takes, and how long all of it takes."""
     name, counts, began = f"r{width}", list[int](), perf_counter()
     async with statements(flows) as sent:
@@ -374,7 +391,7 @@ async def fanned_out(flows: Crank, width: int) -> tuple[list[int], float]:
     return [*counts, len(sent)], perf_counter() - began
 
 
-async def entries_read(flows: Crank) -> int:
+async def entries_read(flows: FlowsStepper) -> int:
     """How many index entries of steps were read so far."""
     await flows.db.execute("SELECT pg_stat_force_next_flush()")
     query = "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes WHERE relname = 'flow_step'"
@@ -383,7 +400,7 @@ async def entries_read(flows: Crank) -> int:
 
 async def test_width_costs_no_more_per_step(database_url: str, tmp_path: Path) -> None:
     """F3: neither statements nor reads of a step grow with how many there are, though plans were made for few."""
-    async with crank(database_url, tmp_path, size=1) as flows:
+    async with flows_stepper(database_url, tmp_path, size=1) as flows:
         for width in (10, 11, 12, 13, 14, 15, 16):
             await fanned_out(flows, width)
         reads = [await entries_read(flows)]
@@ -399,7 +416,7 @@ async def test_width_costs_no_more_per_step(database_url: str, tmp_path: Path) -
 @pytest.mark.timeout(600)
 async def test_ten_thousand_steps_cost_ten_times_a_thousand(database_url: str, tmp_path: Path) -> None:
     """F3: no quadratic work: ten times as wide takes nowhere near a hundred times as long."""
-    async with crank(database_url, tmp_path, size=1) as flows:
+    async with flows_stepper(database_url, tmp_path, size=1) as flows:
         await fanned_out(flows, 100)
         narrow, took = await fanned_out(flows, 1_000)
         wide, took_wide = await fanned_out(flows, examples(2_000, soak=10_000))

@@ -20,8 +20,9 @@ from penstock.flows.kinds.telling import plain
 from penstock.flows.manifest import verdict
 from penstock.flows.step import Workers
 from penstock.settings import load_settings
-from tests.flows.desk import Json, PlainDesk
-from tests.flows.market_servers import Answer, Scripted, never, says, scripted, writes
+from tests.flows.market_servers import Answer, ScriptedMarketServer, market_server, never, says, writes
+from tests.flows.run_step_io import RunStepIO
+from tests.support.types import Json
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "market-report"
 TOKEN = "s3cr3t-t0ken"
@@ -38,26 +39,26 @@ TEMPLATE = market_workers(FlowsSection())
 
 
 @pytest.fixture
-def desk() -> PlainDesk:
-    desk = PlainDesk()
-    desk.artifacts["ohlcv", "1d.json"] = Series("TIDE", "1d", CANDLES).as_bytes()
-    return desk
+def step_io() -> RunStepIO:
+    step_io = RunStepIO()
+    step_io.artifacts["ohlcv", "1d.json"] = Series("TIDE", "1d", CANDLES).as_bytes()
+    return step_io
 
 
 @pytest.fixture
-async def llm() -> AsyncIterator[Scripted]:
-    async with scripted() as server:
+async def llm() -> AsyncIterator[ScriptedMarketServer]:
+    async with market_server() as server:
         server.will(writes("It went up and down."))
         yield server
 
 
-def written_by(llm: Scripted, **more: Any) -> Workers:
+def written_by(llm: ScriptedMarketServer, **more: Any) -> Workers:
     section = FlowsSection.model_validate({"llm": {"url": llm.url, "model": "small-1", **more}})
     return market_workers(section, llm_token=TOKEN, pause=llm.pause)
 
 
-def report(desk: PlainDesk) -> str:
-    return desk.artifacts["report", "report.md"].decode()
+def report(step_io: RunStepIO) -> str:
+    return step_io.artifacts["report", "report.md"].decode()
 
 
 def test_facts_are_what_the_candles_say() -> None:
@@ -75,19 +76,19 @@ def test_facts_are_what_the_candles_say() -> None:
 
 
 @pytest.mark.parametrize("price", [0.0, -5.0, 1e300, 5e-324])
-async def test_odd_prices_have_facts_too(desk: PlainDesk, price: float) -> None:
+async def test_odd_prices_have_facts_too(step_io: RunStepIO, price: float) -> None:
     """F13: what has no percentage has none; the report is written all the same."""
     candles = [Candle(BEGIN + n * DAY, price, price, price, price, 0.0) for n in range(60)]
-    desk.artifacts["ohlcv", "1d.json"] = Series("", "1d", candles).as_bytes()
-    await desk.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
-    assert "stood still" in report(desk)
+    step_io.artifacts["ohlcv", "1d.json"] = Series("", "1d", candles).as_bytes()
+    await step_io.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
+    assert "stood still" in report(step_io)
 
 
-async def test_the_template_writes_without_a_model(desk: PlainDesk) -> None:
+async def test_the_template_writes_without_a_model(step_io: RunStepIO) -> None:
     """F13: sentences, a table and the charts, linked from where the report lies; the same words each time."""
-    outputs = await desk.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
+    outputs = await step_io.do(TEMPLATE, LLM_REPORT, INPUTS, "report")
     assert outputs == {"report": "runs/run-1/report/report.md", "name": "report.md", "writer": "template"}
-    text = report(desk)
+    text = report(step_io)
     assert text.startswith("# TIDE market report\n\nTIDE fell 1.00 % from 5 January 2026 to 7 January 2026: ")
     assert "it opened at 100.0 and closed at **99.0**." in text
     assert (
@@ -99,19 +100,19 @@ async def test_the_template_writes_without_a_model(desk: PlainDesk) -> None:
     assert "| Volatility per candle | 24.11 % |" in text
     assert "| Volume | 6K |" in text
     assert "![days](../../../charts/run-1/charts/days.svg)" in text
-    await desk.do(TEMPLATE, LLM_REPORT, INPUTS, "again")
-    assert desk.artifacts["again", "report.md"] == desk.artifacts["report", "report.md"]
+    await step_io.do(TEMPLATE, LLM_REPORT, INPUTS, "again")
+    assert step_io.artifacts["again", "report.md"] == step_io.artifacts["report", "report.md"]
 
 
-async def test_a_report_without_charts(desk: PlainDesk) -> None:
+async def test_a_report_without_charts(step_io: RunStepIO) -> None:
     """F13: where the charts were skipped the report goes without them."""
-    await desk.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": None}, "report")
-    assert "## Charts" not in report(desk)
+    await step_io.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": None}, "report")
+    assert "## Charts" not in report(step_io)
 
 
-async def test_a_model_writes_and_the_figures_stay_ours(llm: Scripted, desk: PlainDesk) -> None:
+async def test_a_model_writes_and_the_figures_stay_ours(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: the model is given the facts; under what it wrote are figures and charts it cannot have changed."""
-    outputs = await desk.do(written_by(llm), LLM_REPORT, {**INPUTS, "instructions": "Be brief."}, "report")
+    outputs = await step_io.do(written_by(llm), LLM_REPORT, {**INPUTS, "instructions": "Be brief."}, "report")
     assert outputs["writer"] == "small-1"
     [asked], [path], [headers] = llm.bodies, llm.paths, llm.headers
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", f"Bearer {TOKEN}")
@@ -120,7 +121,7 @@ async def test_a_model_writes_and_the_figures_stay_ours(llm: Scripted, desk: Pla
     assert content.startswith("Be brief.")
     figures = orjson.loads(content.removeprefix("Be brief."))
     assert figures["timeframes"][0]["volume"] == 6_000
-    text = report(desk)
+    text = report(step_io)
     assert "It went up and down.\n\n_Written by small-1._" in text
     assert "| Volume | 6K |" in text
     assert "days.svg" in text
@@ -143,35 +144,37 @@ async def test_a_model_writes_and_the_figures_stay_ours(llm: Scripted, desk: Pla
         (writes("x" * 200_001), "LLM_BAD_ANSWER", 3),
     ],
 )
-async def test_a_model_that_fails(llm: Scripted, desk: PlainDesk, trouble: Answer, code: str, tries: int) -> None:
+async def test_a_model_that_fails(
+    llm: ScriptedMarketServer, step_io: RunStepIO, trouble: Answer, code: str, tries: int
+) -> None:
     """F13: each failure has its code; there is no report rather than half of one, and the token is not told."""
     llm.will(trouble)
-    error = await desk.fail(written_by(llm), LLM_REPORT, INPUTS, "report")
+    error = await step_io.fail(written_by(llm), LLM_REPORT, INPUTS, "report")
     assert (error.code, error.details) == (code, {"attempts": tries})
     assert len(llm.bodies) == tries
-    assert ("report", "report.md") not in desk.artifacts
+    assert ("report", "report.md") not in step_io.artifacts
     assert TOKEN not in error.message
 
 
-async def test_a_model_that_recovers(llm: Scripted, desk: PlainDesk) -> None:
+async def test_a_model_that_recovers(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: a failure of the moment costs a try, as long after as the endpoint asks."""
     llm.will(says(status=503, Retry_After="9"), says("{"), writes("All is well."))
-    await desk.do(written_by(llm), LLM_REPORT, INPUTS, "report")
-    assert "All is well." in report(desk)
+    await step_io.do(written_by(llm), LLM_REPORT, INPUTS, "report")
+    assert "All is well." in report(step_io)
     assert llm.pauses[0] == 9.0
 
 
-async def test_a_model_that_never_answers(llm: Scripted, desk: PlainDesk) -> None:
+async def test_a_model_that_never_answers(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: LLM_TIMEOUT, after `timeout` and no later."""
     llm.will(never)
-    error = await desk.fail(written_by(llm, timeout=0.1), LLM_REPORT, INPUTS, "report")
+    error = await step_io.fail(written_by(llm, timeout=0.1), LLM_REPORT, INPUTS, "report")
     assert error.code == "LLM_TIMEOUT"
     assert "0.1 s" in error.message
 
 
-async def test_nobody_there(llm: Scripted, desk: PlainDesk) -> None:
+async def test_nobody_there(llm: ScriptedMarketServer, step_io: RunStepIO) -> None:
     """F13: a closed port is LLM_UNAVAILABLE."""
-    error = await desk.fail(written_by(llm, url="http://127.0.0.1:1/v1"), LLM_REPORT, INPUTS, "report")
+    error = await step_io.fail(written_by(llm, url="http://127.0.0.1:1/v1"), LLM_REPORT, INPUTS, "report")
     assert error.code == "LLM_UNAVAILABLE"
 
 
@@ -183,21 +186,21 @@ async def test_nobody_there(llm: Scripted, desk: PlainDesk) -> None:
         (b'{"symbol": "A", "timeframe": "1d", "candles": []}', "NO_CANDLES"),
     ],
 )
-async def test_candles_that_cannot_be_read(desk: PlainDesk, data: bytes | None, code: str) -> None:
+async def test_candles_that_cannot_be_read(step_io: RunStepIO, data: bytes | None, code: str) -> None:
     """F13: without facts there is no report."""
-    del desk.artifacts["ohlcv", "1d.json"]
+    del step_io.artifacts["ohlcv", "1d.json"]
     if data is not None:
-        desk.artifacts["ohlcv", "1d.json"] = data
-    assert (await desk.fail(TEMPLATE, LLM_REPORT, INPUTS, "report")).code == code
+        step_io.artifacts["ohlcv", "1d.json"] = data
+    assert (await step_io.fail(TEMPLATE, LLM_REPORT, INPUTS, "report")).code == code
 
 
-async def test_no_symbol_can_break_the_report(desk: PlainDesk) -> None:
+async def test_no_symbol_can_break_the_report(step_io: RunStepIO) -> None:
     """F13: symbols, titles and paths are text."""
-    desk.artifacts["ohlcv", "1d.json"] = Series("<b>|x|\n# y", "1d", CANDLES).as_bytes()
+    step_io.artifacts["ohlcv", "1d.json"] = Series("<b>|x|\n# y", "1d", CANDLES).as_bytes()
     charts = [{"id": "a", "path": "charts/run-1/c/a) ![x](http.svg"}]
-    await desk.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": charts}, "report")
-    assert report(desk).splitlines()[0] == r"# \<b\>\|x\| \# y market report"
-    assert "a%29%20%21%5Bx%5D%28http.svg)" in report(desk)
+    await step_io.do(TEMPLATE, LLM_REPORT, {"files": FILES, "charts": charts}, "report")
+    assert report(step_io).splitlines()[0] == r"# \<b\>\|x\| \# y market report"
+    assert "a%29%20%21%5Bx%5D%28http.svg)" in report(step_io)
     assert plain("a*b_c") == r"a\*b\_c"
 
 
@@ -218,25 +221,25 @@ def filled(value: Any, known: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("symbol", ["TIDE", "EMBER"])
-async def test_the_example_works_without_internet(desk: PlainDesk, symbol: str) -> None:
+async def test_the_example_works_without_internet(step_io: RunStepIO, symbol: str) -> None:
     """F13: `market-report` goes from the file of candles to a report with three charts."""
     workers, steps = market_workers(FlowsSection(files=EXAMPLE)), flow().steps
     known: dict[str, Any] = {"${scope.symbol}": symbol, "${scope.theme}": "dark"}
-    exported = await desk.do(workers, OHLCV_EXPORT, filled(steps["ohlcv"].inputs, known), "ohlcv")
+    exported = await step_io.do(workers, OHLCV_EXPORT, filled(steps["ohlcv"].inputs, known), "ohlcv")
     known["${steps.ohlcv.outputs.files}"] = exported["files"]
     assert exported["rejected"]["count"] == (3 if symbol == "TIDE" else 0)
     inputs = filled(steps["charts"].inputs, known)
-    charts = await desk.do(workers, CHART_EXPORT, inputs, "charts")
+    charts = await step_io.do(workers, CHART_EXPORT, inputs, "charts")
     known["${steps.charts.outputs.items}"] = charts["items"]
     assert (charts["received"], charts["partial"]) == (3, False)
-    names = [name for step, name in desk.artifacts if step == "charts"]
-    assert verdict(desk.artifacts["charts", "manifest.json"], inputs, names) == {
+    names = [name for step, name in step_io.artifacts if step == "charts"]
+    assert verdict(step_io.artifacts["charts", "manifest.json"], inputs, names) == {
         "requested": 3,
         "received": 3,
         "partial": False,
     }
-    await desk.do(workers, LLM_REPORT, filled(steps["report"].inputs, known), "report")
-    text = report(desk)
+    await step_io.do(workers, LLM_REPORT, filled(steps["report"].inputs, known), "report")
+    text = report(step_io)
     assert text.startswith(f"# {symbol}, market report")
     assert text.count("![") == 3
 

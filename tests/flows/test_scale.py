@@ -19,10 +19,10 @@ from penstock.flows.workers import StepWorker
 from penstock.kernel.db import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.crank import Named, mapped, work
-from tests.flows.crashing import is_consistent
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.flows.crash_scenarios import is_consistent
+from tests.flows.stepper import NamedFlows, mapped, work
+from tests.support.soak import Campaign, examples
+from tests.support.waiting import becomes
 
 LEASE = timedelta(minutes=5)
 WITHIN = 600.0
@@ -40,22 +40,22 @@ async def nothing(step: Step) -> Mapping[str, Any]:
     return {"list": list(range(step.inputs["count"]))} if "count" in step.inputs else {"v": 1}
 
 
-class Counted:
+class StatementCount:
     """How many statements were sent."""
 
     statements = 0
 
 
 @contextmanager
-def counted() -> Iterator[Counted]:
-    found = Counted()
+def counted() -> Iterator[StatementCount]:
+    found = StatementCount()
     with pytest.MonkeyPatch.context() as patched:
         for name in ("execute", "fetch", "fetchrow", "fetchval"):
             patched.setattr(asyncpg.Connection, name, _counting(getattr(asyncpg.Connection, name), found))
         yield found
 
 
-def _counting(act: Any, found: Counted) -> Any:
+def _counting(act: Any, found: StatementCount) -> Any:
     async def acting(*args: Any, **told: Any) -> Any:
         found.statements += 1
         return await act(*args, **told)
@@ -69,7 +69,7 @@ async def working(url: str, folder: Path) -> AsyncIterator[FlowEngine]:
     storage, section = FolderStorage(folder), FlowsSection(lease=LEASE)
     async with (
         Database.open(url, looks_up=True) as db,
-        FlowEngine.open(db, storage, Named(), {}, section) as engine,
+        FlowEngine.open(db, storage, NamedFlows(), {}, section) as engine,
     ):
         worker = StepWorker(
             DirectCounter(engine, storage), workers, Telemetry(), name="w", concurrency=1_000, lease_for=LEASE
@@ -96,9 +96,9 @@ async def ended(engine: FlowEngine) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-async def test_many_flows_at_once(database_url: str, tmp_path: Path) -> None:
+async def test_many_flows_at_once(database_url: str, tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4: all of two thousand end, however they come together."""
-    count = examples(200, soak=2_000)
+    count = campaign.rounds = examples(200, soak=2_000)
     async with working(database_url, tmp_path) as engine:
         with counted() as found:
             async with asyncio.TaskGroup() as group:
@@ -136,6 +136,7 @@ Shape = Callable[[int], dict[str, Any]]
 WIDE: dict[str, Shape] = {"fan": fan, "looked at": looked_at, "map": spread, "many maps": many_maps}
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", WIDE)

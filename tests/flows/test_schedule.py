@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.flows.definition import Schedule
 from penstock.flows.schedule import AT_ONCE, GRACE, checked, due, upcoming
 from penstock.kernel.errors import Invalid
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -22,10 +22,10 @@ from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
-from tests.flows.rig import Json, Rig, chain
+from tests.flows.harness import FlowsHarness, chain
 from tests.flows.test_traces import CALLER, TRACE
 from tests.services.collector import Collector
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.flows.sdk_worker"
@@ -44,42 +44,34 @@ async def working(url: str, workers: sdk.Workers = sdk.workers, **more: Any) -> 
         await serving
 
 
-async def ended(rig: Rig, run_id: str = "r1") -> Json:
-    async def has_ended() -> bool:
-        return (await rig.run(run_id))["status"] not in ("PENDING", "RUNNING")
-
-    await becomes(has_ended, f"run {run_id} ends")
-    return await rig.run(run_id)
-
-
-async def until_running(rig: Rig, step: str = "a") -> None:
+async def until_running(harness: FlowsHarness, step: str = "a") -> None:
     async def is_running() -> bool:
-        return (await rig.statuses())[step] == "RUNNING"
+        return (await harness.statuses())[step] == "RUNNING"
 
     await becomes(is_running, f"{step} begins")
 
 
-async def test_a_worker_over_http_does_its_steps(rig: Rig, url: str) -> None:
+async def test_a_worker_over_http_does_its_steps(harness: FlowsHarness, url: str) -> None:
     """F17: `@worker`: inputs, logs, artifacts, those of other steps, outputs, and errors with a code."""
     steps = {
         "greet": {"kind": "GREET", "inputs": {"name": "world"}},
         "recall": {"kind": "RECALL", "dependsOn": ["greet"], "inputs": {"step": "greet"}},
         "fails": {"kind": "GREET", "dependsOn": ["recall"]},
     }
-    await rig.create(steps)
+    await harness.create(steps)
     async with working(url):
-        run = await ended(rig)
+        run = await harness.ended()
     found = run["steps"]
     assert (found["greet"]["outputs"], found["recall"]["outputs"]) == ({"greeted": "world"}, {"read": "hello world"})
     assert [one["name"] for one in found["greet"]["artifacts"]] == ["greeting.txt"]
     assert found["fails"]["error"]["code"] == "NOBODY"
-    logs = await rig.get("/flow_runs/r1/steps/greet/logs")
+    logs = await harness.get("/flow_runs/r1/steps/greet/logs")
     assert [line["message"] for line in logs["lines"]] == ["greeting world"]
 
 
-async def test_what_makes_no_sense_takes_no_other_with_it(rig: Rig, url: str) -> None:
+async def test_what_makes_no_sense_takes_no_other_with_it(harness: FlowsHarness, url: str) -> None:
     """F5: of reports handed in together the one the server refuses fails its step; the others count."""
-    await rig.create({name: {"kind": "work", "required": False} for name in "abc"})
+    await harness.create({name: {"kind": "work", "required": False} for name in "abc"})
     async with sdk.FlowClient(url) as client:
         counter = sdk.HttpCounter(client)
         held = await counter.claim("w1", {"work": 10}, 10, 0)
@@ -87,41 +79,41 @@ async def test_what_makes_no_sense_takes_no_other_with_it(rig: Rig, url: str) ->
         reports[1] = replace(reports[1], said=Said.FAILED, error=StepError("no constant", "x"))
         answers, handed = await counter.settle("w1", list(zip(held, reports, strict=True)), ["work"], 10)
     assert (answers, list(handed)) == ([Answer.SETTLED] * 3, [])
-    steps = (await rig.run())["steps"]
+    steps = (await harness.run())["steps"]
     assert [steps[name]["status"] for name in "abc"] == ["SUCCEEDED", "SKIPPED", "SUCCEEDED"]
     assert steps["b"]["error"]["code"] == "BAD_REPORT"
 
 
-async def test_a_cancelled_step_is_stopped(rig: Rig, url: str) -> None:
+async def test_a_cancelled_step_is_stopped(harness: FlowsHarness, url: str) -> None:
     """F9: a worker hears at its heartbeat that the run was cancelled, and ends the step."""
-    await rig.create(chain("a", kind="WAIT"))
+    await harness.create(chain("a", kind="WAIT"))
     async with working(url, lease_for=timedelta(seconds=0.6)):
-        await until_running(rig)
-        await rig.post("/flow_runs/r1/cancel")
+        await until_running(harness)
+        await harness.post("/flow_runs/r1/cancel")
 
         async def is_cancelled() -> bool:
-            return await rig.statuses() == {"a": "CANCELLED"}
+            return await harness.statuses() == {"a": "CANCELLED"}
 
         await becomes(is_cancelled, "the step ends")
 
 
-async def test_a_worker_that_stops_gives_back_what_it_has(rig: Rig, url: str) -> None:
+async def test_a_worker_that_stops_gives_back_what_it_has(harness: FlowsHarness, url: str) -> None:
     """F17: at its end a worker gives back what does not end in time, as if it had never begun."""
-    await rig.create(chain("a", kind="WAIT"))
+    await harness.create(chain("a", kind="WAIT"))
     async with working(url, drain=timedelta(0)):
-        await until_running(rig)
-    step = (await rig.run())["steps"]["a"]
+        await until_running(harness)
+    step = (await harness.run())["steps"]["a"]
     assert (step["status"], step["attempts"]) == ("READY", 0)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-async def test_a_program_ends_when_it_is_told_to(rig: Rig, url: str, how: signal.Signals) -> None:
+async def test_a_program_ends_when_it_is_told_to(harness: FlowsHarness, url: str, how: signal.Signals) -> None:
     """F17: `run()` works until SIGTERM or SIGINT, ends what is under way, and leaves with 0."""
     env = {**os.environ, "PENSTOCK_URL": url}
     worker = await asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, cwd=ROOT, env=env)
     try:
-        await rig.create({"greet": {"kind": "GREET", "inputs": {"name": "x"}}})
-        assert (await ended(rig))["status"] == "SUCCEEDED"
+        await harness.create({"greet": {"kind": "GREET", "inputs": {"name": "x"}}})
+        assert (await harness.ended())["status"] == "SUCCEEDED"
         worker.send_signal(how)
         async with asyncio.timeout(30):
             assert await worker.wait() == 0
@@ -131,17 +123,17 @@ async def test_a_program_ends_when_it_is_told_to(rig: Rig, url: str, how: signal
             await worker.wait()
 
 
-async def test_a_module_has_its_decorators_workers(rig: Rig, url: str) -> None:
+async def test_a_module_has_its_decorators_workers(harness: FlowsHarness, url: str) -> None:
     """F17: `penstock work flows --url --module` does what the `@worker`s of the module do, of some kinds."""
     settings = Settings.model_validate({"flows": {"modules": [MODULE]}, "server": FREE_PORT})
     [found] = Catalogue(FlowsSection(modules=[MODULE])).workers
     assert found is sdk_worker.worker.__self__  # type: ignore[attr-defined]
     stop, addresses = asyncio.Event(), list[str]()
     working = asyncio.create_task(work_from_afar(url, ["GREET"], settings, stop, addresses.append))
-    await rig.create({"a": {"kind": "GREET", "inputs": {"name": "x"}}, "b": {"kind": "RECALL"}})
+    await harness.create({"a": {"kind": "GREET", "inputs": {"name": "x"}}, "b": {"kind": "RECALL"}})
 
     async def is_done() -> bool:
-        return await rig.statuses() == {"a": "SUCCEEDED", "b": "READY"}
+        return await harness.statuses() == {"a": "SUCCEEDED", "b": "READY"}
 
     await becomes(is_done, "the step of that kind ends, the other waits")
     stop.set()
@@ -154,7 +146,7 @@ async def test_a_module_has_its_decorators_workers(rig: Rig, url: str) -> None:
         await work_from_afar(url, [], Settings(), stop, addresses.append)
 
 
-async def test_steps_done_from_afar_are_traced_where_the_settings_say(rig: Rig, url: str) -> None:
+async def test_steps_done_from_afar_are_traced_where_the_settings_say(harness: FlowsHarness, url: str) -> None:
     """F18: a worker that has only a server's address sends its spans to `telemetry.otlp_endpoint` too."""
     stop = asyncio.Event()
     with Collector() as collector:
@@ -164,9 +156,11 @@ async def test_steps_done_from_afar_are_traced_where_the_settings_say(rig: Rig, 
         )
         working = asyncio.create_task(work_from_afar(url, ["GREET"], settings, stop, lambda _: None))
         steps = {"a": {"kind": "GREET", "inputs": {"name": "x"}}}
-        made = await rig.http.post("/flow_runs", json={"runId": "r1", "steps": steps}, headers={"traceparent": CALLER})
+        made = await harness.http.post(
+            "/flow_runs", json={"runId": "r1", "steps": steps}, headers={"traceparent": CALLER}
+        )
         made.raise_for_status()
-        await ended(rig)
+        await harness.ended()
         stop.set()
         await working
         [span] = collector.of(TRACE, "flow.step")

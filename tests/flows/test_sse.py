@@ -6,23 +6,26 @@ import httpx
 import pytest
 
 from penstock.kernel import live
-from tests.flows.rig import BASE, Events, Json, Rig, chain, on_a_port, problem
+from tests.flows.harness import BASE, FlowsHarness, chain, on_a_port
+from tests.support.http import problem
+from tests.support.sse import EventStream
+from tests.support.types import Json
 
 
 @pytest.fixture
-async def http(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
+async def http(harness: FlowsHarness) -> AsyncIterator[httpx.AsyncClient]:
     """The API over the network: without one a stream has no end."""
-    async with on_a_port(rig) as address, httpx.AsyncClient(base_url=address + BASE, timeout=30) as client:
+    async with on_a_port(harness) as address, httpx.AsyncClient(base_url=address + BASE, timeout=30) as client:
         yield client
 
 
-async def test_moves_are_told_as_they_are_made(rig: Rig, http: httpx.AsyncClient) -> None:
+async def test_moves_are_told_as_they_are_made(harness: FlowsHarness, http: httpx.AsyncClient) -> None:
     """F18: who watches sees every move of runs and steps; with Last-Event-ID nothing is missed or told twice."""
     async with http.stream("GET", "/flow_runs/events") as answer:
-        events = Events(answer)
-        await rig.create(chain("a"))
+        events = EventStream(answer)
+        await harness.create(chain("a"))
         first = [await events.next() for _ in range(2)]
-        await rig.done()
+        await harness.done()
         told = [*first, *[await events.next() for _ in range(3)]]
     moves = [(one["runId"], one["stepId"], one["from"], one["to"]) for _, one in told]
     assert sorted(moves, key=str) == sorted(
@@ -36,18 +39,18 @@ async def test_moves_are_told_as_they_are_made(rig: Rig, http: httpx.AsyncClient
         key=str,
     )
     async with http.stream("GET", "/flow_runs/events", headers={"last-event-id": told[1][0]}) as answer:
-        events = Events(answer)
+        events = EventStream(answer)
         assert [await events.next() for _ in range(3)] == told[2:]
 
 
-async def test_one_run_is_watched_alone(rig: Rig, http: httpx.AsyncClient) -> None:
+async def test_one_run_is_watched_alone(harness: FlowsHarness, http: httpx.AsyncClient) -> None:
     """F18: the stream of a run has its moves and its steps', and no other's; also not of one whose name goes on."""
-    await rig.create(chain("a"), "r")
+    await harness.create(chain("a"), "r")
     async with http.stream("GET", "/flow_runs/r/events") as answer:
-        events = Events(answer)
-        await rig.create(chain("a"), "r2")
-        await rig.create(chain("a"), "another")
-        await rig.post("/flow_runs/r/cancel")
+        events = EventStream(answer)
+        await harness.create(chain("a"), "r2")
+        await harness.create(chain("a"), "another")
+        await harness.post("/flow_runs/r/cancel")
         told: list[Json] = []
         while sum(one["to"] == "CANCELLED" for one in told) < 2:  # what was made just before may be told too
             told.append((await events.next())[1])
@@ -56,7 +59,9 @@ async def test_one_run_is_watched_alone(rig: Rig, http: httpx.AsyncClient) -> No
     problem(await http.get("/flow_runs/none/events"), 404, "RUN_NOT_FOUND")
 
 
-async def test_streams_are_bounded(rig: Rig, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_bounded(
+    harness: FlowsHarness, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F18: one watcher too many is told so; an id that is none is refused."""
     bad = await http.get("/flow_runs/events", headers={"last-event-id": "yesterday"})
     problem(bad, 422, "BAD_EVENT_ID")

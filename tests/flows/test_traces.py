@@ -15,20 +15,20 @@ from penstock.flows.metrics import FlowMetrics
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.workers import StepWorker
 from penstock.kernel.telemetry import Telemetry
-from tests.flows.crank import Crank, crank
-from tests.services.until import becomes
+from tests.flows.stepper import FlowsStepper, flows_stepper
+from tests.support.waiting import becomes
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
-    async with crank(database_url, tmp_path) as found:
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
+    async with flows_stepper(database_url, tmp_path) as found:
         yield found
 
 
-async def test_every_step_has_a_span_in_the_trace_of_its_run(flows: Crank) -> None:
+async def test_every_step_has_a_span_in_the_trace_of_its_run(flows: FlowsStepper) -> None:
     """F18: one span per step and attempt, in the trace the run was asked for in; what failed is marked so."""
     kept = InMemorySpanExporter()
     telemetry = Telemetry(spans=[SimpleSpanProcessor(kept)])

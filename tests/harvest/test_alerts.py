@@ -29,7 +29,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.text import storable
-from tests.harvest.crank import FEED, crank
+from tests.harvest.stepper import FEED, harvest_stepper
 
 SECRET = "hunter2-and-more"
 LONG = timedelta(days=1)
@@ -37,7 +37,7 @@ Logs = list[Any]
 
 
 @dataclass
-class Sink:
+class MailServer:
     """A mail server that takes everything, unless it is told to fail."""
 
     user: str | None = None
@@ -77,8 +77,8 @@ class Sink:
 
 
 @asynccontextmanager
-async def mailing(**given: Any) -> AsyncIterator[Sink]:
-    sink = Sink(**given)
+async def mailing(**given: Any) -> AsyncIterator[MailServer]:
+    sink = MailServer(**given)
     server = await asyncio.start_server(sink.talk, "127.0.0.1", 0)
     sink.port = server.sockets[0].getsockname()[1]
     try:
@@ -89,7 +89,7 @@ async def mailing(**given: Any) -> AsyncIterator[Sink]:
 
 
 @dataclass
-class Hook:
+class WebhookRecorder:
     """A webhook that keeps what it is told."""
 
     status: int = 200
@@ -105,8 +105,8 @@ class Hook:
 
 
 @asynccontextmanager
-async def hooking() -> AsyncIterator[Hook]:
-    hook = Hook()
+async def hooking() -> AsyncIterator[WebhookRecorder]:
+    hook = WebhookRecorder()
     app = web.Application()
     app.router.add_post("/hook", hook.take)
     server = TestServer(app)
@@ -119,13 +119,13 @@ async def hooking() -> AsyncIterator[Hook]:
 
 
 @pytest.fixture
-async def sink() -> AsyncIterator[Sink]:
+async def sink() -> AsyncIterator[MailServer]:
     async with mailing() as one:
         yield one
 
 
 @pytest.fixture
-async def hook() -> AsyncIterator[Hook]:
+async def hook() -> AsyncIterator[WebhookRecorder]:
     async with hooking() as one:
         yield one
 
@@ -143,7 +143,7 @@ def logs() -> Iterator[Logs]:
         yield entries
 
 
-def section(sink: Sink | None = None, *hooks: Hook, **changes: Any) -> AlertsSection:
+def section(sink: MailServer | None = None, *hooks: WebhookRecorder, **changes: Any) -> AlertsSection:
     webhooks = [{"url": hook.url} for hook in hooks]
     mail = None
     if sink is not None:
@@ -173,10 +173,10 @@ def alerts_in(logs: Logs) -> list[Any]:
 
 
 async def test_a_skipped_consolidation_is_told_by_all_channels(
-    database_url: str, tmp_path: Path, sink: Sink, hook: Hook, logs: Logs
+    database_url: str, tmp_path: Path, sink: MailServer, hook: WebhookRecorder, logs: Logs
 ) -> None:
     """H12, H5: log, mail and webhook say the same of the same run; none is told twice."""
-    async with crank(database_url, tmp_path, records=40) as turned:
+    async with harvest_stepper(database_url, tmp_path, records=40) as turned:
         run_id = str(await turned.planned())
         turned.source.set_faults(Faults(rate_500=1.0))
         await turned.drain(contract.WORK_ITEMS)
@@ -205,15 +205,17 @@ async def test_a_skipped_consolidation_is_told_by_all_channels(
     assert (entry["log_level"], entry["message"], entry["runId"]) == ("error", told["message"], run_id)
 
 
-async def test_a_source_that_refuses_is_told(database_url: str, tmp_path: Path, hook: Hook, logs: Logs) -> None:
+async def test_a_source_that_refuses_is_told(
+    database_url: str, tmp_path: Path, hook: WebhookRecorder, logs: Logs
+) -> None:
     """H12, H14: 401 fails the plan at once, and the alert does not tell the password."""
     options = LocalOptions(records=10, password="another")
-    async with crank(database_url, tmp_path, options=options) as turned:
+    async with harvest_stepper(database_url, tmp_path, options=options) as turned:
         nivoda = {"kind": "nivoda", "url": f"{turned.source.url}/graphql", "username": "demo@example.com"}
         secret = tmp_path / "secret"
         secret.write_text(f"{SECRET}\n")
         source = {**nivoda, "password": f"file:{secret}"}
-        async with crank(database_url, tmp_path, records=0, source=source) as refused:
+        async with harvest_stepper(database_url, tmp_path, records=0, source=source) as refused:
             run_id = await refused.planned()
             await Teller(refused.db, section(None, hook)).tell()
             plan = await refused.db.fetchrow("SELECT state, error FROM harvest_plan WHERE run_id = $1", run_id)
@@ -235,7 +237,7 @@ async def test_a_warning_is_logged_as_one(timed: Database, logs: Logs) -> None:
 
 
 async def test_a_channel_that_fails_is_tried_again_and_the_others_are_not(
-    timed: Database, sink: Sink, hook: Hook, logs: Logs
+    timed: Database, sink: MailServer, hook: WebhookRecorder, logs: Logs
 ) -> None:
     """H12: later, and only the one that failed; what is told stays told."""
     hook.status = 503
@@ -255,7 +257,7 @@ async def test_a_channel_that_fails_is_tried_again_and_the_others_are_not(
     assert (len(sink.mails), len(hook.told), len(alerts_in(logs))) == (1, 1, 1)
 
 
-async def test_a_channel_is_given_up_and_that_is_seen(timed: Database, sink: Sink, hook: Hook) -> None:
+async def test_a_channel_is_given_up_and_that_is_seen(timed: Database, sink: MailServer, hook: WebhookRecorder) -> None:
     """H12: after all its attempts nobody tries any more; the alert keeps whom it did not reach, and why."""
     sink.fails = True
     await cause(timed)
@@ -271,7 +273,7 @@ async def test_a_channel_is_given_up_and_that_is_seen(timed: Database, sink: Sin
     assert len(hook.told) == 1
 
 
-async def test_a_redirect_is_no_success(timed: Database, hook: Hook) -> None:
+async def test_a_redirect_is_no_success(timed: Database, hook: WebhookRecorder) -> None:
     """H12: an alert, and the secrets sent with it, go where they were meant to go or nowhere."""
     hook.status = 307
     await cause(timed)
@@ -283,7 +285,7 @@ async def test_a_redirect_is_no_success(timed: Database, hook: Hook) -> None:
     assert hook.url not in row["error"]
 
 
-async def test_a_channel_that_is_not_there(timed: Database, hook: Hook) -> None:
+async def test_a_channel_that_is_not_there(timed: Database, hook: WebhookRecorder) -> None:
     """H12: a host that does not answer or does not exist keeps no other channel from being told."""
     mail = {"host": "nowhere.invalid", "sender": "a@example.com", "to": ["b@example.com"]}
     given = {"email": mail, "webhooks": [{"url": "http://127.0.0.1:1/"}, {"url": hook.url}]}
@@ -314,7 +316,7 @@ async def test_a_mail_server_that_wants_a_login(timed: Database, logs: Logs, mon
 
 
 async def test_secret_headers_are_sent_and_never_told(
-    timed: Database, hook: Hook, logs: Logs, monkeypatch: pytest.MonkeyPatch
+    timed: Database, hook: WebhookRecorder, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H12: a webhook gets its secret; neither the log nor the alert does, not even when it fails."""
     monkeypatch.setenv("HOOK_TOKEN", f"Bearer {SECRET}")
@@ -331,7 +333,7 @@ async def test_secret_headers_are_sent_and_never_told(
 
 @pytest.mark.parametrize("password", ["päss-wörd", "line\nbreak"])
 async def test_a_secret_that_cannot_be_sent_keeps_nobody_else_from_being_told(
-    timed: Database, hook: Hook, logs: Logs, monkeypatch: pytest.MonkeyPatch, password: str
+    timed: Database, hook: WebhookRecorder, logs: Logs, monkeypatch: pytest.MonkeyPatch, password: str
 ) -> None:
     """H12: whatever is wrong with a channel is that channel's failure: it is counted, and given up in the end."""
     monkeypatch.setenv("ODD_SECRET", password)
@@ -354,10 +356,10 @@ async def test_a_secret_that_cannot_be_sent_keeps_nobody_else_from_being_told(
 async def test_a_secret_that_is_not_there_is_said_at_the_start(timed: Database) -> None:
     """H12: before anything has to be told."""
     with pytest.raises(BadConfig, match=r"harvest\.alerts\.email\.password refers to env:NO_SUCH"):
-        Teller(timed, section(Sink(port=1), username="x", password="env:NO_SUCH"))
+        Teller(timed, section(MailServer(port=1), username="x", password="env:NO_SUCH"))
 
 
-async def test_two_who_tell_do_not_tell_twice(timed: Database, hook: Hook) -> None:
+async def test_two_who_tell_do_not_tell_twice(timed: Database, hook: WebhookRecorder) -> None:
     """H12: an alert is held by who tells it; another process goes past it."""
     for number in range(4):
         await cause(timed, f"number {number}")
@@ -366,7 +368,7 @@ async def test_two_who_tell_do_not_tell_twice(timed: Database, hook: Hook) -> No
     assert sorted(told["message"] for told in hook.told) == [f"number {number}" for number in range(4)]
 
 
-async def test_odd_text_is_told(timed: Database, sink: Sink, hook: Hook) -> None:
+async def test_odd_text_is_told(timed: Database, sink: MailServer, hook: WebhookRecorder) -> None:
     """H12: line breaks, long lines and any character of a source's error go through every channel."""
     message = storable("täglich \N{BLACK DIAMOND SUIT}\r\nSubject: another\n.\n" + "x" * 5_000, 10_000)
     await cause(timed, message)
@@ -378,7 +380,7 @@ async def test_odd_text_is_told(timed: Database, sink: Sink, hook: Hook) -> None
     assert "x" * 5_000 in mail.get_content()
 
 
-async def test_what_is_not_committed_is_not_told(timed: Database, hook: Hook) -> None:
+async def test_what_is_not_committed_is_not_told(timed: Database, hook: WebhookRecorder) -> None:
     """H12: an alert is part of the transaction that gives cause for it."""
 
     async def undone() -> None:

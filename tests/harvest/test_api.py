@@ -24,33 +24,28 @@ from penstock.kernel.paging import encode
 from penstock.kernel.telemetry import Telemetry
 from penstock.ports import make_authenticator
 from penstock.settings import Settings
-from tests.harvest.crank import FEED, Crank, crank
+from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
+from tests.support.http import answered
+from tests.support.types import Json
 from tests.test_openapi import SECRET, token
 
-Json = dict[str, Any]
 DOWN = Faults(rate_500=1.0)
 UNKNOWN = UUID(int=7)
 JWT = {"secret": "env:SIGNING_SECRET", "algorithms": ["HS256"], "audience": "penstock"}
 
 
-class Client:
+class HarvestApiClient:
     """Asks the API over a harvest turned by hand."""
 
-    def __init__(self, crank: Crank, http: httpx.AsyncClient) -> None:
-        self.crank = crank
+    def __init__(self, stepper: HarvestStepper, http: httpx.AsyncClient) -> None:
+        self.stepper = stepper
         self.http = http
 
     async def get(self, path: str, **params: Any) -> Json:
-        answer = await self.http.get(path, params=params)
-        assert answer.status_code == 200, answer.text
-        found: Json = answer.json()
-        return found
+        return answered(await self.http.get(path, params=params))
 
     async def post(self, path: str, body: Any = None) -> Json:
-        answer = await self.http.post(path, json=body)
-        assert answer.status_code == 202, answer.text
-        found: Json = answer.json()
-        return found
+        return answered(await self.http.post(path, json=body), 202)
 
     async def problem(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         """Status and code of what is refused."""
@@ -67,42 +62,45 @@ class Client:
 
     async def failed(self) -> str:
         """A run all of whose partitions failed."""
-        run_id = await self.crank.planned()
-        self.crank.source.set_faults(DOWN)
-        await self.crank.drain(contract.WORK_ITEMS)
-        self.crank.source.set_faults()
+        run_id = await self.stepper.planned()
+        self.stepper.source.set_faults(DOWN)
+        await self.stepper.drain(contract.WORK_ITEMS)
+        self.stepper.source.set_faults()
         return str(run_id)
 
     async def completed(self) -> str:
-        run_id = await self.crank.planned()
-        await self.crank.finish()
+        run_id = await self.stepper.planned()
+        await self.stepper.finish()
         return str(run_id)
 
 
 @asynccontextmanager
-async def serving(crank: Crank, auth: Mapping[str, Any] | None = None) -> AsyncIterator[Client]:
+async def serving(stepper: HarvestStepper, auth: Mapping[str, Any] | None = None) -> AsyncIterator[HarvestApiClient]:
     settings = Settings.model_validate({"auth": {"jwt": auth} if auth else {}})
     telemetry = Telemetry()
     app = make_app(
         "test", Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings)), Pulse({}, needs=[])
     )
     app.include_router(harvest_api.routes)
-    app.state.harvest = crank.harvest
-    app.state.harvest_views = HarvestViews(crank.db, crank.storage, crank.section)
+    app.state.harvest = stepper.harvest
+    app.state.harvest_views = HarvestViews(stepper.db, stepper.storage, stepper.section)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     base = f"http://127.0.0.1{contract.PREFIX}"
     async with httpx.AsyncClient(transport=transport, base_url=base) as http:
-        yield Client(crank, http)
+        yield HarvestApiClient(stepper, http)
 
 
 @pytest.fixture
-async def api(database_url: str, tmp_path: Path) -> AsyncIterator[Client]:
+async def api(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestApiClient]:
     cut = {"least": 30, "count": 3}
-    async with crank(database_url, tmp_path, records=120, partitions=cut) as turned, serving(turned) as client:
+    async with (
+        harvest_stepper(database_url, tmp_path, records=120, partitions=cut) as turned,
+        serving(turned) as client,
+    ):
         yield client
 
 
-async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
+async def test_a_run_from_its_start_to_its_end(api: HarvestApiClient) -> None:
     """H13, H2: each state as the founding document computes it, with who asked, the proof and the whole history."""
     started = await api.post(f"/feeds/{FEED}/runs")
     run_id = started["runId"]
@@ -112,7 +110,7 @@ async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
     assert (run["heatmap"], run["requestedBy"], run["records"]) == (None, "operator", 0)
     assert (await api.get(f"/runs/{run_id}/partitions"))["partitions"] == []
 
-    await api.crank.drain(contract.PLANS)
+    await api.stepper.drain(contract.PLANS)
     run = await api.get(f"/runs/{run_id}")
     assert (run["state"], run["status"], run["runType"], run["counted"]) == ("created", "in_progress", "full", 120)
     assert run["heatmap"]["total"] == run["heatmap"]["sum"] == 120
@@ -121,15 +119,15 @@ async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
     assert run["watermarkBefore"] is None
 
     while not (run := await api.get(f"/runs/{run_id}"))["records"]:
-        await api.crank.deliver(contract.WORK_ITEMS)
+        await api.stepper.deliver(contract.WORK_ITEMS)
     assert (run["state"], run["status"]) == ("workers_running", "in_progress")
     assert run["records"] < 120
-    await api.crank.drain(contract.WORK_ITEMS)
+    await api.stepper.drain(contract.WORK_ITEMS)
     run = await api.get(f"/runs/{run_id}")
     assert (run["state"], run["status"], run["completedAt"]) == ("consolidating", "consolidating", None)
     assert (await api.get(f"/feeds/{FEED}"))["pending"] == 120
 
-    await api.crank.drain(contract.CONSOLIDATIONS)
+    await api.stepper.drain(contract.CONSOLIDATIONS)
     run = await api.get(f"/runs/{run_id}")
     assert (run["state"], run["status"], run["records"], run["consolidated"]) == ("completed", "completed", 120, 120)
     assert (run["rejected"], run["deleted"], run["pricingVersion"], run["error"]) == (0, 0, 1, None)
@@ -137,7 +135,7 @@ async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
     assert run["durationMinutes"] >= 0
     ended = [one for one in run["history"] if one["machine"] == "harvest.partition"]
     assert len(ended) == run["expectedWorkers"]
-    assert {one["actor"] for one in ended} == {"crank"}
+    assert {one["actor"] for one in ended} == {"stepper"}
     moves = [(one["from"], one["to"]) for one in run["history"] if one["machine"] != "harvest.partition"]
     assert moves == [
         (None, "planning"),
@@ -150,10 +148,10 @@ async def test_a_run_from_its_start_to_its_end(api: Client) -> None:
     assert [one["at"] for one in run["history"]] == sorted(one["at"] for one in run["history"])
 
 
-async def test_what_feeds_tell(api: Client) -> None:
+async def test_what_feeds_tell(api: HarvestApiClient) -> None:
     """H13: a feed before its first run and after it."""
     (before,) = (await api.get("/feeds"))["feeds"]
-    assert (before["feed"], before["source"], before["url"]) == (FEED, "rest", api.crank.source.url)
+    assert (before["feed"], before["source"], before["url"]) == (FEED, "rest", api.stepper.source.url)
     assert (before["watermark"], before["lastRun"], before["pending"]) == (None, None, 0)
     assert (before["pausedUntil"], before["everySeconds"]) == (None, None)
     run_id = await api.completed()
@@ -165,11 +163,11 @@ async def test_what_feeds_tell(api: Client) -> None:
     assert (await api.get("/feeds"))["feeds"][0]["watermark"] == feed["watermark"]
 
 
-async def test_partitions(api: Client) -> None:
+async def test_partitions(api: HarvestApiClient) -> None:
     """H13: bounds, how far each is, and who works on it."""
-    run_id = await api.crank.planned()
-    while not await api.crank.db.fetchval("SELECT sum(seen) FROM partition_progress"):
-        await api.crank.deliver(contract.WORK_ITEMS)
+    run_id = await api.stepper.planned()
+    while not await api.stepper.db.fetchval("SELECT sum(seen) FROM partition_progress"):
+        await api.stepper.deliver(contract.WORK_ITEMS)
     told = await api.get(f"/runs/{run_id}/partitions")
     partitions = told["partitions"]
     assert told["runId"] == str(run_id)
@@ -177,7 +175,7 @@ async def test_partitions(api: Client) -> None:
     pending = [one for one in partitions if one["status"] == "pending"]
     (begun,) = [one for one in partitions if one["seen"]]
     assert {(one["nextOffset"], one["seen"], one["workerId"]) for one in pending} == {(0, 0, None)}
-    assert (begun["workerId"], begun["scan"], begun["error"]) == ("crank", 1, None)
+    assert (begun["workerId"], begun["scan"], begun["error"]) == ("stepper", 1, None)
     assert begun["nextOffset"] == begun["seen"] > 0
     ranges = [one for one in partitions if one["kind"] == "range"]
     assert all(one["upperBound"] == other["lowerBound"] for one, other in pairwise(ranges))
@@ -186,14 +184,14 @@ async def test_partitions(api: Client) -> None:
 async def test_partitions_are_in_the_order_of_their_numbers(database_url: str, tmp_path: Path) -> None:
     """H13: partition-10 comes after partition-9."""
     cut = {"least": 1, "count": 14}
-    async with crank(database_url, tmp_path, partitions=cut) as turned, serving(turned) as api:
+    async with harvest_stepper(database_url, tmp_path, partitions=cut) as turned, serving(turned) as api:
         run_id = await turned.planned()
         names = [one["partitionId"] for one in (await api.get(f"/runs/{run_id}/partitions"))["partitions"]]
     assert len(names) > 10
     assert names == [f"partition-{number}" for number in range(len(names))]
 
 
-async def test_the_watermark_and_its_past(api: Client) -> None:
+async def test_the_watermark_and_its_past(api: HarvestApiClient) -> None:
     """H13, H8: as it is, as its copy tells it, and what it was, the latest first."""
     none = await api.get(f"/feeds/{FEED}/watermarks")
     assert (none["current"], none["blob"], none["history"]) == (None, None, [])
@@ -206,31 +204,31 @@ async def test_the_watermark_and_its_past(api: Client) -> None:
     second = await api.get(f"/runs/{runs[1]}")
     assert (second["runType"], second["watermarkBefore"]) == ("incremental", told["history"][1]["lastUpdatedAt"])
     full = await api.post(f"/feeds/{FEED}/runs", {"full": True})
-    await api.crank.finish()
+    await api.stepper.finish()
     assert (await api.get(f"/runs/{full['runId']}"))["runType"] == "full"
 
 
-async def test_a_copy_of_the_watermark_that_is_none(api: Client) -> None:
+async def test_a_copy_of_the_watermark_that_is_none(api: HarvestApiClient) -> None:
     """H13: whatever lies in the copy's place, the watermark itself is told."""
     await api.completed()
-    known = await api.crank.storage.get(watermark.path(FEED))
+    known = await api.stepper.storage.get(watermark.path(FEED))
     for data in (b"not json", b"[]", b'{"lastRunId": 7}'):
-        await api.crank.storage.replace(watermark.path(FEED), data, etag=known.info.etag)
-        known = await api.crank.storage.get(watermark.path(FEED))
+        await api.stepper.storage.replace(watermark.path(FEED), data, etag=known.info.etag)
+        known = await api.stepper.storage.get(watermark.path(FEED))
         told = await api.get(f"/feeds/{FEED}/watermarks")
         assert told["current"] is not None
         assert told["blob"] is None
 
 
-async def test_a_record(api: Client) -> None:
+async def test_a_record(api: HarvestApiClient) -> None:
     """H13: as the source told it and as it is served; cost and price are exact, as text."""
-    await api.crank.planned()
-    await api.crank.drain(contract.WORK_ITEMS)
-    truth = api.crank.source.truth()
+    await api.stepper.planned()
+    await api.stepper.drain(contract.WORK_ITEMS)
+    truth = api.stepper.source.truth()
     key = next(key for key, record in truth.items() if record["price"])
     waiting = await api.get(f"/feeds/{FEED}/record", key=key)
     assert (waiting["payload"], waiting["canonical"], waiting["isPending"]) == (truth[key], None, True)
-    await api.crank.drain(contract.CONSOLIDATIONS)
+    await api.stepper.drain(contract.CONSOLIDATIONS)
     told = await api.get(f"/feeds/{FEED}/record", key=key)
     made = told["canonical"]
     cost = Decimal(truth[key]["price"]) / 100
@@ -242,14 +240,14 @@ async def test_a_record(api: Client) -> None:
     assert (told["key"], told["isPending"], told["isGone"], told["rawVersion"]) == (key, False, False, 1)
 
 
-async def test_what_was_set_aside_is_paged(api: Client) -> None:
+async def test_what_was_set_aside_is_paged(api: HarvestApiClient) -> None:
     """H13: rejects page by page: nothing missed, nothing twice."""
     run_id = await api.completed()
     query = """
         INSERT INTO harvest_reject (run_id, feed, key, reason, payload, rejected_at)
         SELECT $1, $2, 'k' || n, 'because', '{}', now() FROM generate_series(1, 5) n
     """
-    await api.crank.db.execute(query, run_id, FEED)
+    await api.stepper.db.execute(query, run_id, FEED)
     whole = await api.get(f"/runs/{run_id}/rejects")
     assert ([one["key"] for one in whole["rejects"]], whole["next"]) == (["k1", "k2", "k3", "k4", "k5"], None)
     paged: list[Json] = []
@@ -261,7 +259,7 @@ async def test_what_was_set_aside_is_paged(api: Client) -> None:
     assert paged == whole["rejects"]
 
 
-async def test_runs_are_paged(api: Client) -> None:
+async def test_runs_are_paged(api: HarvestApiClient) -> None:
     """H13: the latest first, those that failed before they began among them; page by page nothing is missed."""
     first = await api.completed()
     cancelled = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
@@ -279,7 +277,7 @@ async def test_runs_are_paged(api: Client) -> None:
     assert (await api.get("/runs", feed="another"))["runs"] == []
 
 
-async def test_what_failed_is_taken_up_again(api: Client) -> None:
+async def test_what_failed_is_taken_up_again(api: HarvestApiClient) -> None:
     """H13, H11: one partition, then all that failed; what was not asked for stays failed."""
     run_id = await api.failed()
     run = await api.get(f"/runs/{run_id}")
@@ -295,36 +293,36 @@ async def test_what_failed_is_taken_up_again(api: Client) -> None:
     assert again["error"] is None
     rest = await api.post(f"/runs/{run_id}/retry")
     assert len(rest["partitions"]) == run["failedWorkers"] - 1
-    await api.crank.finish()
+    await api.stepper.finish()
     done = await api.get(f"/runs/{run_id}")
     assert (done["state"], done["records"]) == ("completed", 120)
     revived = [one for one in done["history"] if (one["from"], one["to"]) == ("failed", "running")]
     assert {one["actor"] for one in revived} == {"operator"}
 
 
-async def test_a_failed_consolidation_is_taken_up_again(api: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_consolidation_is_taken_up_again(api: HarvestApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """H13, H11: where all partitions are there, retry means consolidation."""
 
     async def down(*_: object) -> None:
         raise Transient("STORAGE_DOWN", "nobody is there")
 
-    run_id = await api.crank.planned()
-    await api.crank.drain(contract.WORK_ITEMS)
+    run_id = await api.stepper.planned()
+    await api.stepper.drain(contract.WORK_ITEMS)
     with monkeypatch.context() as broken:
-        broken.setattr(api.crank.storage, "create", down)
-        await api.crank.drain(contract.CONSOLIDATIONS)
+        broken.setattr(api.stepper.storage, "create", down)
+        await api.stepper.drain(contract.CONSOLIDATIONS)
     run = await api.get(f"/runs/{run_id}")
     assert (run["state"], run["failedWorkers"]) == ("failed", 0)
     assert "STORAGE_DOWN" in run["error"]
     assert await api.refused(f"/runs/{run_id}/partitions/partition-0/retry") == (409, "NOTHING_FAILED")
     assert await api.post(f"/runs/{run_id}/retry") == {"partitions": []}
-    await api.crank.drain(contract.CONSOLIDATIONS)
+    await api.stepper.drain(contract.CONSOLIDATIONS)
     assert (await api.get(f"/runs/{run_id}"))["state"] == "completed"
 
 
-async def test_force_and_cancel_are_kept_with_the_run(api: Client) -> None:
+async def test_force_and_cancel_are_kept_with_the_run(api: HarvestApiClient) -> None:
     """H13, H5: who and why, in the run, its history and an alert."""
-    run_id = str(await api.crank.planned())
+    run_id = str(await api.stepper.planned())
     cancelled = await api.post(f"/runs/{run_id}/cancel", {"reason": "wrong day"})
     assert (cancelled["state"], cancelled["runId"]) == ("consolidation_skipped", run_id)
     errors = {one["error"] for one in (await api.get(f"/runs/{run_id}/partitions"))["partitions"]}
@@ -339,17 +337,17 @@ async def test_force_and_cancel_are_kept_with_the_run(api: Client) -> None:
     assert len((await api.get(f"/feeds/{FEED}/alerts", limit=1))["alerts"]) == 1
 
 
-async def test_a_plan_is_cancelled(api: Client) -> None:
+async def test_a_plan_is_cancelled(api: HarvestApiClient) -> None:
     """H13: a run that is not one yet ends at once, and the feed is free again."""
     run_id = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
     told = await api.post(f"/runs/{run_id}/cancel", {"reason": "typo"})
     assert (told["state"], told["status"], told["error"]) == ("failed", "failed", "CANCELLED: by operator: typo")
-    await api.crank.drain(contract.PLANS)
+    await api.stepper.drain(contract.PLANS)
     assert (await api.get(f"/runs/{run_id}"))["state"] == "failed"
     await api.post(f"/feeds/{FEED}/runs")
 
 
-async def test_what_a_state_does_not_allow(api: Client) -> None:
+async def test_what_a_state_does_not_allow(api: HarvestApiClient) -> None:
     """H13: 409 with a code that stays, and nothing changed."""
     first = await api.failed()
     active = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
@@ -359,11 +357,11 @@ async def test_what_a_state_does_not_allow(api: Client) -> None:
     because = {"reason": "please"}
     assert await api.refused(f"/runs/{first}/retry") == (409, "RUN_ACTIVE")
     assert await api.refused(f"/runs/{first}/force", because) == (409, "RUN_ACTIVE")
-    await api.crank.drain(contract.PLANS)
+    await api.stepper.drain(contract.PLANS)
     assert await api.refused(f"/runs/{active}/force", because) == (409, "BAD_MOVE")
     assert await api.refused(f"/runs/{active}/retry") == (409, "NOTHING_FAILED")
     assert await api.refused(f"/runs/{active}/partitions/partition-0/retry") == (409, "NOTHING_FAILED")
-    await api.crank.finish()
+    await api.stepper.finish()
     assert await api.refused(f"/runs/{active}/cancel", because) == (409, "NOT_FETCHING")
     assert await api.refused(f"/runs/{active}/force", because) == (409, "BAD_MOVE")
     assert await api.refused(f"/runs/{active}/retry") == (409, "NOTHING_FAILED")
@@ -373,7 +371,7 @@ async def test_what_a_state_does_not_allow(api: Client) -> None:
     assert (await api.get(f"/runs/{active}"))["state"] == "completed"
 
 
-async def test_what_is_not_there(api: Client) -> None:
+async def test_what_is_not_there(api: HarvestApiClient) -> None:
     """H13: 404, each with its code."""
     run_id = await api.completed()
     because = {"reason": "please"}
@@ -388,7 +386,7 @@ async def test_what_is_not_there(api: Client) -> None:
     assert await api.problem("GET", f"/feeds/{FEED}/record?key=nobody") == (404, "RECORD_NOT_FOUND")
 
 
-async def test_a_plan_that_failed_is_no_run_to_take_up(api: Client) -> None:
+async def test_a_plan_that_failed_is_no_run_to_take_up(api: HarvestApiClient) -> None:
     """H13: what never began has nothing to retry or force; the listing has it, so it is not said to be unknown."""
     run_id = (await api.post(f"/feeds/{FEED}/runs"))["runId"]
     for act in ("retry", "force"):
@@ -432,7 +430,7 @@ RUBBISH: list[tuple[str, str, Any]] = [
 ]
 
 
-async def test_rubbish_is_refused(api: Client) -> None:
+async def test_rubbish_is_refused(api: HarvestApiClient) -> None:
     """H13: 422 and a problem, whatever is sent, a field nobody knows too; and nothing is begun."""
     for method, path, body in RUBBISH:
         status, _ = await api.problem(method, path, body)
@@ -441,7 +439,7 @@ async def test_rubbish_is_refused(api: Client) -> None:
 
 
 @pytest.mark.parametrize("reason", ["a\0b", "half \ud83d"])
-async def test_a_reason_no_store_can_keep(api: Client, reason: str) -> None:
+async def test_a_reason_no_store_can_keep(api: HarvestApiClient, reason: str) -> None:
     """H13: the sender's mistake, not ours; nothing was done."""
     run_id = await api.failed()
     for act in ("force", "cancel"):
@@ -458,7 +456,7 @@ async def test_a_reason_no_store_can_keep(api: Client, reason: str) -> None:
 async def test_feeds_belong_to_no_tenant(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """H13: with tokens, none is 401 and a tenant's is 403, for every route; who asked is kept with the run."""
     monkeypatch.setenv("SIGNING_SECRET", SECRET)
-    async with crank(database_url, tmp_path, records=40) as turned, serving(turned, JWT) as api:
+    async with harvest_stepper(database_url, tmp_path, records=40) as turned, serving(turned, JWT) as api:
         asked = [(method, route.path) for route in harvest_api.routes.routes for method in route.methods]  # type: ignore[attr-defined]
         assert len(asked) >= 14
         for method, path in asked:
@@ -478,4 +476,4 @@ async def test_feeds_belong_to_no_tenant(database_url: str, tmp_path: Path, monk
         forced = await api.post(f"/runs/{run_id}/force", {"reason": "yes"})
         assert (forced["requestedBy"], forced["forcedBy"]) == ("ann", "bob")
         actors = {one["actor"] for one in (await api.get(f"/runs/{run_id}"))["history"]}
-        assert actors == {"ann", "bob", "crank"}
+        assert actors == {"ann", "bob", "stepper"}

@@ -1,116 +1,51 @@
 """`penstock harvest` as a user types it, against a running `penstock up`: output, exit codes, and what to do next."""
 
-import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
-import httpx
 import pytest
 
 from penstock.cli import harvest
-from tests.harvest.crank import FEED, feed
-from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, penstock_here, penstock_on_a_terminal
-from tests.services.until import until
+from tests.harvest.local_source_process import RECORDS, LocalSourceProcess
+from tests.harvest.stepper import FEED, feed
+from tests.services.postgres import module_database
+from tests.support.processes import ServerCli, Up, penstock_on_a_terminal
+from tests.support.settings import write_config
+from tests.support.waiting import until
 
-COMMAND = [sys.executable, "-m", "penstock.cli.main"]
 UNKNOWN = str(UUID(int=7))
-RECORDS = 400
 NOWHERE = "http://127.0.0.1:9"
 
 
-class Source:
-    """`penstock harvest source` in a process of its own."""
-
-    def __init__(self, records: int = RECORDS, *options: str) -> None:
-        given = ["harvest", "source", "--records", str(records), "--port", "0", "--json", *options]
-        self._process = subprocess.Popen([*COMMAND, *given], stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self.url = json.loads(self._process.stdout.readline())["api"]
-
-    def fail(self, **faults: Any) -> None:
-        """As *faults* say, from now on."""
-        httpx.post(f"{self.url}/admin/faults", json=faults).raise_for_status()
-
-    def change(self, **changes: Any) -> None:
-        httpx.post(f"{self.url}/admin/changes", json=changes).raise_for_status()
-
-    def pages(self) -> int:
-        """How many were asked for."""
-        found = httpx.get(f"{self.url}/admin/stats").json()["requests"]
-        return sum(number for kind, number in found.items() if kind in ("page", "diamonds"))
-
-    def keys(self) -> set[str]:
-        lines = httpx.get(f"{self.url}/admin/records").text.splitlines()
-        return {json.loads(line)["id"] for line in lines}
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(20)
-        if self._process.stdout:
-            self._process.stdout.close()
-
-
-class Cli:
-    """Commands asked of one server."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def run(self, *args: str) -> Result:
-        done = penstock_here("harvest", *args, "--url", self.url)
-        assert "Traceback" not in done.err
-        assert "mistake in Penstock" not in done.err
-        return done
-
-    def json(self, *args: str, code: int = 0) -> Any:
-        done = self.run(*args, "--json")
-        assert done.code == code, done
-        return json.loads(done.out)
-
-    def refused(self, code: int, *args: str) -> str:
-        """What is said to what is refused with this exit code: a sentence, and nothing on standard output."""
-        done = self.run(*args)
-        assert (done.code, done.out) == (code, ""), done
-        assert done.err.startswith("error: ")
-        return done.err
-
-
 @pytest.fixture(scope="module")
-def source() -> Iterator[Source]:
-    one = Source()
+def source() -> Iterator[LocalSourceProcess]:
+    one = LocalSourceProcess()
     yield one
     one.stop()
 
 
 @pytest.fixture(scope="module")
-def server(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def server(source: LocalSourceProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("server")
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        url = runner.run(opened.__aenter__())
+    with module_database() as url:
         feeds = {FEED: feed(source.url), "untouched": feed(source.url)}
         config = {"database": {"url": url}, "harvest": {"retry_after": 0.2, "feeds": feeds}}
-        (folder / "penstock.yaml").write_text(json.dumps(config))
+        write_config(folder, config)
         with Up(folder) as up:
             yield up
-        runner.run(opened.__aexit__(None, None, None))
 
 
 @pytest.fixture
-def cli(server: Up, source: Source) -> Iterator[Cli]:
+def cli(server: Up, source: LocalSourceProcess) -> Iterator[ServerCli]:
     source.fail()
-    yield Cli(server.api)
+    yield ServerCli("harvest", server.api)
     source.fail()
 
 
-def test_a_run_is_waited_for(cli: Cli) -> None:
+def test_a_run_is_waited_for(cli: ServerCli) -> None:
     """H13: 0 when it completed, with what came of it and nothing about progress where there is no terminal."""
     done = cli.run("run", FEED, "--full", "--wait")
     assert (done.code, done.err) == (0, "")
@@ -132,7 +67,7 @@ def test_a_run_is_waited_for(cli: Cli) -> None:
     assert cli.json("rejects", run_id)["rejects"] == []
 
 
-def test_where_feeds_stand(cli: Cli) -> None:
+def test_where_feeds_stand(cli: ServerCli) -> None:
     """H13: all feeds, or the last runs of one; a feed that was never run says how to."""
     run_id = cli.json("run", FEED, "--wait")["runId"]
     every = cli.run("status")
@@ -150,7 +85,7 @@ def test_where_feeds_stand(cli: Cli) -> None:
     assert cli.run("alerts", "untouched").out == "none\n"
 
 
-def test_the_watermark_and_a_record(cli: Cli, source: Source) -> None:
+def test_the_watermark_and_a_record(cli: ServerCli, source: LocalSourceProcess) -> None:
     """H13: up to when a feed is known, and where a record is."""
     run_id = cli.json("run", FEED, "--full", "--wait")["runId"]
     shown = cli.run("watermark", FEED, "--limit", "1")
@@ -164,7 +99,8 @@ def test_the_watermark_and_a_record(cli: Cli, source: Source) -> None:
     assert cli.json("record", FEED, key)["canonical"]["rule"] in ("all", None)
 
 
-def test_a_run_that_fails_is_taken_up_again(cli: Cli, source: Source) -> None:
+@pytest.mark.full
+def test_a_run_that_fails_is_taken_up_again(cli: ServerCli, source: LocalSourceProcess) -> None:
     """H13, H11: 1 with why and the next step; `retry` takes it up, and then there is nothing to retry."""
     source.fail(rate_500=1.0)
     failed = cli.run("run", FEED, "--full", "--wait")
@@ -191,7 +127,8 @@ def test_a_run_that_fails_is_taken_up_again(cli: Cli, source: Source) -> None:
     assert cli.json("alerts", FEED)["alerts"][0]["code"] == "CONSOLIDATION_SKIPPED"
 
 
-def test_force_says_why(cli: Cli, source: Source) -> None:
+@pytest.mark.full
+def test_force_says_why(cli: ServerCli, source: LocalSourceProcess) -> None:
     """H5, H13: without a reason it is a mistake of usage; with one the run is consolidated, and that is an alert."""
     source.fail(latency_ms=700)
     run_id = cli.json("run", FEED, "--full")["runId"]
@@ -206,7 +143,7 @@ def test_force_says_why(cli: Cli, source: Source) -> None:
     assert "half will do" in cli.run("alerts", FEED).out
 
 
-def test_a_second_run_is_refused(cli: Cli, source: Source) -> None:
+def test_a_second_run_is_refused(cli: ServerCli, source: LocalSourceProcess) -> None:
     """H2: 6 while one is under way, naming it, as text and as JSON; a run that takes too long is 124, and goes on."""
     source.fail(latency_ms=700)
     late = cli.run("run", FEED, "--full", "--wait", "--timeout", "1")
@@ -241,7 +178,7 @@ def test_a_second_run_is_refused(cli: Cli, source: Source) -> None:
         (["run", "../x"], 5, "nothing is at"),
     ],
 )
-def test_mistakes_are_told_with_the_next_step(cli: Cli, args: list[str], code: int, said: str) -> None:
+def test_mistakes_are_told_with_the_next_step(cli: ServerCli, args: list[str], code: int, said: str) -> None:
     """Exit codes as documented; a sentence, never a traceback."""
     assert said in cli.refused(code, *args)
 
@@ -249,12 +186,12 @@ def test_mistakes_are_told_with_the_next_step(cli: Cli, args: list[str], code: i
 @pytest.mark.parametrize("args", [["run", FEED, "--wait"], ["status"], ["retry", UNKNOWN]])
 def test_a_server_that_is_away(args: list[str]) -> None:
     """7, and how to start one."""
-    said = Cli(NOWHERE).refused(7, *args)
+    said = ServerCli("harvest", NOWHERE).refused(7, *args)
     assert "does not answer" in said
     assert "hint: is it running? `penstock up` starts it" in said
 
 
-def test_progress_on_a_terminal(cli: Cli, source: Source) -> None:
+def test_progress_on_a_terminal(cli: ServerCli, source: LocalSourceProcess) -> None:
     """H13: counting, fetching and consolidating are shown on one line, which is gone at the end; the result is not."""
     source.change(updates=RECORDS)
     source.fail(latency_ms=120)

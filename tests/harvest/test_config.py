@@ -1,6 +1,5 @@
 """The `harvest` section: every mistake is told with its place, the example is right, and no secret is shown."""
 
-import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,7 +7,8 @@ import pytest
 
 from penstock.harvest.config import HarvestSection, NivodaSource
 from penstock.settings import Settings
-from tests.services.program import penstock
+from tests.support.processes import penstock
+from tests.support.settings import write_config
 from tests.test_config import Config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "diamonds" / "penstock.yaml"
@@ -189,7 +189,7 @@ def test_what_is_shown_has_no_secrets(tmp_path: Path) -> None:
     hook = {"url": "http://x.test", "secret_headers": {"Authorization": "env:HOOK_TOKEN"}}
     source = {"kind": "nivoda", "url": "http://x.test", "username": "u", "password": "env:HOOK_TOKEN"}
     section = {"feeds": {"stones": {"source": source, "key": "id"}}, "alerts": {"email": mail, "webhooks": [hook]}}
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"harvest": section}))
+    write_config(tmp_path, {"harvest": section})
     for options in ((), ("--json",)):
         done = penstock("config", "show", *options, cwd=tmp_path, env={"HOOK_TOKEN": "hunter2"})
         assert done.code == 0, done.err

@@ -15,11 +15,11 @@ from penstock.harvest.local.churn import Rates
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions
 from penstock.settings import Settings
-from tests.harvest.crashing import Worker
-from tests.harvest.rig import TOPICS, Asked, Rig, rigged, tapped
+from tests.harvest.harness import TOPICS, HarvestHarness, RequestLog, harvest_harness, tapped
+from tests.harvest.worker_process import HarvestWorkerProcess
 from tests.services.kafka import Kafka, kafka
-from tests.services.soak import examples
-from tests.services.until import becomes
+from tests.support.soak import Campaign, examples
+from tests.support.waiting import becomes
 
 # Where a spread of steps of each kind of work is killed when there is no time for all.
 SPREAD = {PLANS: (1, 4, 22, 28), WORK_ITEMS: (1, 3, 8, 13, 17, 40), CONSOLIDATIONS: (1, 4, 9, 17, 19, 22, 24)}
@@ -48,15 +48,15 @@ def bus(request: pytest.FixtureRequest) -> Kafka | None:
 
 
 @pytest.fixture
-async def rig(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rigged(database_url, tmp_path, kafka=bus, harvest={"workers": 2}) as rig:
-        yield rig
+async def harness(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
+    async with harvest_harness(database_url, tmp_path, kafka=bus, harvest={"workers": 2}) as harness:
+        yield harness
 
 
 @pytest.fixture
-async def crowd(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def large_feed(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
     """A larger feed, whose source never holds still."""
-    async with rigged(
+    async with harvest_harness(
         database_url,
         tmp_path,
         LocalOptions(records=3_000),
@@ -64,51 +64,57 @@ async def crowd(bus: Kafka | None, database_url: str, tmp_path: Path) -> AsyncIt
         harvest={"workers": 2},
         partitions={"count": 10, "least": 100, "tolerance": 0.1},
         limits={"passes": 8, "max_delete_ratio": 0.9},
-    ) as rig:
-        yield rig
+    ) as harness:
+        yield harness
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("topic", [PLANS, WORK_ITEMS, CONSOLIDATIONS])
-async def test_a_worker_may_die_at_any_step(rig: Rig, bus: Kafka | None, topic: str, tmp_path: Path) -> None:
+async def test_a_worker_may_die_at_any_step(
+    harness: HarvestHarness, bus: Kafka | None, topic: str, tmp_path: Path, campaign: Campaign
+) -> None:
     """H4, H5, H8: killed before the n-th statement, request or blob; the next worker goes on, each message is one."""
+    campaign.counts_items = True
     for nth in range(1, 10_000) if examples(0, soak=1) else SPREAD[topic][:: 1 if bus is None else 3]:
-        rig.source.change(updates=10, inserts=3, deletes=2)
-        run_id = await rig.start(full=True)
-        if not await died_at(rig, run_id, Worker(rig.settings, tmp_path / "log", topic, nth)):
+        harness.source.change(updates=10, inserts=3, deletes=2)
+        run_id = await harness.start(full=True)
+        if not await died_at(harness, run_id, HarvestWorkerProcess(harness.settings, tmp_path / "log", topic, nth)):
             break
         try:
-            await went_on(rig, run_id)
+            await went_on(harness, run_id)
         except AssertionError as error:
             error.add_note(f"died at step {nth} of {topic}")
             raise
+        campaign.end_round(faults=1)
     assert nth > 3
 
 
-async def died_at(rig: Rig, run_id: UUID, worker: Worker) -> bool:
+async def died_at(harness: HarvestHarness, run_id: UUID, worker: HarvestWorkerProcess) -> bool:
     """Whether it died, before the run was completed and all was settled."""
 
     async def is_over() -> bool:
-        return not worker.is_alive or (await rig.state(run_id) == RunState.COMPLETED and not await rig.backlog())
+        return not worker.is_alive or (
+            await harness.state(run_id) == RunState.COMPLETED and not await harness.backlog()
+        )
 
-    await becomes(is_over, "the worker dies, or ends the run", explain=rig.explained)
+    await becomes(is_over, "the worker dies, or ends the run", explain=harness.explained)
     if worker.is_alive:
         worker.kill()
         return False
-    worker.ended()
+    worker.join_killed()
     return True
 
 
-async def went_on(rig: Rig, run_id: UUID) -> None:
-    async with rig.working():
-        await rig.ended(run_id)
-        await rig.is_quiet()
-    await rig.is_whole(run_id)
-    await rig.equals_truth()
-    assert await rig.seen(run_id) == len(rig.source.truth())
-    turns = sum(turns_of(part["counted"]) for part in await rig.partitions(run_id))
-    assert (await rig.published(run_id))[WORK_ITEMS] == turns
+async def went_on(harness: HarvestHarness, run_id: UUID) -> None:
+    async with harness.working():
+        await harness.ended(run_id)
+        await harness.is_quiet()
+    await harness.is_whole(run_id)
+    await harness.equals_truth()
+    assert await harness.seen(run_id) == len(harness.source.truth())
+    turns = sum(turns_of(part["counted"]) for part in await harness.partitions(run_id))
+    assert (await harness.published(run_id))[WORK_ITEMS] == turns
 
 
 def turns_of(count: int) -> int:
@@ -125,69 +131,77 @@ def turns_of(count: int) -> int:
                 break
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_workers_may_die_at_any_moment(crowd: Rig, bus: Kafka | None, tmp_path: Path) -> None:
+async def test_workers_may_die_at_any_moment(
+    large_feed: HarvestHarness, bus: Kafka | None, tmp_path: Path, campaign: Campaign
+) -> None:
     """H4, H5, H9, H16: two processes, one killed at some request or while it consolidates, the source moving."""
+    campaign.counts_items = True
     try:
-        await some_die(crowd, tmp_path / "log", rounds=examples(4 if bus is None else 1, soak=100))
+        await some_die(large_feed, tmp_path / "log", examples(4 if bus is None else 1, soak=100), campaign)
     except AssertionError as error:
-        error.add_note(await on_the_way(crowd))
+        error.add_note(await on_the_way(large_feed))
         raise
 
 
-async def some_die(crowd: Rig, log: Path, rounds: int) -> None:
-    asked = tapped(crowd.source)
-    workers = [Worker(crowd.settings, log) for _ in range(2)]
+async def some_die(large_feed: HarvestHarness, log: Path, rounds: int, campaign: Campaign) -> None:
+    asked = tapped(large_feed.source)
+    workers = [HarvestWorkerProcess(large_feed.settings, log) for _ in range(2)]
     for number in range(rounds):
-        crowd.source.set_faults(FAULTS)
-        crowd.source.set_churn(CHURN)
-        run_id = await crowd.start(full=number % 3 == 0)
+        large_feed.source.set_faults(FAULTS)
+        large_feed.source.set_churn(CHURN)
+        run_id = await large_feed.start(full=number % 3 == 0)
         for _ in range(random.randint(1, 2)):
-            await some_moment(crowd, asked, run_id)
+            await some_moment(large_feed, asked, run_id)
             workers.pop(0).kill()
-            workers.append(Worker(crowd.settings, log))
-        await crowd.ended(run_id)
-        crowd.source.set_churn()
-        run = await crowd.is_whole(run_id)
-        await crowd.equals_truth(but=crowd.source.changed_ids_since(run["upper_bound"]), gone=await outdated(crowd))
-    crowd.source.set_faults()
-    await crowd.ended(await crowd.start(full=True))
-    await crowd.equals_truth()
-    await crowd.is_quiet()
+            workers.append(HarvestWorkerProcess(large_feed.settings, log))
+            campaign.faults += 1
+        await large_feed.ended(run_id)
+        large_feed.source.set_churn()
+        run = await large_feed.is_whole(run_id)
+        await large_feed.equals_truth(
+            but=large_feed.source.changed_ids_since(run["upper_bound"]), gone=await outdated(large_feed)
+        )
+        campaign.end_round()
+    large_feed.source.set_faults()
+    await large_feed.ended(await large_feed.start(full=True))
+    await large_feed.equals_truth()
+    await large_feed.is_quiet()
     for worker in workers:
         worker.kill()
 
 
-async def some_moment(rig: Rig, asked: Asked, run_id: UUID) -> None:
+async def some_moment(harness: HarvestHarness, asked: RequestLog, run_id: UUID) -> None:
     """Wait for some request of a run, for its consolidation, or for its end."""
     count, passed = len(asked.requests) + random.randint(1, 150), asyncio.Event()
     asked.act = lambda _path, _number: passed.set() if len(asked.requests) >= count else None
 
     async def is_late() -> bool:
-        state = await rig.state(run_id)
+        state = await harness.state(run_id)
         return passed.is_set() or state in (RunState.CONSOLIDATING, RunState.COMPLETED)
 
-    await becomes(is_late, "a moment to kill", explain=rig.explained)
+    await becomes(is_late, "a moment to kill", explain=harness.explained)
 
 
-async def outdated(rig: Rig) -> set[str]:
+async def outdated(harness: HarvestHarness) -> set[str]:
     """What the source has no more; no run can know when it went."""
-    return set(await rig.canonical()) - set(rig.source.truth())
+    return set(await harness.canonical()) - set(harness.source.truth())
 
 
-async def on_the_way(rig: Rig) -> str:
+async def on_the_way(harness: HarvestHarness) -> str:
     """What is not done, what is not sent, and how far a broker's group is, for whoever reads a failure."""
     queries = {
         "partitions": "SELECT * FROM partition_progress LEFT JOIN worker_runs USING (run_id, partition_id)"
         " WHERE NOT completed",
         "not sent": "SELECT id, topic, key, value, created_at FROM bus_outbox WHERE NOT published",
     }
-    found = [f"{name}: {dict(row)}" for name, query in queries.items() for row in await rig.db.fetch(query)]
-    section = rig.settings.bus.kafka
+    found = [f"{name}: {dict(row)}" for name, query in queries.items() for row in await harness.db.fetch(query)]
+    section = harness.settings.bus.kafka
     groups = {topic: f"{section.group_prefix}.{topic}" for topic in TOPICS} if section else {}
     for topic, group in groups.items():
-        found += await asyncio.to_thread(behind, rig.settings, topic, group)
+        found += await asyncio.to_thread(behind, harness.settings, topic, group)
     return "\n".join(found)
 
 

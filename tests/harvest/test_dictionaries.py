@@ -2,8 +2,11 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -14,13 +17,16 @@ from penstock.kernel.errors import BadConfig
 from penstock.kernel.listener import Missed, listen
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
+from penstock.refdata.pod.loader import Loader
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
-from tests.harvest.crank import feed
-from tests.harvest.rig import FEED, Rig, made_of, opened, rigged, settings_on
-from tests.harvest.test_cli import Source
-from tests.services.program import Up, penstock
-from tests.services.until import until
+from tests.harvest.harness import FEED, HarvestHarness, harvest_harness, harvest_settings, made_of, opened
+from tests.harvest.local_source_process import LocalSourceProcess
+from tests.harvest.stepper import feed
+from tests.refdata.pod.harness import PodHarness, running_pod
+from tests.support.processes import Up, penstock
+from tests.support.settings import write_config
+from tests.support.waiting import becomes, until
 
 PRICES, OTHERS = Dict("acme", "STONES"), Dict("globex", "STONES")
 LOAD = f"""
@@ -32,22 +38,22 @@ FED = [{"tenant": one.tenant_id, "code": one.dict_code} for one in (PRICES, OTHE
 
 
 @pytest.fixture
-async def rig(database_url: str, tmp_path: Path) -> AsyncIterator[Rig]:
+async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
     consolidation = {"set_size": 20, "sets_at_once": 1}
     told: dict[str, Any] = {"refdata": READS, "dictionaries": FED, "consolidation": consolidation}
-    async with rigged(database_url, tmp_path, **told) as rig:
-        yield rig
+    async with harvest_harness(database_url, tmp_path, **told) as harness:
+        yield harness
 
 
-async def loaded(rig: Rig, target: Dict = PRICES) -> tuple[int, dict[str, Any]]:
+async def loaded(harness: HarvestHarness, target: Dict = PRICES) -> tuple[int, dict[str, Any]]:
     """What a pod would serve now, and under which version."""
-    found = await Catalogue(rig.settings.refdata).get(target).provider.load_all(rig.db, target)
+    found = await Catalogue(harness.settings.refdata).get(target).provider.load_all(harness.db, target)
     return found.version, {key: json.loads(text) for key, text in found.items.items()}
 
 
-def served(rig: Rig) -> dict[str, Any]:
+def served(harness: HarvestHarness) -> dict[str, Any]:
     """What has to be served of the source as it is."""
-    truth = {key: made_of(record) for key, record in rig.source.truth().items()}
+    truth = {key: made_of(record) for key, record in harness.source.truth().items()}
     return {key: made.price if made.price is None else float(made.price) for key, made in truth.items()}
 
 
@@ -55,140 +61,174 @@ def prices(items: dict[str, Any]) -> dict[str, Any]:
     return {key: item["price"] for key, item in items.items()}
 
 
-async def test_every_run_that_changes_something_is_a_version(rig: Rig) -> None:
+async def test_every_run_that_changes_something_is_a_version(harness: HarvestHarness) -> None:
     """R2, H8: what is new, changed and gone is there at once, for every tenant; no change is no version."""
-    async with rig.working():
-        await rig.completed()
-        version, items = await loaded(rig)
-        assert (version, prices(items)) == (1, served(rig))
-        await rig.completed(full=True)
-        assert (await loaded(rig))[0] == 1
-        rig.source.change(updates=20, inserts=5, deletes=7)
-        await rig.completed(full=True)
+    async with harness.working():
+        await harness.completed()
+        version, items = await loaded(harness)
+        assert (version, prices(items)) == (1, served(harness))
+        await harness.completed(full=True)
+        assert (await loaded(harness))[0] == 1
+        harness.source.change(updates=20, inserts=5, deletes=7)
+        await harness.completed(full=True)
         for target in (PRICES, OTHERS):
-            version, items = await loaded(rig, target)
-            assert (version, prices(items)) == (2, served(rig))
-    told = await rig.db.fetch(
+            version, items = await loaded(harness, target)
+            assert (version, prices(items)) == (2, served(harness))
+    told = await harness.db.fetch(
         "SELECT version, source, items FROM outbox_event WHERE tenant_id = 'acme' ORDER BY version"
     )
     assert [tuple(row) for row in told] == [(1, f"harvest {FEED}", 300), (2, f"harvest {FEED}", 32)]
 
 
-async def test_whoever_reads_the_table_gets_the_version(rig: Rig) -> None:
+async def test_whoever_reads_the_table_gets_the_version(harness: HarvestHarness) -> None:
     """R2, R32: a tenant that the feed does not name reads the same records: its version grows with them."""
     other = Dict("initech", "STONES")
-    async with rig.working():
-        before = await loaded(rig, other)
-        await rig.completed()
-        after = await loaded(rig, other)
+    async with harness.working():
+        before = await loaded(harness, other)
+        await harness.completed()
+        after = await loaded(harness, other)
         assert (before[0], after[0]) == (0, 1)
-        rig.source.change(updates=5)
-        await rig.completed()
-        assert (await loaded(rig, other))[0] == 2
+        harness.source.change(updates=5)
+        await harness.completed()
+        assert (await loaded(harness, other))[0] == 2
 
 
 async def test_a_dictionary_that_is_named_later_has_a_version_after_the_next_run(
-    rig: Rig, database_url: str, tmp_path: Path
+    harness: HarvestHarness, database_url: str, tmp_path: Path
 ) -> None:
     """R2: though that run changed nothing; those that had one keep it."""
-    async with rig.working():
-        await rig.completed()
+    async with harness.working():
+        await harness.completed()
     later = Dict("initech", "STONES")
     named = [*FED, {"tenant": later.tenant_id, "code": later.dict_code}]
-    settings = settings_on(database_url, rig.source.url, tmp_path, refdata=READS, dictionaries=named)
-    async with opened(settings, rig.source) as again, again.working():
+    settings = harvest_settings(database_url, harness.source.url, tmp_path, refdata=READS, dictionaries=named)
+    async with opened(settings, harness.source) as again, again.working():
         await again.completed(full=True)
         assert [(await loaded(again, one))[0] for one in (PRICES, OTHERS, later)] == [1, 1, 1]
 
 
 async def test_dictionaries_are_not_held_while_the_store_is_written_to(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    harness: HarvestHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H8: whoever pins or redefines one does not wait for object storage."""
     save, held = watermark.save, []
 
     async def watched(*args: Any) -> None:
-        async with rig.platform.db.transaction() as tx:
+        async with harness.platform.db.transaction() as tx:
             held.append(await tx.fetch("SELECT version FROM dictionary_meta FOR UPDATE NOWAIT"))
         await save(*args)
 
-    async with rig.working():
-        await rig.completed()
+    async with harness.working():
+        await harness.completed()
         monkeypatch.setattr(watermark, "save", watched)
-        rig.source.change(updates=5)
-        await rig.completed()
+        harness.source.change(updates=5)
+        await harness.completed()
     assert [[row["version"] for row in rows] for rows in held] == [[1, 1]]
 
 
-async def test_the_relay_is_woken_by_the_run(rig: Rig) -> None:
+async def test_the_relay_is_woken_by_the_run(harness: HarvestHarness) -> None:
     """R15: who announces versions hears of a new one at the commit, and need not look by itself."""
-    async with listen(rig.db.dsn, CHANNEL) as inbox, rig.working():
+    async with listen(harness.db.dsn, CHANNEL) as inbox, harness.working():
         assert isinstance(await inbox.get(), Missed)  # from here on everything is heard
-        await rig.completed()
+        await harness.completed()
         assert await inbox.wait(10)
+
+
+async def test_pods_hear_of_a_completed_run_without_a_reconcile(
+    harness: HarvestHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R15, R19: every pod loads a feed's dictionary from the announcement alone; the reconcile is switched off."""
+    # Version 1 may come from the first read, which loads the dictionary. Version 2 comes from its announcement only.
+    async with AsyncExitStack() as stack:
+        pods = [
+            await stack.enter_async_context(running_pod(harness.settings, _make_folder(tmp_path / f"pod{number}")))
+            for number in range(2)
+        ]
+        monkeypatch.setattr(Loader, "look", AsyncMock())
+        await stack.enter_async_context(harness.working())
+        for version in (1, 2):
+            await harness.completed()
+            assert await pods[0].harness.relay() == len(FED)
+            for pod in pods:
+                await becomes(partial(_serves, pod, version), f"version {version} in memory")
+                answer = await pod.get("STONES/all?limit=1000")
+                assert prices({item["key"]: item["value"] for item in answer.json["items"]}) == served(harness)
+            harness.source.change(updates=10, inserts=5)
+
+
+def _make_folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+async def _serves(pod: PodHarness, version: int) -> bool:
+    answer = await pod.get("STONES/all?limit=1")
+    return (answer.status, answer.source, answer.version) == (200, "memory", version)
 
 
 async def test_a_feed_that_no_dictionary_reads_is_kept_once(database_url: str, tmp_path: Path) -> None:
     """H7: its records are not copied."""
-    async with rigged(database_url, tmp_path) as plain, plain.working():
+    async with harvest_harness(database_url, tmp_path) as plain, plain.working():
         await plain.completed()
         assert await plain.db.fetchval("SELECT count(*) FROM published_record") == 0
 
 
-async def test_nothing_of_a_run_that_fails_is_read(rig: Rig, tmp_path: Path) -> None:
+async def test_nothing_of_a_run_that_fails_is_read(harness: HarvestHarness, tmp_path: Path) -> None:
     """H11: its canonical records have changed, set by set; dictionaries read what was before, and then all of it."""
-    async with rig.working():
-        await rig.completed()
-        before = await loaded(rig)
+    async with harness.working():
+        await harness.completed()
+        before = await loaded(harness)
         blob = tmp_path / "objects" / "harvest" / FEED / "watermark.json"
         blob.unlink()
         blob.mkdir()
-        rig.source.change(updates=60, inserts=5)
-        failed = await rig.ended(await rig.start(), RunState.FAILED)
-        assert (await rig.canonical()).keys() != before[1].keys()
-        assert await loaded(rig) == before
+        harness.source.change(updates=60, inserts=5)
+        failed = await harness.ended(await harness.start(), RunState.FAILED)
+        assert (await harness.canonical()).keys() != before[1].keys()
+        assert await loaded(harness) == before
         blob.rmdir()
-        await rig.harvest.retry(failed["run_id"], "somebody")
-        await rig.ended(failed["run_id"])
-        version, items = await loaded(rig)
-        assert (version, prices(items)) == (2, served(rig))
+        await harness.harvest.retry(failed["run_id"], "somebody")
+        await harness.ended(failed["run_id"])
+        version, items = await loaded(harness)
+        assert (version, prices(items)) == (2, served(harness))
 
 
-async def test_a_version_has_one_content_while_a_run_is_consolidated(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_version_has_one_content_while_a_run_is_consolidated(
+    harness: HarvestHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R2: a label never lies: whoever loads between two sets of a run gets what was before it."""
     step, seen = consolidating._Sets.step, []
 
     async def watched(sets: consolidating._Sets, after: str) -> Any:
         done = await step(sets, after)
-        seen.append((await loaded(rig), len(await rig.canonical())))
+        seen.append((await loaded(harness), len(await harness.canonical())))
         return done
 
-    async with rig.working():
-        await rig.completed()
-        before = await loaded(rig)
+    async with harness.working():
+        await harness.completed()
+        before = await loaded(harness)
         monkeypatch.setattr(consolidating._Sets, "step", watched)
-        rig.source.change(updates=100, inserts=100)
-        await rig.completed()
+        harness.source.change(updates=100, inserts=100)
+        await harness.completed()
     assert len({canonical for _, canonical in seen}) > 3  # the canonical records came piece by piece
     assert [state for state, _ in seen if state != before] == []
-    assert prices((await loaded(rig))[1]) == served(rig)
+    assert prices((await loaded(harness))[1]) == served(harness)
 
 
 @pytest.fixture
-def source() -> Iterator[Source]:
-    one = Source(200)
+def source() -> Iterator[LocalSourceProcess]:
+    one = LocalSourceProcess(200)
     yield one
     one.stop()
 
 
-def test_pods_serve_what_a_run_has_published(source: Source, database_url: str, tmp_path: Path) -> None:
+def test_pods_serve_what_a_run_has_published(source: LocalSourceProcess, database_url: str, tmp_path: Path) -> None:
     """R2, R19: by configuration alone: a completed run is in every pod's memory, and its version can be asked for."""
     config = {
         "database": {"url": database_url},
         "refdata": READS,
         "harvest": {"feeds": {FEED: {**feed(source.url), "dictionaries": FED[:1]}}},
     }
-    (tmp_path / "penstock.yaml").write_text(json.dumps(config))
+    write_config(tmp_path, config)
     with Up(tmp_path) as up:
         done = penstock("harvest", "run", FEED, "--wait", "--url", up.api, cwd=tmp_path)
         assert done.code == 0, done.err
@@ -222,7 +262,7 @@ def _count(up: Up) -> int:
 def test_a_dictionary_that_cannot_be_fed_is_a_mistake(tmp_path: Path, refdata: Any, said: str) -> None:
     """R1: told with its place, before anything starts."""
     fed = {**feed("http://127.0.0.1:1"), "dictionaries": FED[:1]}
-    (tmp_path / "penstock.yaml").write_text(json.dumps({"refdata": refdata, "harvest": {"feeds": {FEED: fed}}}))
+    write_config(tmp_path, {"refdata": refdata, "harvest": {"feeds": {FEED: fed}}})
     with pytest.raises(BadConfig, match=said) as told:
         load_settings(tmp_path / "penstock.yaml", {})
     assert f"harvest.feeds.{FEED}.dictionaries.0" in str(told.value.as_dict())

@@ -17,14 +17,14 @@ from penstock.harvest.config import PartitionsSection
 from penstock.harvest.heatmap import scan
 from penstock.harvest.model import EVERYTHING, WITHOUT_VALUE, Heatmap, Kind, Range
 from penstock.kernel.errors import Corrupt, Transient
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 MILLION = 1_000_000
 STOCK = dict.fromkeys(range(3_000), 10)
 NULLS = st.integers(0, 3) | st.integers(0, MILLION)
 
 
-class Shop:
+class PriceSource:
     """A source that knows how many records it has at each price, and how often it was asked."""
 
     def __init__(self, prices: Mapping[int, int], nulls: int = 0) -> None:
@@ -61,7 +61,7 @@ class Shop:
         return end - begin
 
 
-class Busy(Shop):
+class Busy(PriceSource):
     """A shop that changes when it is asked."""
 
     def __init__(self, prices: Mapping[int, int], change: "Callable[[Busy], None]", nulls: int = 0) -> None:
@@ -80,47 +80,51 @@ def holds(range_: Range, price: int | None) -> bool:
     return (range_.lower is None or price >= range_.lower) and (range_.upper is None or price < range_.upper)
 
 
-def covers(heatmap: Heatmap, shop: Shop) -> None:
+def covers(heatmap: Heatmap, price_source: PriceSource) -> None:
     """Every record there is or may come belongs to one part."""
     ranges = [part.range for part in heatmap.parts]
     bounds = {bound for range_ in ranges for bound in (range_.lower, range_.upper) if bound is not None}
-    near = {place + step for place in {*shop.prices, *bounds} for step in (-1, 0, 1)}
+    near = {place + step for place in {*price_source.prices, *bounds} for step in (-1, 0, 1)}
     for price in (None, -(10**30), 10**30, *near):
         assert sum(holds(range_, price) for range_ in ranges) == 1, price
 
 
-def is_a_cut(heatmap: Heatmap, shop: Shop) -> None:
+def is_a_cut(heatmap: Heatmap, price_source: PriceSource) -> None:
     """The parts cover it, and each has the records it is said to have."""
-    covers(heatmap, shop)
+    covers(heatmap, price_source)
     for part in heatmap.parts:
-        brute = sum(number for price, number in shop.prices.items() if holds(part.range, price))
-        assert part.count == brute + shop.nulls * holds(part.range, None), part
-    assert heatmap.sum == heatmap.total == shop.total
+        brute = sum(number for price, number in price_source.prices.items() if holds(part.range, price))
+        assert part.count == brute + price_source.nulls * holds(part.range, None), part
+    assert heatmap.sum == heatmap.total == price_source.total
 
 
-def is_balanced(heatmap: Heatmap, shop: Shop, section: PartitionsSection) -> None:
+def is_balanced(heatmap: Heatmap, price_source: PriceSource, section: PartitionsSection) -> None:
     """The bounds `scan` promises in a source that holds still."""
-    parts = max(1, min(-(-shop.total // section.least), section.count))
-    target = shop.total / parts
+    parts = max(1, min(-(-price_source.total // section.least), section.count))
+    target = price_source.total / parts
     ranges = [part for part in heatmap.parts if part.range.kind is Kind.RANGE]
-    heaviest = max(shop.prices.values(), default=0)
-    assert len(ranges) <= max(1, ceil((shop.total - shop.nulls) * parts / max(shop.total, 1))) <= parts
+    heaviest = max(price_source.prices.values(), default=0)
+    assert (
+        len(ranges)
+        <= max(1, ceil((price_source.total - price_source.nulls) * parts / max(price_source.total, 1)))
+        <= parts
+    )
     for part in ranges:
-        values = sum(holds(part.range, price) for price in shop.prices)
+        values = sum(holds(part.range, price) for price in price_source.prices)
         limit = 1.5 * target + 1 if heaviest <= target / 2 else 2 * target
         assert part.count <= limit or values == 1, (part, target)
-    inside = all(section.lowest <= price < section.highest for price in shop.prices)
+    inside = all(section.lowest <= price < section.highest for price in price_source.prices)
     for_a_cut = 4 + log2(section.highest - section.lowest) if inside else 81
     assert heatmap.counts <= 10 + for_a_cut * (parts - 1) + (parts + 3)
 
 
-async def cut(shop: Shop, **options: Any) -> Heatmap:
+async def cut(price_source: PriceSource, **options: Any) -> Heatmap:
     section = PartitionsSection(**options)
-    heatmap = await scan(shop.count, section)
-    assert heatmap.counts == shop.calls
+    heatmap = await scan(price_source.count, section)
+    assert heatmap.counts == price_source.calls
     assert heatmap.rounds == 1
-    is_a_cut(heatmap, shop)
-    is_balanced(heatmap, shop, section)
+    is_a_cut(heatmap, price_source)
+    is_balanced(heatmap, price_source, section)
     return heatmap
 
 
@@ -165,7 +169,7 @@ async def test_whatever_the_prices_the_parts_are_all_of_it_once_and_about_equal(
     prices: dict[int, int], nulls: int, options: dict[str, int]
 ) -> None:
     """H3: half-open ranges without gap or overlap, one for null, their sum the total, within the bounds of size."""
-    await cut(Shop(prices, nulls), **options)
+    await cut(PriceSource(prices, nulls), **options)
 
 
 @pytest.mark.soak
@@ -178,15 +182,16 @@ async def test_whatever_the_shape_the_parts_are_all_of_it_once_and_about_equal(
     chance = Random(seed)
     weight = chance.choice([1, 1, 40])
     prices = Counter(DRAWS[shape](chance) for _ in range(size))
-    await cut(Shop({price: number * weight for price, number in prices.items()}, nulls), **options)
+    await cut(PriceSource({price: number * weight for price, number in prices.items()}, nulls), **options)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", ["log-normal", "log-normal, narrow", "whole dollars", "pareto", "pareto, no mean"])
 async def test_few_calls_are_enough_for_prices(shape: str) -> None:
     """H3: half a million records in 30 partitions: at most 60 calls to cut them, and each counted once as proof."""
     chance = Random(7)
     prices = Counter(DRAWS[shape](chance) for _ in range(50_000))
-    heatmap = await cut(Shop({price: 10 * number for price, number in prices.items()}, nulls=1_000))
+    heatmap = await cut(PriceSource({price: 10 * number for price, number in prices.items()}, nulls=1_000))
     assert len(heatmap.parts) == 31
     assert heatmap.counts <= 60 + 31 + 2
     assert max(part.count for part in heatmap.parts) <= 1.4 * heatmap.total / 30
@@ -194,22 +199,23 @@ async def test_few_calls_are_enough_for_prices(shape: str) -> None:
 
 async def test_one_price_for_all_ends_soon() -> None:
     """H3: 770,000 records nobody can part are one part, found by halving; those without a value are in it too."""
-    heatmap = await cut(Shop({123_456: 770_000}, nulls=30))
+    heatmap = await cut(PriceSource({123_456: 770_000}, nulls=30))
     assert [(part.range, part.count) for part in heatmap.parts] == [(EVERYTHING, 770_030)]
     assert heatmap.counts <= 70
 
 
 async def test_a_heavy_value_does_not_swallow_the_rest() -> None:
     """H3: what lies beside a value that is too heavy is cut as if it were not there."""
-    heatmap = await cut(Shop({0: 300_000} | dict.fromkeys(range(1_000, 301_000, 100), 100)))
+    heatmap = await cut(PriceSource({0: 300_000} | dict.fromkeys(range(1_000, 301_000, 100), 100)))
     assert max(part.count for part in heatmap.parts) == 300_000
     assert len(heatmap.parts) >= 15
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("total", "parts"), [(0, 1), (1, 1), (1_000, 1), (1_001, 3), (29_001, 31), (90_000, 31)])
 async def test_a_small_source_has_fewer_parts(total: int, parts: int) -> None:
     """H3: so many that each has `least`; one part is everything, with a value or without, for a single call."""
-    heatmap = await cut(Shop(dict.fromkeys(range(total), 1)))
+    heatmap = await cut(PriceSource(dict.fromkeys(range(total), 1)))
     assert len(heatmap.parts) == parts
     if parts == 1:
         assert heatmap.parts[0].range == EVERYTHING
@@ -218,21 +224,21 @@ async def test_a_small_source_has_fewer_parts(total: int, parts: int) -> None:
 
 async def test_the_null_part_is_there_when_it_is_empty() -> None:
     """H3: a record may lose its price before its partition is fetched."""
-    heatmap = await cut(Shop(dict.fromkeys(range(5_000), 1)))
+    heatmap = await cut(PriceSource(dict.fromkeys(range(5_000), 1)))
     assert heatmap.parts[-1].range == WITHOUT_VALUE
 
 
 async def test_calls_run_at_once_but_not_too_many() -> None:
     """H3: as many as allowed are under way, never more, and progress is told in a number that only grows."""
-    shop, told = Shop(dict.fromkeys(range(90_000), 1)), []
+    price_source, told = PriceSource(dict.fromkeys(range(90_000), 1)), []
 
     async def tell(calls: int) -> None:
         told.append(calls)
 
-    heatmap = await scan(shop.count, PartitionsSection(), at_once=5, progress=tell)
-    assert shop.most_under_way == 5
+    heatmap = await scan(price_source.count, PartitionsSection(), at_once=5, progress=tell)
+    assert price_source.most_under_way == 5
     assert told == sorted(told)
-    assert len(told) == told[-1] == heatmap.counts == shop.calls
+    assert len(told) == told[-1] == heatmap.counts == price_source.calls
 
 
 CHANGES = st.lists(st.tuples(PRICES | st.none(), PRICES | st.none(), st.integers(0, 2)), max_size=40)
@@ -251,45 +257,47 @@ async def test_a_source_that_comes_to_rest_is_counted_exactly(
     """H3: records that come, go and change their price while it is scanned are each in one part in the end."""
     todo, changed = iter(changes), [0]
 
-    def change(shop: Busy) -> None:
-        if shop.calls % every or (step := next(todo, None)) is None:
+    def change(price_source: Busy) -> None:
+        if price_source.calls % every or (step := next(todo, None)) is None:
             return
-        changed.append(shop.calls)
+        changed.append(price_source.calls)
         gone, come, new = step
-        records = Counter(shop.prices)
+        records = Counter(price_source.prices)
         if gone is None:
-            shop.nulls = max(shop.nulls - 1, 0)
+            price_source.nulls = max(price_source.nulls - 1, 0)
         elif records:
             records[min(records, key=lambda price: abs(price - gone))] -= 1
         if come is None:
-            shop.nulls += new
+            price_source.nulls += new
         else:
             records[come] += new
-        shop.has(records)
+        price_source.has(records)
 
-    shop = Busy({0: 50} | prices, change, nulls + 50)  # more than may come: a source that doubles is not believed
-    heatmap = await scan(shop.count, PartitionsSection(**options, rounds=100))
-    covers(heatmap, shop)
+    price_source = Busy(
+        {0: 50} | prices, change, nulls + 50
+    )  # more than may come: a source that doubles is not believed
+    heatmap = await scan(price_source.count, PartitionsSection(**options, rounds=100))
+    covers(heatmap, price_source)
     assert heatmap.sum == heatmap.total
     if heatmap.counts > 1 and changed[-1] < heatmap.counts - len(heatmap.parts) - 2:  # it rested in the last round
-        is_a_cut(heatmap, shop)
+        is_a_cut(heatmap, price_source)
 
 
-def grow(shop: Busy) -> None:
-    shop.has({price: number + (price == 500) for price, number in shop.prices.items()})
+def grow(price_source: Busy) -> None:
+    price_source.has({price: number + (price == 500) for price, number in price_source.prices.items()})
 
 
-def get_cheap(shop: Busy) -> None:
+def get_cheap(price_source: Busy) -> None:
     """A record at one price goes, one at another comes: the total tells nothing of it."""
-    shop.has(shop.prices | {10: shop.prices[10] + 1, 2_900: shop.prices[2_900] - 1})
+    price_source.has(price_source.prices | {10: price_source.prices[10] + 1, 2_900: price_source.prices[2_900] - 1})
 
 
 @pytest.mark.parametrize("change", [grow, get_cheap])
 async def test_a_source_that_never_rests_is_refused(change: Callable[[Busy], None]) -> None:
     """H3: no work starts on parts that do not add up; the error tells by how much, and what can be done."""
-    shop = Busy(STOCK | {2_900: 1_000}, change)
+    price_source = Busy(STOCK | {2_900: 1_000}, change)
     with pytest.raises(Transient) as raised:
-        await scan(shop.count, PartitionsSection(rounds=3))
+        await scan(price_source.count, PartitionsSection(rounds=3))
     assert raised.value.code == "HEATMAP_UNSTABLE"
     assert raised.value.details["sum"] != raised.value.details["total"]
     assert str(raised.value.details["sum"]) in raised.value.message
@@ -299,36 +307,36 @@ async def test_a_source_that_never_rests_is_refused(change: Callable[[Busy], Non
 
 async def test_a_source_that_never_rests_is_taken_within_the_tolerance() -> None:
     """H3: as near as was allowed is enough, but only after every round was tried."""
-    shop = Busy(STOCK, grow)
+    price_source = Busy(STOCK, grow)
     section = PartitionsSection(rounds=3, tolerance=0.01)
-    heatmap = await scan(shop.count, section)
+    heatmap = await scan(price_source.count, section)
     assert heatmap.rounds == 3
     assert 0 < abs(heatmap.sum - heatmap.total) <= 0.01 * heatmap.total
     assert sum(holds(part.range, 500) for part in heatmap.parts) == 1
     with pytest.raises(Transient):
-        await scan(shop.count, section.model_copy(update={"tolerance": 0.0001}))
+        await scan(price_source.count, section.model_copy(update={"tolerance": 0.0001}))
 
 
 @pytest.mark.parametrize("is_after", [False, True])
 async def test_a_total_that_moved_beside_the_parts_is_counted_again(is_after: bool) -> None:
     """H3: the total before the parts has to be the one after them, and both their sum."""
 
-    def change(shop: Busy) -> None:
-        if shop.calls == moment:
-            grow(shop)
+    def change(price_source: Busy) -> None:
+        if price_source.calls == moment:
+            grow(price_source)
 
-    first = await cut(Shop(STOCK))
+    first = await cut(PriceSource(STOCK))
     moment = first.counts - (1 if is_after else len(first.parts) + 1)
-    shop = Busy(STOCK, change)
-    heatmap = await scan(shop.count, PartitionsSection())
+    price_source = Busy(STOCK, change)
+    heatmap = await scan(price_source.count, PartitionsSection())
     assert heatmap.rounds == 2
-    is_a_cut(heatmap, shop)
+    is_a_cut(heatmap, price_source)
 
 
 async def test_nulls_that_cannot_be_asked_for_are_not_lost_silently() -> None:
     """H3: a total with records no part has is refused, however often it is counted."""
 
-    class Mute(Shop):
+    class Mute(PriceSource):
         def answer(self, range_: Range) -> int:
             return 0 if range_.kind is Kind.NULL else super().answer(range_)
 
@@ -342,15 +350,15 @@ async def test_nulls_that_cannot_be_asked_for_are_not_lost_silently() -> None:
 async def test_a_source_that_does_not_heed_bounds_is_refused_at_once() -> None:
     """H3: one that answers every count with its total is not asked a thousand times."""
 
-    class Deaf(Shop):
+    class Deaf(PriceSource):
         def answer(self, range_: Range) -> int:
             return self.total
 
-    shop = Deaf(STOCK)
+    price_source = Deaf(STOCK)
     with pytest.raises(Transient, match="together") as raised:
-        await scan(shop.count, PartitionsSection())
+        await scan(price_source.count, PartitionsSection())
     assert "bounds" in str(raised.value.hint)
-    assert shop.calls <= 10
+    assert price_source.calls <= 10
 
 
 @pytest.mark.soak
@@ -360,24 +368,24 @@ async def test_a_source_that_makes_no_sense_is_not_asked_for_ever(seed: int, mos
     """H3: the number of calls has a bound whatever the answers are, and nothing comes of them."""
     chance = Random(seed)
 
-    class Erratic(Shop):
+    class Erratic(PriceSource):
         def answer(self, range_: Range) -> int:
             if range_.kind is Kind.ALL:
                 return 100_000
             return chance.randrange(20_000 if self.calls <= 10 else most)  # with sense at first: else it ends there
 
-    shop = Erratic({})
+    price_source = Erratic({})
     with pytest.raises(Transient):
-        await scan(shop.count, PartitionsSection(rounds=2))
-    assert shop.calls <= 10 + 81 * 29 + 2 * 33
+        await scan(price_source.count, PartitionsSection(rounds=2))
+    assert price_source.calls <= 10 + 81 * 29 + 2 * 33
 
 
 async def test_parts_are_whole_though_cells_are_not_split_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """H3: splitting has an end, and what is not as equal as it might be is still all there is."""
     monkeypatch.setattr("penstock.harvest.heatmap._SPLITS", 1)
-    shop = Shop({123_456: 40_000, 5_000_000: 40_000})
-    heatmap = await scan(shop.count, PartitionsSection())
-    is_a_cut(heatmap, shop)
+    price_source = PriceSource({123_456: 40_000, 5_000_000: 40_000})
+    heatmap = await scan(price_source.count, PartitionsSection())
+    is_a_cut(heatmap, price_source)
     assert heatmap.counts <= 10 + 29 + 33
 
 
@@ -386,27 +394,27 @@ async def test_parts_are_whole_though_cells_are_not_split_to_the_end(monkeypatch
 async def test_an_absurd_count_is_refused(kind: Kind, answer: int) -> None:
     """H3: an answer no count can be is an error with a code of its own."""
 
-    class Absurd(Shop):
+    class Absurd(PriceSource):
         def answer(self, range_: Range) -> int:
             return answer if range_.kind is kind else super().answer(range_)
 
-    shop = Absurd(STOCK)
+    price_source = Absurd(STOCK)
     with pytest.raises(Corrupt) as raised:
-        await scan(shop.count, PartitionsSection())
+        await scan(price_source.count, PartitionsSection())
     assert raised.value.code == "HEATMAP_COUNT_INVALID"
 
 
 async def test_a_call_that_fails_stops_the_others() -> None:
     """H3: the caller sees the source's own error, and the source no further calls."""
 
-    class Broken(Shop):
+    class Broken(PriceSource):
         def answer(self, range_: Range) -> int:
             if self.calls >= 12:
                 raise ConnectionResetError
             return super().answer(range_)
 
-    shop = Broken(STOCK)
+    price_source = Broken(STOCK)
     with pytest.raises(ConnectionResetError):
-        await scan(shop.count, PartitionsSection(), at_once=2)
-    assert shop.calls <= 14
-    assert shop.under_way == 0
+        await scan(price_source.count, PartitionsSection(), at_once=2)
+    assert price_source.calls <= 14
+    assert price_source.under_way == 0

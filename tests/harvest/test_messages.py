@@ -9,7 +9,7 @@ import pytest
 from penstock.harvest import contract
 from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.outcome import Failed
-from tests.harvest.crank import FEED, Crank, crank
+from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 
 RUBBISH = [b"", b"\xff", b"[]", b'{"runId": "no id", "type": "WORK_ITEM"}', b'{"type": "OTHER"}']
 
@@ -17,7 +17,7 @@ RUBBISH = [b"", b"\xff", b"[]", b'{"runId": "no id", "type": "WORK_ITEM"}', b'{"
 @pytest.mark.parametrize("topic", [contract.PLANS, contract.WORK_ITEMS, contract.CONSOLIDATIONS])
 async def test_what_is_no_message_is_set_aside(database_url: str, tmp_path: Path, topic: str) -> None:
     """H6: rubbish is a dead letter that says so at once, and the run beside it completes."""
-    async with crank(database_url, tmp_path) as stones:
+    async with harvest_stepper(database_url, tmp_path) as stones:
         await stones.bus.publish([Message(topic, f"k{n}", value) for n, value in enumerate(RUBBISH)])
         outcomes = [one for _ in RUBBISH for one in await stones.deliver(topic)]
         assert all(isinstance(one, Failed) for one in outcomes)
@@ -31,7 +31,7 @@ async def test_what_is_no_message_is_set_aside(database_url: str, tmp_path: Path
 
 async def test_all_messages_of_a_run_are_of_one_trace(database_url: str, tmp_path: Path) -> None:
     """H6: what is to be fetched, what was, and the order to consolidate have their types, their run and its traceId."""
-    async with crank(database_url, tmp_path) as stones:
+    async with harvest_stepper(database_url, tmp_path) as stones:
         run_id = await stones.harvest.start(FEED, "test")
         (plan,) = await waiting(stones, contract.PLANS)
         await stones.drain(contract.PLANS)
@@ -50,7 +50,7 @@ async def test_all_messages_of_a_run_are_of_one_trace(database_url: str, tmp_pat
     assert sum(one["recordsProcessed"] for one in done) == 200
 
 
-async def waiting(stones: Crank, topic: str) -> list[dict[str, Any]]:
+async def waiting(stones: HarvestStepper, topic: str) -> list[dict[str, Any]]:
     """What is on a topic; it stays there."""
     async with stones.bus.subscribe(topic, worker="reader", delivering=Delivering()) as queue:
         return [msgspec.json.decode(one.message.value) for one in await queue.take(100)]

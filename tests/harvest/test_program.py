@@ -1,7 +1,6 @@
 """Harvest as it runs by itself: schedules, restarts, several processes, what is looked after and what is forgotten."""
 
 import asyncio
-import json
 import re
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
@@ -22,25 +21,26 @@ from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import Database
 from penstock.kernel.outcome import Done
 from penstock.settings import Settings
-from tests.harvest.crank import FEED, Crank, crank, feed
-from tests.harvest.test_cli import COMMAND, Source
+from tests.harvest.local_source_process import COMMAND, LocalSourceProcess
+from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper
 from tests.harvest.test_config import EXAMPLE
-from tests.services.program import Up, Work, penstock
-from tests.services.until import becomes, until
+from tests.support.processes import Up, Work, penstock
+from tests.support.settings import write_config
+from tests.support.waiting import becomes, until
 
 RECORDS = 600
 PASSWORD = {"NIVODA_PASSWORD": "demo"}
 
 
 @pytest.fixture
-def source() -> Iterator[Source]:
-    one = Source(RECORDS)
+def source() -> Iterator[LocalSourceProcess]:
+    one = LocalSourceProcess(RECORDS)
     yield one
     one.stop()
 
 
 def written(folder: Path, config: Any) -> None:
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)
 
 
 def metric(api: str, name: str, feed: str) -> float:
@@ -49,8 +49,9 @@ def metric(api: str, name: str, feed: str) -> float:
     return float(found[1]) if found else 0.0
 
 
+@pytest.mark.full
 async def test_the_example_runs_by_itself_and_through_a_restart(
-    source: Source, database_url: str, tmp_path: Path
+    source: LocalSourceProcess, database_url: str, tmp_path: Path
 ) -> None:
     """H2, H4, H13: a run begins by its schedule; SIGTERM in the middle of it costs nothing; who waits is served."""
     config = YAML(typ="safe").load(EXAMPLE.read_text())
@@ -114,7 +115,8 @@ def test_workers_without_feeds(tmp_path: Path) -> None:
     assert done.err.endswith("error: there are no feeds to harvest\nhint: name them under harvest.feeds\n")
 
 
-async def test_two_processes_share_a_run(source: Source, database_url: str, tmp_path: Path) -> None:
+@pytest.mark.full
+async def test_two_processes_share_a_run(source: LocalSourceProcess, database_url: str, tmp_path: Path) -> None:
     """H4, H7: both take part, each partition is counted once, and no record is doubled."""
     section = {**feed(source.url), "pages_per_turn": 1, "partitions": {"count": 12, "least": 20}, "page_size": 10}
     config = {"database": {"url": database_url}, "harvest": {"workers": 1, "feeds": {FEED: section}}}
@@ -148,19 +150,19 @@ async def test_two_processes_share_a_run(source: Source, database_url: str, tmp_
 
 
 @pytest.fixture
-async def stones(database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
-    async with crank(database_url, tmp_path, records=60) as found:
+async def stones(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
+    async with harvest_stepper(database_url, tmp_path, records=60) as found:
         yield found
 
 
-async def lose(stones: Crank, topic: str) -> None:
+async def lose(stones: HarvestStepper, topic: str) -> None:
     """Have the messages of a topic disappear, as if whoever held them had died of them."""
     async with stones.bus.subscribe(topic, worker="thief") as queue:
         while held := await queue.take(10):
             await queue.settle([(one, Done()) for one in held])
 
 
-async def stand_still(stones: Crank) -> None:
+async def stand_still(stones: HarvestStepper) -> None:
     """Nothing was done for an hour."""
     for table, column in (
         ("harvest_plan", "touched_at"),
@@ -170,7 +172,7 @@ async def stand_still(stones: Crank) -> None:
         await stones.db.execute(f"UPDATE {table} SET {column} = {column} - interval '1 hour'")
 
 
-async def rescued(stones: Crank, topic: str) -> int:
+async def rescued(stones: HarvestStepper, topic: str) -> int:
     """Whatever is lost of a topic, looked after once; how many messages came of it."""
     await lose(stones, topic)
     await stand_still(stones)
@@ -178,7 +180,7 @@ async def rescued(stones: Crank, topic: str) -> int:
     return await stones.bus.backlog(topic)
 
 
-async def test_what_is_not_late_is_left_alone(stones: Crank) -> None:
+async def test_what_is_not_late_is_left_alone(stones: HarvestStepper) -> None:
     """H6: nobody looks after what was touched a moment ago, nor after what ended."""
     await stones.harvest.start(FEED, "test")
     await lose(stones, contract.PLANS)
@@ -192,7 +194,7 @@ async def test_what_is_not_late_is_left_alone(stones: Crank) -> None:
         assert await stones.bus.backlog(topic) == 0
 
 
-async def test_a_lost_plan(stones: Crank) -> None:
+async def test_a_lost_plan(stones: HarvestStepper) -> None:
     """H6, H12: sent again, three times; then it has failed, and somebody is told."""
     run_id = await stones.harvest.start(FEED, "test")
     for _ in range(RESCUES):
@@ -208,7 +210,7 @@ async def test_a_lost_plan(stones: Crank) -> None:
     assert (await stones.run(second))["state"] == "completed"
 
 
-async def test_lost_partitions(stones: Crank) -> None:
+async def test_lost_partitions(stones: HarvestStepper) -> None:
     """H4, H6: each is sent again where it stands; three times for nothing, and it has failed."""
     run_id = await stones.planned()
     expected = (await stones.run(run_id))["expected_workers"]
@@ -226,7 +228,7 @@ async def test_lost_partitions(stones: Crank) -> None:
     assert (await stones.canonical()).keys() == stones.source.truth().keys()
 
 
-async def test_a_lost_consolidation(stones: Crank) -> None:
+async def test_a_lost_consolidation(stones: HarvestStepper) -> None:
     """H6, H12: sent again, three times; then the run has failed, and is taken up again by hand."""
     run_id = await stones.planned()
     await stones.drain(contract.WORK_ITEMS)
@@ -242,7 +244,7 @@ async def test_a_lost_consolidation(stones: Crank) -> None:
     assert (await stones.run(run_id))["state"] == "completed"
 
 
-async def test_a_message_that_was_only_late(stones: Crank) -> None:
+async def test_a_message_that_was_only_late(stones: HarvestStepper) -> None:
     """H4: both come in the end, and nothing is done twice."""
     run_id = await stones.planned()
     expected = (await stones.run(run_id))["expected_workers"]
@@ -254,7 +256,7 @@ async def test_a_message_that_was_only_late(stones: Crank) -> None:
     assert (run["state"], run["completed_workers"], run["consolidated"]) == ("completed", expected, 60)
 
 
-async def test_what_is_only_slow_is_not_lost(stones: Crank) -> None:
+async def test_what_is_only_slow_is_not_lost(stones: HarvestStepper) -> None:
     """H6: while the bus has messages, one waits longer before others are sent."""
     await stones.planned()
     before = await stones.bus.backlog(contract.WORK_ITEMS)
@@ -263,18 +265,18 @@ async def test_what_is_only_slow_is_not_lost(stones: Crank) -> None:
     assert await stones.bus.backlog(contract.WORK_ITEMS) == before
 
 
-async def pruned(stones: Crank) -> int:
+async def pruned(stones: HarvestStepper) -> int:
     """How many runs are forgotten when all of them are old."""
     later = stones.db.clock.now() + timedelta(hours=1)
     return int(await stones.db.fetchval(SQL["prune_runs"], later))
 
 
-async def counts(stones: Crank) -> dict[str, int]:
+async def counts(stones: HarvestStepper) -> dict[str, int]:
     tables = ("run_metadata", "worker_runs", "partition_progress", "harvest_plan", "harvest_reject", "harvest_alert")
     return {table: await stones.db.fetchval(f"SELECT count(*) FROM {table}") for table in tables}
 
 
-async def test_old_runs_are_forgotten_but_never_the_last(stones: Crank) -> None:
+async def test_old_runs_are_forgotten_but_never_the_last(stones: HarvestStepper) -> None:
     """H13: with their partitions, plans, rejects and alerts; records, the watermark and the last run stay."""
     first = await stones.planned()
     await stones.finish()
@@ -309,7 +311,7 @@ async def test_old_runs_are_forgotten_but_never_the_last(stones: Crank) -> None:
     assert await stones.db.fetchval("SELECT watermark FROM harvest_feed") is not None
 
 
-async def test_a_run_under_way_is_never_forgotten(stones: Crank) -> None:
+async def test_a_run_under_way_is_never_forgotten(stones: HarvestStepper) -> None:
     """H13: however long it takes, and although a later one cannot begin."""
     first = await stones.planned()
     assert await pruned(stones) == 0

@@ -24,10 +24,18 @@ from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.outcome import Retry
 from penstock.kernel.storage.folder import FolderStorage
-from tests.harvest.crank import FEED, Crank, feed
-from tests.harvest.rig import rigged
-from tests.harvest.scripted import ONE_PART, Scripted, completed, make_turn, partitions, scripted, stones
-from tests.services.until import becomes
+from tests.harvest.harness import harvest_harness
+from tests.harvest.scripted_source import (
+    ONE_PART,
+    ScriptedSource,
+    completed,
+    make_turn,
+    partitions,
+    scripted_harvest,
+    stones,
+)
+from tests.harvest.stepper import FEED, HarvestStepper, feed
+from tests.support.waiting import becomes
 
 LOCKED = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')"
 
@@ -41,7 +49,7 @@ async def somebody_waits(db: Database) -> None:
     await becomes(is_so, "somebody waits for a lock")
 
 
-async def run_of(one: Crank, run_id: UUID) -> store.RunRow:
+async def run_of(one: HarvestStepper, run_id: UUID) -> store.RunRow:
     async with one.db.connection() as connection:
         run = await store.run(connection, run_id)
     assert run is not None
@@ -50,14 +58,14 @@ async def run_of(one: Crank, run_id: UUID) -> store.RunRow:
 
 async def test_a_frozen_sweep_does_not_take_records_from_a_later_run(database_url: str, tmp_path: Path) -> None:
     """H10: what a later run has seen is not called seen by an old one, and so not called gone."""
-    source, frozen, thawed = Scripted(stones(100)), asyncio.Event(), asyncio.Event()
+    source, frozen, thawed = ScriptedSource(stones(100)), asyncio.Event(), asyncio.Event()
 
     async def freeze(range_: Range, window: Window, position: Position) -> None:
         if not frozen.is_set():
             frozen.set()
             await thawed.wait()
 
-    async with scripted(database_url, tmp_path, source) as one:
+    async with scripted_harvest(database_url, tmp_path, source) as one:
         old = await one.planned()
         source.rows["k00005"] |= {"price": 51, "updatedAt": one.db.clock.now().isoformat()}
         await one.drain(WORK_ITEMS)
@@ -80,8 +88,8 @@ async def test_a_frozen_sweep_does_not_take_records_from_a_later_run(database_ur
 
 async def test_a_change_of_recipe_sets_no_pending_version_back(database_url: str, tmp_path: Path) -> None:
     """H7: a record that is kept while all are made pending stays pending as it is kept."""
-    source = Scripted(stones(60))
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART) as one:
+    source = ScriptedSource(stones(60))
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART) as one:
         first = await completed(one)
         run = await run_of(one, first["run_id"])
         changed = {**source.rows["k00001"], "price": 99, "updatedAt": one.db.clock.now().isoformat()}
@@ -117,7 +125,7 @@ async def use_section(db: Database, section: FeedSection) -> int:
         return await use_recipe(tx, FEED, Recipe.of(section), db.clock.now())
 
 
-async def versions(one: Crank) -> set[int]:
+async def versions(one: HarvestStepper) -> set[int]:
     return {row["pricing_version"] for row in (await one.canonical()).values()}
 
 
@@ -125,7 +133,7 @@ async def versions(one: Crank) -> set[int]:
 async def test_who_has_an_old_recipe_stops(database_url: str, tmp_path: Path, mode: str) -> None:
     """H7: it writes nothing, and counts as no failure; the records are made by the recipe the feed has."""
     old, new = marked_up(20, mode), marked_up(50, mode)
-    async with scripted(database_url, tmp_path, Scripted(stones(200))) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200))) as one:
         await completed(one)
         before = await versions(one)
         old_version, new_version = await use_section(one.db, old), await use_section(one.db, new)
@@ -145,7 +153,7 @@ async def test_who_has_an_old_recipe_stops(database_url: str, tmp_path: Path, mo
 async def test_a_recipe_changes_between_two_sets(database_url: str, tmp_path: Path, mode: str) -> None:
     """H7: never in the middle of one; all that was made the old way is made again."""
     old, new = marked_up(20, mode), marked_up(50, mode)
-    async with scripted(database_url, tmp_path, Scripted(stones(200))) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200))) as one:
         await completed(one)
         old_version = await use_section(one.db, old)
         rollouts: list[asyncio.Task[int]] = []
@@ -166,8 +174,8 @@ async def test_a_recipe_changes_between_two_sets(database_url: str, tmp_path: Pa
 
 async def test_who_freezes_in_a_transaction_loses_it(database_url: str, tmp_path: Path) -> None:
     """H4: after its lease; else a partition it holds could neither go on nor be cancelled."""
-    async with rigged(database_url, tmp_path, harvest={"lease": 7}) as rig:
-        assert await rig.db.fetchval("SHOW idle_in_transaction_session_timeout") == "7s"
+    async with harvest_harness(database_url, tmp_path, harvest={"lease": 7}) as harness:
+        assert await harness.db.fetchval("SHOW idle_in_transaction_session_timeout") == "7s"
 
 
 class Late(FolderStorage):
@@ -196,6 +204,7 @@ async def test_a_late_save_does_not_undo_a_newer_one(tmp_path: Path) -> None:
     assert (await storage.get(watermark.path(FEED))).data == new
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_a_copy_that_is_ahead_is_taken_back(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
@@ -207,7 +216,7 @@ async def test_a_copy_that_is_ahead_is_taken_back(
         await save(*args)
         raise RuntimeError("the database went away before the commit")
 
-    async with scripted(database_url, tmp_path, Scripted(stones(60)), partitions=ONE_PART) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(60)), partitions=ONE_PART) as one:
         if is_known:
             await completed(one)
             before = (await one.storage.get(watermark.path(FEED))).data
@@ -224,8 +233,8 @@ async def test_a_copy_that_is_ahead_is_taken_back(
 
 async def test_a_sweep_is_seen_to_go_on_and_can_be_stopped(database_url: str, tmp_path: Path) -> None:
     """H10: however long it takes, nobody takes it for dead; who stops it waits for a page, not for all of them."""
-    source, touched = Scripted(stones(100)), []
-    async with scripted(database_url, tmp_path, source, partitions=ONE_PART, page_size=5) as one:
+    source, touched = ScriptedSource(stones(100)), []
+    async with scripted_harvest(database_url, tmp_path, source, partitions=ONE_PART, page_size=5) as one:
         run_id = await one.planned()
         await one.drain(WORK_ITEMS)
         for row in source.rows.values():
@@ -257,7 +266,7 @@ async def test_many_who_look_make_one_rescue(
         await again(self, *args)
 
     monkeypatch.setattr(Rescuer, "_again", together)
-    async with scripted(database_url, tmp_path, Scripted(stones(200))) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200))) as one:
         run_id = await one.planned()
         await one.db.execute("DELETE FROM bus_message")
         await one.db.execute("UPDATE partition_progress SET updated_at = now() - interval '1 hour'")
@@ -272,7 +281,7 @@ async def test_a_partition_that_moved_on_is_not_given_up(
 ) -> None:
     """H4: a turn that came after all, between the look and the end of patience, counts."""
     fail = Fetcher.fail
-    async with scripted(database_url, tmp_path, Scripted(stones(200)), pages_per_turn=1) as one:
+    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(200)), pages_per_turn=1) as one:
         run_id = await one.planned()
 
         async def move_on_first(self: Fetcher, run_id: UUID, name: str, *args: Any, **told: Any) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.harvest.config import FeedSection
 from penstock.harvest.recipe import Mapped, Problem, Recipe
 from penstock.kernel.errors import BadConfig
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 FIELDS: dict[str, Any] = {
     "shape": {"path": "a.shape"},

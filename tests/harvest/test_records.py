@@ -18,13 +18,13 @@ from penstock.harvest.config import FeedSection
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
 from penstock.harvest.records import KEY_LIMIT, Reader, Record, newest
 from penstock.harvest.views import HarvestViews
-from tests.harvest.crank import FEED, Crank, crank
+from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 
 LATER, EARLIER = "2024-05-02T10:00:00Z", "2024-05-01T10:00:00Z"
 MINIMAL = {"source": {"kind": "rest", "url": "http://source.test"}, "key": "id", "updated_at": "updatedAt"}
 
 
-class Shelf:
+class ByteSource:
     """A source of records as they are given, byte by byte; they are all in one range."""
 
     def __init__(self) -> None:
@@ -47,30 +47,30 @@ class Shelf:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Shelf]:
-    shelf = Shelf()
+async def running() -> AsyncIterator[ByteSource]:
+    byte_source = ByteSource()
     app = web.Application()
-    app.router.add_get("/records", shelf.page)
-    app.router.add_get("/count", shelf.count)
+    app.router.add_get("/records", byte_source.page)
+    app.router.add_get("/count", byte_source.count)
     server = TestServer(app)
     await server.start_server()
-    shelf.url = str(server.make_url("")).rstrip("/")
+    byte_source.url = str(server.make_url("")).rstrip("/")
     try:
-        yield shelf
+        yield byte_source
     finally:
         await server.close()
 
 
 @pytest.fixture
-async def shelf() -> AsyncIterator[Shelf]:
+async def byte_source() -> AsyncIterator[ByteSource]:
     async with running() as one:
         yield one
 
 
 @asynccontextmanager
-async def over(shelf: Shelf, url: str, folder: Path, **changes: Any) -> AsyncIterator[Crank]:
+async def over(byte_source: ByteSource, url: str, folder: Path, **changes: Any) -> AsyncIterator[HarvestStepper]:
     """A harvest of the shelf, in one partition, with pages of four."""
-    source = {"kind": "rest", "url": shelf.url, "path": "/records", "count_path": "/count"}
+    source = {"kind": "rest", "url": byte_source.url, "path": "/records", "count_path": "/count"}
     call = {"attempts": 1, "timeout": 5}
     given = {
         "source": {**source, "after_param": None, "upto_param": None, "call": call},
@@ -80,27 +80,27 @@ async def over(shelf: Shelf, url: str, folder: Path, **changes: Any) -> AsyncIte
         "cost": {"path": "price"},
         **changes,
     }
-    async with crank(url, folder, records=0, **given) as turned:
+    async with harvest_stepper(url, folder, records=0, **given) as turned:
         yield turned
 
 
 @pytest.fixture
-async def turned(shelf: Shelf, database_url: str, tmp_path: Path) -> AsyncIterator[Crank]:
-    async with over(shelf, database_url, tmp_path) as found:
+async def turned(byte_source: ByteSource, database_url: str, tmp_path: Path) -> AsyncIterator[HarvestStepper]:
+    async with over(byte_source, database_url, tmp_path) as found:
         yield found
 
 
-async def ran(turned: Crank) -> asyncpg.Record:
+async def ran(turned: HarvestStepper) -> asyncpg.Record:
     run_id = await turned.planned()
     await turned.finish()
     return await turned.run(run_id)
 
 
-async def kept(turned: Crank) -> dict[str, asyncpg.Record]:
+async def kept(turned: HarvestStepper) -> dict[str, asyncpg.Record]:
     return {row["key"]: row for row in await turned.db.fetch("SELECT * FROM raw_record")}
 
 
-async def rejects(turned: Crank, run_id: UUID) -> dict[str | None, str]:
+async def rejects(turned: HarvestStepper, run_id: UUID) -> dict[str | None, str]:
     """Why records were set aside, by what there is of them."""
     rows = await turned.db.fetch("SELECT payload, reason FROM harvest_reject WHERE run_id = $1", run_id)
     return {row["payload"]: row["reason"] for row in rows}
@@ -220,14 +220,16 @@ def test_duplicates_collapse_to_the_newest() -> None:
     assert [(one.key, one.text) for one in newest(given)] == [("a", "second"), ("b", "late"), ("c", "unknown")]
 
 
-async def test_bad_records_are_set_aside_and_the_rest_of_their_page_is_kept(shelf: Shelf, turned: Crank) -> None:
+async def test_bad_records_are_set_aside_and_the_rest_of_their_page_is_kept(
+    byte_source: ByteSource, turned: HarvestStepper
+) -> None:
     """H4: whatever is among them, every good record is kept and consolidated, and every bad one has its reason."""
     good = [{"id": f"good-{number}", "name": "x", "price": number} for number in range(9)]
     good.append({"id": "deep", "x": json.loads("[" * 90 + "]" * 90)})
     bad = [b'{"id": null, "n": 1}', b'{"id": true}', b'{"name": "nobody"}', b'{"id": "' + b"x" * 501 + b'"}']
     bad.append(b'{"id": "huge", "x": 1' + b"0" * 140_000 + b"}")
     mixed: list[bytes | Mapping[str, Any]] = [one for pair in zip(good, bad, strict=False) for one in pair]
-    shelf.put(*mixed, *good[len(bad) :])
+    byte_source.put(*mixed, *good[len(bad) :])
     run = await ran(turned)
     assert run["state"] == "completed"
     assert (await turned.canonical()).keys() == {str(one["id"]) for one in good}
@@ -237,31 +239,35 @@ async def test_bad_records_are_set_aside_and_the_rest_of_their_page_is_kept(shel
     assert all(told.values())
 
 
-async def test_one_bad_record_is_told_once(shelf: Shelf, turned: Crank) -> None:
+async def test_one_bad_record_is_told_once(byte_source: ByteSource, turned: HarvestStepper) -> None:
     """H13: however many passes there were, the run tells of one record that was set aside."""
-    shelf.put({"id": "a", "price": 1}, b'{"id": null}', {"id": "b", "price": 2})
+    byte_source.put({"id": "a", "price": 1}, b'{"id": null}', {"id": "b", "price": 2})
     run = await ran(turned)
     views = HarvestViews(turned.db, turned.storage, turned.section)
     assert (await views.run(run["run_id"])).rejected == 1
 
 
 @pytest.mark.parametrize("garbage", [b"[1, 2]", b"7", b'{"id": "deep", "x": ' + b"[" * 9_000 + b"]" * 9_000 + b"}"])
-async def test_a_page_that_is_not_one_of_objects_is_not_believed(shelf: Shelf, turned: Crank, garbage: bytes) -> None:
+async def test_a_page_that_is_not_one_of_objects_is_not_believed(
+    byte_source: ByteSource, turned: HarvestStepper, garbage: bytes
+) -> None:
     """H14: what is no object, or nested beyond reading, says that the answer is not what was asked for."""
-    shelf.put({"id": "a", "price": 1}, garbage, {"id": "b", "price": 2})
+    byte_source.put({"id": "a", "price": 1}, garbage, {"id": "b", "price": 2})
     run = await ran(turned)
     assert run["state"] == "consolidation_skipped"
     errors = await turned.db.fetch("SELECT error_message FROM worker_runs WHERE status = 'failed'")
     assert [row["error_message"].partition(":")[0] for row in errors] == ["SOURCE_GARBAGE"]
-    shelf.put({"id": "a", "price": 1}, {"id": "b", "price": 2})
+    byte_source.put({"id": "a", "price": 1}, {"id": "b", "price": 2})
     await turned.harvest.retry(run["run_id"], "ann")
     await turned.finish()
     assert (await turned.canonical()).keys() == {"a", "b"}
 
 
-async def test_text_no_database_keeps_is_replaced(shelf: Shelf, turned: Crank) -> None:
+async def test_text_no_database_keeps_is_replaced(byte_source: ByteSource, turned: HarvestStepper) -> None:
     """H4: a NUL or half a character in a record costs that character, not the record."""
-    shelf.put(b'{"id": "a", "name": "x\\u0000y"}', b'{"id": "b", "name": "\\ud800!"}', b'{"id": "c", "name": "\xff"}')
+    byte_source.put(
+        b'{"id": "a", "name": "x\\u0000y"}', b'{"id": "b", "name": "\\ud800!"}', b'{"id": "c", "name": "\xff"}'
+    )
     run = await ran(turned)
     assert run["state"] == "completed"
     names = {key: row["fields"]["name"] for key, row in (await turned.canonical()).items()}
@@ -269,16 +275,16 @@ async def test_text_no_database_keeps_is_replaced(shelf: Shelf, turned: Crank) -
 
 
 @pytest.mark.parametrize("told", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00Z"])
-async def test_moments_at_the_end_of_time(shelf: Shelf, turned: Crank, told: str) -> None:
+async def test_moments_at_the_end_of_time(byte_source: ByteSource, turned: HarvestStepper, told: str) -> None:
     """H4: a moment that no database holds is not known; the record and its page are kept."""
-    shelf.put({"id": "a", "updatedAt": told, "price": 1}, {"id": "b", "updatedAt": LATER, "price": 2})
+    byte_source.put({"id": "a", "updatedAt": told, "price": 1}, {"id": "b", "updatedAt": LATER, "price": 2})
     assert (await ran(turned))["state"] == "completed"
     assert (await turned.canonical()).keys() == {"a", "b"}
 
 
-async def test_numbers_beyond_floats_keep_every_digit(shelf: Shelf, turned: Crank) -> None:
+async def test_numbers_beyond_floats_keep_every_digit(byte_source: ByteSource, turned: HarvestStepper) -> None:
     """H7, H13: kept, priced and shown as they are, whatever their size."""
-    shelf.put(b'{"id": "a", "price": 12345678901234567890.123456789, "x": 1e400, "name": 0.10}')
+    byte_source.put(b'{"id": "a", "price": 12345678901234567890.123456789, "x": 1e400, "name": 0.10}')
     assert (await ran(turned))["state"] == "completed"
     assert (await turned.canonical())["a"]["cost"] == Decimal("12345678901234567890.123456789")
     record = await HarvestViews(turned.db, turned.storage, turned.section).record(FEED, "a")
@@ -289,38 +295,38 @@ async def test_numbers_beyond_floats_keep_every_digit(shelf: Shelf, turned: Cran
     assert (told["payload"]["name"], told["payload"]["id"]) == (0.1, "a")
 
 
-async def test_duplicates_of_one_page_and_of_many(shelf: Shelf, turned: Crank) -> None:
+async def test_duplicates_of_one_page_and_of_many(byte_source: ByteSource, turned: HarvestStepper) -> None:
     """H16: the newest of all that have one key is kept, wherever they are, and counted once."""
     old, new = {"id": "a", "updatedAt": EARLIER, "price": 1}, {"id": "a", "updatedAt": LATER, "price": 2}
     others = [{"id": f"b{number}", "updatedAt": EARLIER, "price": 9} for number in range(20)]
-    shelf.put(new, old, *others, old)
+    byte_source.put(new, old, *others, old)
     run = await ran(turned)
     records = await kept(turned)
     assert (run["state"], len(records), run["consolidated"]) == ("completed", 21, 21)
     assert (records["a"]["payload"]["price"], records["a"]["version"]) == (2, 1)
 
 
-async def test_an_older_version_never_overwrites_a_newer_one(shelf: Shelf, turned: Crank) -> None:
+async def test_an_older_version_never_overwrites_a_newer_one(byte_source: ByteSource, turned: HarvestStepper) -> None:
     """H16: it is seen, and nothing of it is taken; the same again changes nothing; a newer one does."""
-    shelf.put({"id": "a", "updatedAt": LATER, "price": 2})
+    byte_source.put({"id": "a", "updatedAt": LATER, "price": 2})
     await ran(turned)
-    shelf.put({"id": "a", "updatedAt": EARLIER, "price": 1})
+    byte_source.put({"id": "a", "updatedAt": EARLIER, "price": 1})
     older = await ran(turned)
     row = (await kept(turned))["a"]
     assert (row["payload"]["price"], row["version"], row["seen_run"]) == (2, 1, older["run_id"])
     assert older["consolidated"] == 0
-    shelf.put({"id": "a", "updatedAt": "2024-05-03T00:00:00Z", "price": 3})
+    byte_source.put({"id": "a", "updatedAt": "2024-05-03T00:00:00Z", "price": 3})
     assert (await ran(turned))["consolidated"] == 1
     row = (await kept(turned))["a"]
     assert (row["payload"]["price"], row["version"]) == (3, 2)
     assert (await turned.canonical())["a"]["cost"] == 3
 
 
-async def test_where_age_is_not_told_the_last_word_counts(shelf: Shelf, turned: Crank) -> None:
+async def test_where_age_is_not_told_the_last_word_counts(byte_source: ByteSource, turned: HarvestStepper) -> None:
     """H16: without a readable time a record that differs is a newer one."""
-    shelf.put({"id": 7, "updatedAt": "soon", "price": 2})
+    byte_source.put({"id": 7, "updatedAt": "soon", "price": 2})
     await ran(turned)
-    shelf.put({"id": "7", "price": 1})
+    byte_source.put({"id": "7", "price": 1})
     await ran(turned)
     row = (await kept(turned))["7"]
     assert (row["payload"]["price"], row["version"], row["source_updated_at"]) == (1, 2, None)
@@ -339,18 +345,18 @@ BAD = [b'{"id": null, "n": %d}' % number for number in range(3)]
     ],
 )
 async def test_too_many_rejects_fail_a_run(
-    shelf: Shelf, database_url: str, tmp_path: Path, limits: Mapping[str, Any], state: str
+    byte_source: ByteSource, database_url: str, tmp_path: Path, limits: Mapping[str, Any], state: str
 ) -> None:
     """H7: over the larger of rejects_allowed and max_reject_ratio, three of ten here."""
-    shelf.put(*({"id": f"k{number}", "price": 1} for number in range(7)), *BAD)
-    async with over(shelf, database_url, tmp_path, limits=limits) as turned:
+    byte_source.put(*({"id": f"k{number}", "price": 1} for number in range(7)), *BAD)
+    async with over(byte_source, database_url, tmp_path, limits=limits) as turned:
         assert (await ran(turned))["state"] == state
 
 
-async def test_force_passes_too_many_rejects(shelf: Shelf, database_url: str, tmp_path: Path) -> None:
+async def test_force_passes_too_many_rejects(byte_source: ByteSource, database_url: str, tmp_path: Path) -> None:
     """H5, H7, H12: no attempt is made again by itself, somebody is told; retry fails again, force completes."""
-    shelf.put({"id": "a", "price": 1}, *BAD)
-    async with over(shelf, database_url, tmp_path, limits={"rejects_allowed": 1}) as turned:
+    byte_source.put({"id": "a", "price": 1}, *BAD)
+    async with over(byte_source, database_url, tmp_path, limits={"rejects_allowed": 1}) as turned:
         run = await ran(turned)
         run_id = run["run_id"]
         assert (run["state"], run["watermark_after"]) == ("failed", None)
@@ -367,25 +373,27 @@ async def test_force_passes_too_many_rejects(shelf: Shelf, database_url: str, tm
 
 
 async def test_what_cannot_be_mapped_is_set_aside_and_mapped_later(
-    shelf: Shelf, database_url: str, tmp_path: Path
+    byte_source: ByteSource, database_url: str, tmp_path: Path
 ) -> None:
     """H7: a record without a field it must have has a reason and its key; once the source mends it, it is served."""
     fields = {"name": {"path": "name", "required": True}}
-    async with over(shelf, database_url, tmp_path, fields=fields) as turned:
-        shelf.put({"id": "a", "name": "x", "price": 1}, {"id": "b", "price": 1})
+    async with over(byte_source, database_url, tmp_path, fields=fields) as turned:
+        byte_source.put({"id": "a", "name": "x", "price": 1}, {"id": "b", "price": 1})
         run = await ran(turned)
         assert (run["state"], run["rejected"], run["consolidated"]) == ("completed", 1, 1)
         row = await turned.db.fetchrow("SELECT key, reason FROM harvest_reject")
         assert row is not None
         assert (row["key"], "name" in row["reason"]) == ("b", True)
-        shelf.put({"id": "a", "name": "x", "price": 1}, {"id": "b", "name": "y", "price": 1})
+        byte_source.put({"id": "a", "name": "x", "price": 1}, {"id": "b", "name": "y", "price": 1})
         assert (await ran(turned))["rejected"] == 0
         assert (await turned.canonical()).keys() == {"a", "b"}
 
 
-async def test_what_is_rejected_while_it_is_fetched_counts_before_consolidation(shelf: Shelf, turned: Crank) -> None:
+async def test_what_is_rejected_while_it_is_fetched_counts_before_consolidation(
+    byte_source: ByteSource, turned: HarvestStepper
+) -> None:
     """H13: a run under way tells of what was set aside already."""
-    shelf.put({"id": "a", "price": 1}, b'{"id": null}')
+    byte_source.put({"id": "a", "price": 1}, b'{"id": null}')
     run_id = await turned.planned()
     await turned.drain(WORK_ITEMS)
     views = HarvestViews(turned.db, turned.storage, turned.section)

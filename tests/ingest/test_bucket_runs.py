@@ -20,8 +20,9 @@ from penstock.ingest.service import Ingestion
 from penstock.ingest.tree import Tree
 from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, Stored
-from tests.ingest.trees import SUPPLIER, BucketRig, drop, paths, s3_rig, stored_rig
-from tests.services.s3 import S3Place, s3_place
+from tests.ingest.tree_backends import SUPPLIER, BucketBackend, drop, paths, s3_backend, stored_backend
+from tests.services.s3 import S3Bucket, open_s3_bucket
+from tests.support.crash import Killed
 
 CONFIG = b"""
 min_fact_count: 1
@@ -48,16 +49,16 @@ WAIT = 30
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Place]:
-    with s3_place() as place:
+def s3() -> Iterator[S3Bucket]:
+    with open_s3_bucket() as place:
         yield place
 
 
 @pytest.fixture
-def rig(s3: S3Place, tmp_path: Path) -> Iterator[BucketRig]:
-    with s3_rig(s3, tmp_path / "machines") as rig:
-        rig.put(layout.config(SUPPLIER), CONFIG)
-        yield rig
+def backend(s3: S3Bucket, tmp_path: Path) -> Iterator[BucketBackend]:
+    with s3_backend(s3, tmp_path / "machines") as backend:
+        backend.put(layout.config(SUPPLIER), CONFIG)
+        yield backend
 
 
 def run(tree: Tree, on_step: OnStep = lambda _step: None) -> Outcome:
@@ -127,102 +128,103 @@ def assert_settled(tree: Tree) -> None:
     assert told(tree, layout.accepted(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
 
 
-def assert_goes_on(rig: BucketRig, fence: int) -> None:
+def assert_goes_on(backend: BucketBackend, fence: int) -> None:
     """I16: whatever happened, the next file is published."""
-    drop(rig, "last.csv", LAST)
-    assert has_published(run(rig.machine()))
-    assert is_of(rig.tree, LAST)
-    assert whole_state(rig.tree).fence == fence  # type: ignore[union-attr]
-    assert_settled(rig.tree)
+    drop(backend, "last.csv", LAST)
+    assert has_published(run(backend.machine()))
+    assert is_of(backend.tree, LAST)
+    assert whole_state(backend.tree).fence == fence  # type: ignore[union-attr]
+    assert_settled(backend.tree)
 
 
 # One machine.
 
 
-def test_a_file_is_published(rig: BucketRig) -> None:
+def test_a_file_is_published(backend: BucketBackend) -> None:
     """I10, I11: the state is whole, the file is archived and known, the pointer is an object of its own."""
-    drop(rig, "price.csv", FIRST)
-    outcome = run(rig.tree)
+    drop(backend, "price.csv", FIRST)
+    outcome = run(backend.tree)
     assert has_published(outcome)
-    pointer = whole_state(rig.tree)
+    pointer = whole_state(backend.tree)
     assert pointer is not None
     assert outcome.manifest is not None
     assert (pointer.run_id, pointer.fence) == (outcome.manifest.run_id, 1)
-    assert rig.tree.read(f"{layout.CURRENT}/{SUPPLIER}.json") is not None
-    assert paths(rig.tree, layout.archive(SUPPLIER)) == ["price.csv"]
+    assert backend.tree.read(f"{layout.CURRENT}/{SUPPLIER}.json") is not None
+    assert paths(backend.tree, layout.archive(SUPPLIER)) == ["price.csv"]
     assert outcome.manifest.moved_to == f"{layout.archive(SUPPLIER)}/price.csv"
-    assert_settled(rig.tree)
+    assert_settled(backend.tree)
 
 
-def test_the_next_publication_replaces_it(rig: BucketRig) -> None:
+def test_the_next_publication_replaces_it(backend: BucketBackend) -> None:
     """I11, I14, I21: the fence grows, the old state is still there unchanged, and what changed is told."""
-    drop(rig, "price.csv", FIRST)
-    first = run(rig.tree).manifest
-    drop(rig, "price.csv", NEW)
-    second = run(rig.tree).manifest
+    drop(backend, "price.csv", FIRST)
+    first = run(backend.tree).manifest
+    drop(backend, "price.csv", NEW)
+    second = run(backend.tree).manifest
     assert first is not None
     assert second is not None
     assert second.changes is not None
     assert (second.fence, second.previous_run, second.changes.changed) == (2, first.run_id, 1)
-    assert is_of(rig.tree, NEW)
-    assert rig.tree.states(SUPPLIER) == sorted([first.run_id, second.run_id])
-    assert paths(rig.tree, layout.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
+    assert is_of(backend.tree, NEW)
+    assert backend.tree.states(SUPPLIER) == sorted([first.run_id, second.run_id])
+    assert paths(backend.tree, layout.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
 
 
-def test_a_broken_file_is_set_aside(rig: BucketRig) -> None:
+def test_a_broken_file_is_set_aside(backend: BucketBackend) -> None:
     """I6: it fails with a code, goes to broken, leaves a manifest, and the state is untouched."""
-    drop(rig, "price.csv", FIRST)
-    run(rig.tree)
-    before = whole_state(rig.tree)
-    drop(rig, "price.csv", BROKEN)
-    outcome = run(rig.tree)
+    drop(backend, "price.csv", FIRST)
+    run(backend.tree)
+    before = whole_state(backend.tree)
+    drop(backend, "price.csv", BROKEN)
+    outcome = run(backend.tree)
     assert failure(outcome) is FailureCode.DQ_TOO_FEW_FACTS or failure(outcome) is FailureCode.DQ_TOO_MANY_BAD_ROWS
-    assert places(rig.tree, BROKEN) == {"broken"}
-    assert whole_state(rig.tree) == before
+    assert places(backend.tree, BROKEN) == {"broken"}
+    assert whole_state(backend.tree) == before
     assert outcome.manifest is not None
-    assert told(rig.tree, layout.run(outcome.manifest.run_id, layout.MANIFEST))["status"] == "FAIL"
+    assert told(backend.tree, layout.run(outcome.manifest.run_id, layout.MANIFEST))["status"] == "FAIL"
 
 
-def test_the_newest_unique_file_wins(rig: BucketRig) -> None:
+def test_the_newest_unique_file_wins(backend: BucketBackend) -> None:
     """I2: what is known goes to duplicates, what is older to obsolete, by the bucket's own times."""
-    drop(rig, "price.csv", FIRST)
-    run(rig.tree)
-    drop(rig, "a-old.csv", OLD, age=200)
-    drop(rig, "again.csv", FIRST, age=100)
-    drop(rig, "z-new.csv", NEW, age=50)
-    drop(rig, "unfinished.csv.tmp", LAST)
-    assert has_published(run(rig.tree))
-    assert is_of(rig.tree, NEW)
-    assert places(rig.tree, OLD) == {"obsolete"}
-    assert places(rig.tree, FIRST) == {"archive", "duplicates"}
-    assert [one.name for one in rig.tree.arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
-    again = run(rig.tree)
+    drop(backend, "price.csv", FIRST)
+    run(backend.tree)
+    drop(backend, "a-old.csv", OLD, age=200)
+    drop(backend, "again.csv", FIRST, age=100)
+    drop(backend, "z-new.csv", NEW, age=50)
+    drop(backend, "unfinished.csv.tmp", LAST)
+    assert has_published(run(backend.tree))
+    assert is_of(backend.tree, NEW)
+    assert places(backend.tree, OLD) == {"obsolete"}
+    assert places(backend.tree, FIRST) == {"archive", "duplicates"}
+    assert [one.name for one in backend.tree.arrivals(SUPPLIER)] == ["unfinished.csv.tmp"]
+    again = run(backend.tree)
     assert (again.manifest, again.nothing) == (None, "the inbox is empty")
 
 
-def test_a_machine_runs_once_at_a_time(rig: BucketRig) -> None:
+def test_a_machine_runs_once_at_a_time(backend: BucketBackend) -> None:
     """I4: the second run of the same machine is refused while the first is under way."""
-    drop(rig, "price.csv", FIRST)
+    drop(backend, "price.csv", FIRST)
 
     def again(step: Step) -> None:
         if step is Step.JUDGED:
             with pytest.raises(Conflict):
-                run(rig.tree)
+                run(backend.tree)
 
-    assert has_published(run(rig.tree, again))
+    assert has_published(run(backend.tree, again))
 
 
 # Two machines.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", [Step.LOCKED, Step.RECOVERED, Step.COPIED, Step.STARTED, Step.STORED, Step.SWITCHING])
 @pytest.mark.parametrize("has_state", [False, True])
-def test_of_two_machines_one_publishes(rig: BucketRig, step: Step, has_state: bool) -> None:
+def test_of_two_machines_one_publishes(backend: BucketBackend, step: Step, has_state: bool) -> None:
     """I4, I11: without a common lock the pointer decides; the file is neither lost nor blocked."""
     if has_state:
-        drop(rig, "first.csv", FIRST)
-        run(rig.tree)
-    drop(rig, "price.csv", NEW)
+        drop(backend, "first.csv", FIRST)
+        run(backend.tree)
+    drop(backend, "price.csv", NEW)
     barrier = threading.Barrier(2)
 
     def meet(at: Step) -> None:
@@ -237,7 +239,7 @@ def test_of_two_machines_one_publishes(rig: BucketRig, step: Step, has_state: bo
             raise
 
     with ThreadPoolExecutor(2) as machines:
-        outcomes = list(machines.map(race, [rig.machine(), rig.machine()]))
+        outcomes = list(machines.map(race, [backend.machine(), backend.machine()]))
     winners = [one for one in outcomes if has_published(one)]
     assert len(winners) == 1
     [loser] = [one for one in outcomes if not has_published(one)]
@@ -245,10 +247,10 @@ def test_of_two_machines_one_publishes(rig: BucketRig, step: Step, has_state: bo
     if step in (Step.LOCKED, Step.RECOVERED):  # there is nothing to wait for: the other may have ended
         ends += [FailureCode.FILE_MISSING]
     assert loser.nothing is not None or failure(loser) in ends
-    assert is_of(rig.tree, NEW)
-    assert places(rig.tree, NEW) <= {"archive", "duplicates"}
-    assert_settled(rig.tree)
-    assert_goes_on(rig, fence=2 + has_state)
+    assert is_of(backend.tree, NEW)
+    assert places(backend.tree, NEW) <= {"archive", "duplicates"}
+    assert_settled(backend.tree)
+    assert_goes_on(backend, fence=2 + has_state)
 
 
 @contextmanager
@@ -272,40 +274,41 @@ def paused(tree: Tree, step: Step) -> Iterator[tuple[threading.Event, "Future[Ou
             go.set()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("step", "has_state"), [*((step, True) for step in Step), (Step.SWITCHING, False), (Step.SWITCHED, False)]
 )
-def test_a_paused_machine_cannot_switch_back(rig: BucketRig, step: Step, has_state: bool) -> None:
+def test_a_paused_machine_cannot_switch_back(backend: BucketBackend, step: Step, has_state: bool) -> None:
     """I11, I16: another publishes what is newer while it sleeps; when it wakes up, that stays."""
     if has_state:
-        drop(rig, "first.csv", FIRST)
-        run(rig.tree)
-    drop(rig, "price.csv", OLD, age=100)
-    with paused(rig.machine(), step) as (go, running):
-        drop(rig, "newer.csv", NEW)
-        assert has_published(run(rig.machine()))
-        newest = whole_state(rig.tree)
-        assert is_of(rig.tree, NEW)
+        drop(backend, "first.csv", FIRST)
+        run(backend.tree)
+    drop(backend, "price.csv", OLD, age=100)
+    with paused(backend.machine(), step) as (go, running):
+        drop(backend, "newer.csv", NEW)
+        assert has_published(run(backend.machine()))
+        newest = whole_state(backend.tree)
+        assert is_of(backend.tree, NEW)
         go.set()
         late = running.result(WAIT)
-    assert whole_state(rig.tree) == newest
+    assert whole_state(backend.tree) == newest
     assert newest is not None
     is_switched = step in (Step.SWITCHED, Step.NOTED, Step.ACCEPTED, Step.MOVED)
     assert newest.fence == 1 + has_state + is_switched
     assert has_published(late) == is_switched
     assert (failure(late) is FailureCode.SUPERSEDED) == (step in BEFORE_SWITCH)
-    assert places(rig.tree, OLD) == ({"archive"} if is_switched else {"obsolete"})
-    assert_settled(rig.tree)
-    assert_goes_on(rig, fence=newest.fence + 1)
+    assert places(backend.tree, OLD) == ({"archive"} if is_switched else {"obsolete"})
+    assert_settled(backend.tree)
+    assert_goes_on(backend, fence=newest.fence + 1)
 
 
 def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
-    rig: BucketRig, monkeypatch: pytest.MonkeyPatch
+    backend: BucketBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I10: another takes it for dead, and notes so after it has ended: what is current has passed all the same."""
-    drop(rig, "price.csv", NEW)
+    drop(backend, "price.csv", NEW)
     note = publishing.note
-    with paused(rig.machine(), Step.SWITCHING) as (go, running):
+    with paused(backend.machine(), Step.SWITCHING) as (go, running):
 
         def late(tree: Tree, manifest: Manifest) -> None:
             monkeypatch.undo()
@@ -314,19 +317,15 @@ def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
             note(tree, manifest)
 
         monkeypatch.setattr(publishing, "note", late)
-        assert run(rig.machine()).nothing is not None
-    assert_settled(rig.tree)
-    assert_goes_on(rig, fence=2)
+        assert run(backend.machine()).nothing is not None
+    assert_settled(backend.tree)
+    assert_goes_on(backend, fence=2)
 
 
 # A machine that dies.
 
 
-class Killed(BaseException):
-    """The end of a machine."""
-
-
-class Mortal:
+class CrashingObjectStorage:
     """The storage as a machine sees it that dies: before so many writings, or when it is told to."""
 
     def __init__(self, inner: Storage, writings: int = 1_000_000) -> None:
@@ -380,9 +379,9 @@ class Mortal:
         await self._read().check()
 
 
-def kill(rig: BucketRig, step: Step, waits: OnStep = lambda _step: None) -> None:
+def kill(backend: BucketBackend, step: Step, waits: OnStep = lambda _step: None) -> None:
     """A run of a machine that is gone at *step*."""
-    storage = Mortal(rig.storage)
+    storage = CrashingObjectStorage(backend.storage)
 
     def at_step(at: Step) -> None:
         waits(at)
@@ -391,28 +390,29 @@ def kill(rig: BucketRig, step: Step, waits: OnStep = lambda _step: None) -> None
             raise Killed
 
     with pytest.raises(Killed):
-        run(rig.machine(storage), at_step)
+        run(backend.machine(storage), at_step)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", Step)
-def test_a_machine_killed_at_any_step_does_no_harm(rig: BucketRig, step: Step) -> None:
+def test_a_machine_killed_at_any_step_does_no_harm(backend: BucketBackend, step: Step) -> None:
     """I10, I16: the state is as it was or complete, and the next run, elsewhere, ends what was begun."""
-    drop(rig, "first.csv", FIRST)
-    run(rig.tree)
-    before = whole_state(rig.tree)
-    drop(rig, "price.csv", NEW)
-    kill(rig, step)
-    assert whole_state(rig.tree) == before or is_of(rig.tree, NEW)
-    run(rig.machine())
-    assert is_of(rig.tree, NEW)
-    assert places(rig.tree, NEW) == {"archive"}
-    assert_settled(rig.tree)
-    assert_goes_on(rig, fence=3)
+    drop(backend, "first.csv", FIRST)
+    run(backend.tree)
+    before = whole_state(backend.tree)
+    drop(backend, "price.csv", NEW)
+    kill(backend, step)
+    assert whole_state(backend.tree) == before or is_of(backend.tree, NEW)
+    run(backend.machine())
+    assert is_of(backend.tree, NEW)
+    assert places(backend.tree, NEW) == {"archive"}
+    assert_settled(backend.tree)
+    assert_goes_on(backend, fence=3)
 
 
-def test_a_machine_given_up_that_publishes_after_all_and_dies(rig: BucketRig) -> None:
+def test_a_machine_given_up_that_publishes_after_all_and_dies(backend: BucketBackend) -> None:
     """I10: what is current has passed, whatever another machine noted of its run meanwhile."""
-    drop(rig, "price.csv", NEW)
+    drop(backend, "price.csv", NEW)
     given_up = threading.Event()
 
     def doze(at: Step) -> None:
@@ -422,33 +422,34 @@ def test_a_machine_given_up_that_publishes_after_all_and_dies(rig: BucketRig) ->
 
     asleep = threading.Event()
     with ThreadPoolExecutor(1) as machine:
-        dying = machine.submit(kill, rig, Step.SWITCHED, doze)
+        dying = machine.submit(kill, backend, Step.SWITCHED, doze)
         assert asleep.wait(WAIT)
-        with paused(rig.machine(), Step.STORED) as (go, running):
+        with paused(backend.machine(), Step.STORED) as (go, running):
             given_up.set()
             dying.result(WAIT)
             go.set()
             assert failure(running.result(WAIT)) is FailureCode.SUPERSEDED
-    run(rig.machine())
-    assert_settled(rig.tree)
-    assert places(rig.tree, NEW) <= {"archive", "duplicates"}
-    assert_goes_on(rig, fence=2)
+    run(backend.machine())
+    assert_settled(backend.tree)
+    assert places(backend.tree, NEW) <= {"archive", "duplicates"}
+    assert_goes_on(backend, fence=2)
 
 
-def _one(rig: BucketRig) -> None:
-    drop(rig, "price.csv", NEW)
+def _one(backend: BucketBackend) -> None:
+    drop(backend, "price.csv", NEW)
 
 
-def _many(rig: BucketRig) -> None:
-    drop(rig, "again.csv", FIRST, age=300)
-    drop(rig, "old.csv", OLD, age=200)
-    drop(rig, "price.csv", NEW, age=100)
+def _many(backend: BucketBackend) -> None:
+    drop(backend, "again.csv", FIRST, age=300)
+    drop(backend, "old.csv", OLD, age=200)
+    drop(backend, "price.csv", NEW, age=100)
 
 
-def _broken(rig: BucketRig) -> None:
-    drop(rig, "price.csv", BROKEN)
+def _broken(backend: BucketBackend) -> None:
+    drop(backend, "price.csv", BROKEN)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("deliver", "expected"),
     [
@@ -458,26 +459,26 @@ def _broken(rig: BucketRig) -> None:
     ],
 )
 def test_a_machine_killed_before_any_writing_does_no_harm(
-    tmp_path: Path, deliver: Callable[[BucketRig], None], expected: dict[bytes, set[str]]
+    tmp_path: Path, deliver: Callable[[BucketBackend], None], expected: dict[bytes, set[str]]
 ) -> None:
     """I2, I10, I16: as above, but between any two writings, and it comes back itself; no input is ever lost."""
     writings, is_killed = 0, True
     while is_killed:
-        with stored_rig(tmp_path / f"{writings}", tmp_path / "machines") as rig:
-            rig.put(layout.config(SUPPLIER), CONFIG)
-            drop(rig, "first.csv", FIRST)
-            run(rig.tree)
-            before = whole_state(rig.tree)
-            deliver(rig)
+        with stored_backend(tmp_path / f"{writings}", tmp_path / "machines") as backend:
+            backend.put(layout.config(SUPPLIER), CONFIG)
+            drop(backend, "first.csv", FIRST)
+            run(backend.tree)
+            before = whole_state(backend.tree)
+            deliver(backend)
             try:
-                run(rig.machine(Mortal(rig.storage, writings), "again"))
+                run(backend.machine(CrashingObjectStorage(backend.storage, writings), "again"))
                 is_killed = False
             except Killed:
                 pass
-            assert whole_state(rig.tree) == before or is_of(rig.tree, NEW)
-            assert all(places(rig.tree, content) for content in expected), writings
-            run(rig.machine(name="again"))
-            assert {content: places(rig.tree, content) for content in expected} == expected, writings
-            assert_settled(rig.tree)
+            assert whole_state(backend.tree) == before or is_of(backend.tree, NEW)
+            assert all(places(backend.tree, content) for content in expected), writings
+            run(backend.machine(name="again"))
+            assert {content: places(backend.tree, content) for content in expected} == expected, writings
+            assert_settled(backend.tree)
             writings += 1
     assert writings > 10

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest import layout
-from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
-from tests.services.program import Result, penstock_here, penstock_on_a_terminal
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
+from tests.support.processes import Result, penstock_here, penstock_on_a_terminal
+from tests.support.types import Json
 
 ROOT = Path(__file__).parents[2]
 ONE = snapshot({"A": 1, "B": 2, "C": 3, "D": "none"})
@@ -43,46 +44,46 @@ main.run()
 """
 
 
-def ingest(house: House, *args: str) -> Result:
-    done = penstock_here("ingest", *args, "--root", str(house.root), cwd=house.root.parent)
+def ingest(harness: IngestHarness, *args: str) -> Result:
+    done = penstock_here("ingest", *args, "--root", str(harness.root), cwd=harness.root.parent)
     assert "Traceback" not in done.err
     assert "mistake in Penstock" not in done.err
     return done
 
 
-def ingest_json(house: House, *args: str, code: int = 0) -> Json:
-    done = ingest(house, *args, "--json")
+def ingest_json(harness: IngestHarness, *args: str, code: int = 0) -> Json:
+    done = ingest(harness, *args, "--json")
     assert done.code == code, done
     found: Json = json.loads(done.out)
     return found
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def harness(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
-def test_a_run_publishes(house: House) -> None:
+def test_a_run_publishes(harness: IngestHarness) -> None:
     """I6, I21: 0 and PASS, what was good and bad, what changed, and where the file went."""
-    house.drop(ONE, "first.csv")
-    first = ingest(house, "run", SUPPLIER)
-    run_id = house.current()
+    harness.drop(ONE, "first.csv")
+    first = ingest(harness, "run", SUPPLIER)
+    run_id = harness.current()
     archived = f"{layout.archive(SUPPLIER)}/first.csv"
     assert (first.code, first.err) == (0, "")
     assert first.out == f"PASS  {run_id}  first.csv\n3 good rows, 1 bad\nmoved first.csv to {archived}\n"
-    house.drop(TWO, "second.csv")
-    told = ingest_json(house, "run", SUPPLIER)
+    harness.drop(TWO, "second.csv")
+    told = ingest_json(harness, "run", SUPPLIER)
     assert (told["status"], told["supplier"], told["reason"]) == ("PASS", SUPPLIER, None)
     assert told["moved"] == {"second.csv": f"{layout.archive(SUPPLIER)}/second.csv"}
-    assert told["manifest"] == house.told(layout.run(house.current() or "", layout.MANIFEST))
+    assert told["manifest"] == harness.told(layout.run(harness.current() or "", layout.MANIFEST))
     assert told["manifest"]["changes"] == {"previous": run_id, "added": 1, "removed": 1, "changed": 1, "unchanged": 1}
     assert told["manifest"]["moved_to"] == told["moved"]["second.csv"]
 
 
-def test_progress_on_a_terminal(house: House) -> None:
+def test_progress_on_a_terminal(harness: IngestHarness) -> None:
     """I19: rows, their pace and the part that is done are on one line, which is gone at the end; the result is not."""
-    house.drop(snapshot({f"sku-{number}": number for number in range(1_000)}))
-    done = penstock_on_a_terminal("ingest", "run", SUPPLIER, "--root", str(house.root))
+    harness.drop(snapshot({f"sku-{number}": number for number in range(1_000)}))
+    done = penstock_on_a_terminal("ingest", "run", SUPPLIER, "--root", str(harness.root))
     assert done.code == 0
     assert done.out.startswith("PASS  ")
     assert "\x1b" not in done.out
@@ -91,55 +92,55 @@ def test_progress_on_a_terminal(house: House) -> None:
     assert "\n" not in done.err
 
 
-def test_a_run_that_fails(house: House) -> None:
+def test_a_run_that_fails(harness: IngestHarness) -> None:
     """I6: 1, its code and a hint; as JSON the same, as it is in the manifest."""
-    house.drop(BROKEN)
-    failed = ingest(house, "run", SUPPLIER)
+    harness.drop(BROKEN)
+    failed = ingest(harness, "run", SUPPLIER)
     assert failed.code == 1
     assert failed.out.startswith("FAIL  ")
     assert "DQ_TOO_MANY_BAD_ROWS: 1 of 1 rows are bad" in failed.out
     assert "hint: " in failed.out
-    house.drop(b"", "empty.csv")
-    told = ingest_json(house, "run", SUPPLIER, code=1)
+    harness.drop(b"", "empty.csv")
+    told = ingest_json(harness, "run", SUPPLIER, code=1)
     assert (told["status"], told["manifest"]["failure_code"]) == ("FAIL", "FILE_EMPTY")
     assert told["manifest"]["hint"]
     assert told["manifest"]["moved_to"] == f"{layout.broken(SUPPLIER)}/empty.csv"
 
 
-def test_nothing_to_do_is_said(house: House) -> None:
+def test_nothing_to_do_is_said(harness: IngestHarness) -> None:
     """I2, I3: 0 with the reason: an empty inbox, a file that may still be written."""
-    empty = ingest(house, "run", SUPPLIER)
+    empty = ingest(harness, "run", SUPPLIER)
     assert (empty.code, empty.out) == (0, "nothing to do: the inbox is empty\n")
-    house.configure({**KEYED, "file_stability_window": 3600})
-    house.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE)
-    waits = ingest_json(house, "run", SUPPLIER, "--no-wait")
+    harness.configure({**KEYED, "file_stability_window": 3600})
+    harness.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE)
+    waits = ingest_json(harness, "run", SUPPLIER, "--no-wait")
     assert (waits["status"], waits["manifest"]) == ("NOTHING_TO_DO", None)
     assert "fresh.csv" in waits["reason"]
-    assert house.names(layout.inbox(SUPPLIER)) == ["fresh.csv"]
+    assert harness.names(layout.inbox(SUPPLIER)) == ["fresh.csv"]
 
 
-def test_a_run_waits_until_a_file_is_whole(house: House) -> None:
+def test_a_run_waits_until_a_file_is_whole(harness: IngestHarness) -> None:
     """I3: without --no-wait it says what it waits for, and takes the file as soon as it has stayed as it was."""
-    house.configure({**KEYED, "file_stability_window": 0.4})
-    file, later = house.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE), time.time() + 3600
+    harness.configure({**KEYED, "file_stability_window": 0.4})
+    file, later = harness.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE), time.time() + 3600
     os.utime(file, (later, later))  # never old enough by its date: it has to be watched
-    done = ingest(house, "run", SUPPLIER)
+    done = ingest(harness, "run", SUPPLIER)
     assert done.code == 0
     assert "waiting up to 0.4 s for fresh.csv" in done.err
     assert done.out.startswith("PASS")
 
 
-def test_a_second_caller_is_told_who_is_first(house: House) -> None:
+def test_a_second_caller_is_told_who_is_first(harness: IngestHarness) -> None:
     """I4: exit code 6, naming the holder; nothing was touched."""
-    house.drop(ONE)
-    with house.tree.lock(SUPPLIER, "the night shift"):
-        done = ingest(house, "run", SUPPLIER)
-        error = json.loads(ingest(house, "run", SUPPLIER, "--json").err)["error"]
+    harness.drop(ONE)
+    with harness.tree.lock(SUPPLIER, "the night shift"):
+        done = ingest(harness, "run", SUPPLIER)
+        error = json.loads(ingest(harness, "run", SUPPLIER, "--json").err)["error"]
     assert (done.code, done.out) == (6, "")
     assert "supplier acme is locked by the night shift (pid " in done.err
     assert "hint: " in done.err
     assert (error["code"], error["holder"]) == ("LOCKED", "the night shift")
-    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
 
 
 @pytest.mark.parametrize(
@@ -161,29 +162,29 @@ def test_mistakes_are_told_with_the_next_step(tmp_path: Path, args: list[str], c
     assert done.err.count("hint: ") == 1
 
 
-def test_mistakes_in_a_configuration_have_line_numbers(house: House) -> None:
+def test_mistakes_in_a_configuration_have_line_numbers(harness: IngestHarness) -> None:
     """I18: line and column of each; the file waits in the inbox, and `status` tells it too."""
     config = "min_fact_count: 1\nmax_bad_ratio: 7\nallow_empty_snapshot: false\ncolumns:\n  sku: {from: sku, kind: x}\n"
-    house.put(layout.config(SUPPLIER), config.encode())
-    house.drop(ONE)
-    told = ingest_json(house, "run", SUPPLIER, code=1)["manifest"]
+    harness.put(layout.config(SUPPLIER), config.encode())
+    harness.drop(ONE)
+    told = ingest_json(harness, "run", SUPPLIER, code=1)["manifest"]
     assert told["failure_code"] == "CONFIG_INVALID"
     assert f"{SUPPLIER}.yaml:2:" in told["failure"]
     assert f"{SUPPLIER}.yaml:5:" in told["failure"]
     assert told["hint"]
-    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
-    seen = ingest(house, "status")
+    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    seen = ingest(harness, "status")
     assert seen.code == 0
     assert "CONFIG_BROKEN" in seen.out
     assert f"{SUPPLIER}.yaml:2:" in seen.out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_stopped(house: House, number: signal.Signals) -> None:
+def test_a_run_that_is_stopped(harness: IngestHarness, number: signal.Signals) -> None:
     """I16: 130, manifest INTERRUPTED, the file still in the inbox, the state as it was; the next run works."""
-    first = house.publish(ONE)
-    house.drop(TWO)
-    command = [sys.executable, "-c", PAUSED, "ingest", "run", SUPPLIER, "--root", str(house.root)]
+    first = harness.publish(ONE)
+    harness.drop(TWO)
+    command = [sys.executable, "-c", PAUSED, "ingest", "run", SUPPLIER, "--root", str(harness.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "reading\n"
@@ -192,20 +193,20 @@ def test_a_run_that_is_stopped(house: House, number: signal.Signals) -> None:
     assert process.returncode == 130
     assert "INTERRUPTED" in out
     assert err == "stopping; once more to leave at once\n"
-    assert house.current() == first
-    (run_id,) = set(house.tree.runs(SUPPLIER)) - {first}
-    told = house.told(layout.run(run_id, layout.MANIFEST))
+    assert harness.current() == first
+    (run_id,) = set(harness.tree.runs(SUPPLIER)) - {first}
+    told = harness.told(layout.run(run_id, layout.MANIFEST))
     assert (told["status"], told["failure_code"], told["moved_to"]) == ("FAIL", "INTERRUPTED", None)
-    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
-    assert house.run().is_pass
-    assert house.current() not in (first, run_id)
+    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.run().is_pass
+    assert harness.current() not in (first, run_id)
 
 
 @dataclass
 class Seen:
-    """A house in which much has happened, and the runs it happened in."""
+    """A harness after many runs, and their ids."""
 
-    house: House
+    harness: IngestHarness
     first: str
     second: str
     failed: str
@@ -213,62 +214,62 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    house = House(tmp_path_factory.mktemp("seen") / "root", {**KEYED, "keep_raw": True})
-    first, second = house.publish(ONE), house.publish(TWO)
-    house.drop(ONE, "again.csv")
-    house.drop(BROKEN, "broken.csv")
-    failed = house.run().manifest
+    harness = IngestHarness(tmp_path_factory.mktemp("seen") / "root", {**KEYED, "keep_raw": True})
+    first, second = harness.publish(ONE), harness.publish(TWO)
+    harness.drop(ONE, "again.csv")
+    harness.drop(BROKEN, "broken.csv")
+    failed = harness.run().manifest
     assert failed is not None
-    return Seen(house, first, second, failed.run_id)
+    return Seen(harness, first, second, failed.run_id)
 
 
 def test_bad_rows_are_shown(seen: Seen) -> None:
     """I9: which rows, why, and what stood there; how often each reason came."""
-    text = ingest(seen.house, "bad-rows", seen.first)
+    text = ingest(seen.harness, "bad-rows", seen.first)
     assert text.code == 0
     assert text.out.splitlines()[0].split() == ["NOT_INTEGER", "1"]
     assert text.out.splitlines()[-1].split() == ["5", "NOT_INTEGER", "price", "none"]
-    told = ingest_json(seen.house, "bad-rows", seen.failed)
+    told = ingest_json(seen.harness, "bad-rows", seen.failed)
     assert (told["bad_rows"], told["reasons"]) == (1, {"NOT_INTEGER": 1})
     assert [one["reason_code"] for one in told["rows"]] == ["NOT_INTEGER"]
-    assert ingest(seen.house, "bad-rows", seen.second).out == f"{seen.second} has no bad rows\n"
+    assert ingest(seen.harness, "bad-rows", seen.second).out == f"{seen.second} has no bad rows\n"
 
 
 def test_quarantine_is_listed(seen: Seen) -> None:
     """I2, I6: each file that was set aside, why, and which run did it."""
-    files = {Path(one["path"]).name: one for one in ingest_json(seen.house, "quarantine", "ls")["files"]}
+    files = {Path(one["path"]).name: one for one in ingest_json(seen.harness, "quarantine", "ls")["files"]}
     assert {name: (one["why"], one["run_id"]) for name, one in files.items()} == {
         "again.csv": ("accepted before", None),
         "broken.csv": ("DQ_TOO_MANY_BAD_ROWS", seen.failed),
     }
     assert files["broken.csv"]["bytes"] == len(BROKEN)
-    text = ingest(seen.house, "quarantine", "ls", SUPPLIER)
+    text = ingest(seen.harness, "quarantine", "ls", SUPPLIER)
     assert text.code == 0
     assert f"{layout.broken(SUPPLIER)}/broken.csv" in text.out
     assert seen.failed in text.out
-    assert ingest(seen.house, "quarantine", "ls", "other").code == 5
+    assert ingest(seen.harness, "quarantine", "ls", "other").code == 5
 
 
 def test_state_is_shown_and_read(seen: Seen) -> None:
     """I14, §17: the pointer and where it comes from; the facts are those the pointer's hash is of."""
-    told = ingest_json(seen.house, "state", "show", SUPPLIER)
+    told = ingest_json(seen.harness, "state", "show", SUPPLIER)
     assert told["pointer"]["run_id"] == seen.second
-    assert told["manifest"] == seen.house.told(layout.run(seen.second, layout.MANIFEST))
-    text = ingest(seen.house, "state", "show", SUPPLIER)
+    assert told["manifest"] == seen.harness.told(layout.run(seen.second, layout.MANIFEST))
+    text = ingest(seen.harness, "state", "show", SUPPLIER)
     assert ["run_id", seen.second] in [line.split() for line in text.out.splitlines()]
     assert ["previous_run", seen.first] in [line.split() for line in text.out.splitlines()]
-    read = ingest(seen.house, "state", "read", SUPPLIER)
+    read = ingest(seen.harness, "state", "read", SUPPLIER)
     assert sha256(read.out.encode()).hexdigest() == told["pointer"]["sha256"]
     assert [json.loads(line)["payload"]["sku"] for line in read.out.splitlines()] == ["A", "B", "D"]
 
 
-def test_a_damaged_state_is_not_read(house: House) -> None:
+def test_a_damaged_state_is_not_read(harness: IngestHarness) -> None:
     """I14, §17: who asks for a state that somebody changed gets nothing of it, and is told."""
-    run_id = house.publish(ONE)
-    file = house.root / layout.state(SUPPLIER, run_id, layout.FACTS)
+    run_id = harness.publish(ONE)
+    file = harness.root / layout.state(SUPPLIER, run_id, layout.FACTS)
     file.chmod(0o644)
     file.write_bytes(file.read_bytes().replace(b'"price":1', b'"price":7'))
-    done = ingest(house, "state", "read", SUPPLIER)
+    done = ingest(harness, "state", "read", SUPPLIER)
     assert (done.code, done.out) == (1, "")
     assert "is damaged" in done.err
     assert "hint: " in done.err
@@ -276,7 +277,7 @@ def test_a_damaged_state_is_not_read(house: House) -> None:
 
 def test_what_a_publication_changed(seen: Seen) -> None:
     """I21: added, removed and changed, with what was and what is; any two runs can be compared."""
-    text = ingest(seen.house, "diff", SUPPLIER).out.splitlines()
+    text = ingest(seen.harness, "diff", SUPPLIER).out.splitlines()
     assert text[0] == f"against {seen.first}: 1 added, 1 removed, 1 changed, 1 unchanged"
     assert text[1:] == [
         '+ {"price": 4, "sku": "D"}',
@@ -284,22 +285,22 @@ def test_what_a_publication_changed(seen: Seen) -> None:
         '~ {"price": 2, "sku": "B"}',
         '  {"price": 5, "sku": "B"}',
     ]
-    back = ingest_json(seen.house, "diff", SUPPLIER, "--from", seen.second, "--to", seen.first, "--limit", "0")
+    back = ingest_json(seen.harness, "diff", SUPPLIER, "--from", seen.second, "--to", seen.first, "--limit", "0")
     assert (back["added"], back["removed"], back["changed"], back["shown"]) == (1, 1, 1, [])
-    other = ingest(seen.house, "diff", "globex", "--from", seen.first, "--to", seen.second)
+    other = ingest(seen.harness, "diff", "globex", "--from", seen.first, "--to", seen.second)
     assert (other.code, other.err.count("hint: ")) == (2, 1)
 
 
-def test_gc_tells_what_goes(house: House) -> None:
+def test_gc_tells_what_goes(harness: IngestHarness) -> None:
     """I12: a dry run tells and removes nothing; then the same goes, and then nothing is too old."""
-    first = house.publish(ONE)
-    house.publish(TWO)
-    settings = {"ingest": {"root": str(house.root), "retention": {"state_retention_hours": 0, "archive": 0}}}
-    config = house.root.parent / "penstock.yaml"
+    first = harness.publish(ONE)
+    harness.publish(TWO)
+    settings = {"ingest": {"root": str(harness.root), "retention": {"state_retention_hours": 0, "archive": 0}}}
+    config = harness.root.parent / "penstock.yaml"
     config.write_text(json.dumps(settings))
 
     def gc(*args: str) -> Result:
-        return penstock_here("ingest", "gc", *args, cwd=house.root.parent)
+        return penstock_here("ingest", "gc", *args, cwd=harness.root.parent)
 
     dry = json.loads(gc("--dry-run", "--json").out)
     assert (dry["dry_run"], dry["busy"]) == (True, [])
@@ -308,43 +309,43 @@ def test_gc_tells_what_goes(house: House) -> None:
         f"{layout.archive(SUPPLIER)}/price.csv",
         f"{layout.archive(SUPPLIER)}/price.csv.1",
     }
-    assert first in house.tree.states(SUPPLIER)
+    assert first in harness.tree.states(SUPPLIER)
     done = gc()
     assert done.code == 0
     assert f"3 went, {sum(one['bytes'] for one in dry['found']):,} bytes" in done.out
     assert "replaced more than 0 hours ago" in done.out
-    assert first not in house.tree.states(SUPPLIER)
+    assert first not in harness.tree.states(SUPPLIER)
     assert gc().out == "nothing is too old\n"
 
 
-def test_verify_compares_every_hash(house: House) -> None:
+def test_verify_compares_every_hash(harness: IngestHarness) -> None:
     """I24: 0 when all is as it was; 1 naming the file when a byte was changed or a file is gone."""
-    run_id = house.publish(ONE)
-    fine = ingest(house, "verify")
+    run_id = harness.publish(ONE)
+    fine = ingest(harness, "verify")
     assert (fine.code, fine.err) == (0, "")
     assert fine.out.endswith(" checked, 0 wrong\n")
-    file = house.root / layout.run(run_id, layout.FACTS)
+    file = harness.root / layout.run(run_id, layout.FACTS)
     content = file.read_bytes()
     file.unlink()  # a state has the same file under another name
     file.write_bytes(content.replace(b'"price":1', b'"price":2'))
-    wrong = ingest(house, "verify", SUPPLIER)
+    wrong = ingest(harness, "verify", SUPPLIER)
     assert wrong.code == 1
     assert f"{layout.run(run_id, layout.FACTS)}: its sha256 is " in wrong.out
     file.unlink()
-    (told,) = ingest_json(house, "verify", code=1)["problems"]
+    (told,) = ingest_json(harness, "verify", code=1)["problems"]
     assert told == {"path": layout.run(run_id, layout.FACTS), "problem": "it is not there"}
 
 
 def test_status_tells_where_everybody_stands(seen: Seen) -> None:
     """I13: what is published, what waits, what failed; and what somebody should look at, by the limits configured."""
     config = {"ingest": {"alerts": {"fails": 1, "equal_shas": 1, "state_age": 0}}}
-    file = seen.house.root.parent / "strict.yaml"
+    file = seen.harness.root.parent / "strict.yaml"
     file.write_text(json.dumps(config))
-    (strict,) = ingest_json(seen.house, "status", "--config", str(file))["suppliers"]
+    (strict,) = ingest_json(seen.harness, "status", "--config", str(file))["suppliers"]
     assert (strict["supplier"], strict["run_id"], strict["fence"], strict["facts"]) == (SUPPLIER, seen.second, 2, 3)
     assert (strict["fails"], strict["broken"], strict["inbox"]) == (1, 1, [])
     assert sorted(strict["alerts"]) == ["REPEATED_FAIL", "STATE_OLD"]
-    calm = ingest(seen.house, "status", SUPPLIER)
+    calm = ingest(seen.harness, "status", SUPPLIER)
     assert (calm.code, len(calm.out.splitlines())) == (0, 2)
     assert "FAIL DQ_TOO_MANY_BAD_ROWS" in calm.out
     assert "REPEATED_FAIL" not in calm.out

@@ -14,7 +14,7 @@ from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import new_run_id
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Invalid, NotFound
-from tests.ingest.rig import SUPPLIER, Rig, price_list
+from tests.ingest.supplier_harness import SUPPLIER, SupplierHarness, price_list
 
 DATA = "etl_data/raw_v1"
 GOOD = price_list(("A1", 5, "100,00"), ("B2", ">1", "x"), ("C3", 7, "1 234,50"))
@@ -22,33 +22,33 @@ FACT_KEYS = ["run_id", "supplier", "row_id", "row_number", "payload"]
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    return Rig(tmp_path)
+def harness(tmp_path: Path) -> SupplierHarness:
+    return SupplierHarness(tmp_path)
 
 
-def test_a_run_leaves_everything_in_its_place(rig: Rig) -> None:
+def test_a_run_leaves_everything_in_its_place(harness: SupplierHarness) -> None:
     """I1, §3: every file of a run that passed is where the document says."""
-    rig.drop("price.csv", GOOD)
-    manifest = rig.run().manifest
+    harness.drop("price.csv", GOOD)
+    manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is Status.PASS
     run, sha = manifest.run_id, manifest.input_sha256 or ""
     assert sha == hashlib.sha256(GOOD.encode()).hexdigest()
-    assert rig.files(f"{DATA}/runs/{run}") == ["bad.ndjson", "facts.ndjson", "manifest.json", "stats.json"]
-    assert (rig.root / DATA / "state_store" / SUPPLIER / run / "facts.ndjson").is_file()
-    assert (rig.root / DATA / "accepted_runs" / SUPPLIER / sha[:2] / f"{sha}.json").is_file()
-    current = rig.root / DATA / "state" / "current" / SUPPLIER
+    assert harness.files(f"{DATA}/runs/{run}") == ["bad.ndjson", "facts.ndjson", "manifest.json", "stats.json"]
+    assert (harness.root / DATA / "state_store" / SUPPLIER / run / "facts.ndjson").is_file()
+    assert (harness.root / DATA / "accepted_runs" / SUPPLIER / sha[:2] / f"{sha}.json").is_file()
+    current = harness.root / DATA / "state" / "current" / SUPPLIER
     assert str(current.readlink()) == f"../../state_store/{SUPPLIER}/{run}"
-    assert rig.files(f"{DATA}/inbox/{SUPPLIER}") == []
-    assert (rig.root / "etl_ops" / "config" / f"{SUPPLIER}.yaml").is_file()
+    assert harness.files(f"{DATA}/inbox/{SUPPLIER}") == []
+    assert (harness.root / "etl_ops" / "config" / f"{SUPPLIER}.yaml").is_file()
 
 
-def test_facts_have_the_documents_fields(rig: Rig) -> None:
+def test_facts_have_the_documents_fields(harness: SupplierHarness) -> None:
     """I8, §9.1, §9.2: a fact is self-contained, and its row_id is the sha256 of the canonical payload."""
-    rig.drop("price.csv", GOOD)
-    manifest = rig.run().manifest
+    harness.drop("price.csv", GOOD)
+    manifest = harness.run().manifest
     assert manifest is not None
-    facts = rig.lines(f"{DATA}/runs/{manifest.run_id}/facts.ndjson")
+    facts = harness.lines(f"{DATA}/runs/{manifest.run_id}/facts.ndjson")
     assert [list(fact) for fact in facts] == [FACT_KEYS, FACT_KEYS]
     assert [fact["payload"] for fact in facts] == [
         {"price_minor": 10000, "qty": 5, "sku": "A1"},
@@ -59,56 +59,56 @@ def test_facts_have_the_documents_fields(rig: Rig) -> None:
         assert fact["row_id"] == hashlib.sha256(rfc8785.dumps(fact["payload"])).hexdigest()
 
 
-def test_bad_rows_and_stats_have_the_documents_fields(rig: Rig) -> None:
+def test_bad_rows_and_stats_have_the_documents_fields(harness: SupplierHarness) -> None:
     """I8, §9.3, §9.4: what was bad, and how much."""
-    rig.drop("price.csv", GOOD)
-    manifest = rig.run().manifest
+    harness.drop("price.csv", GOOD)
+    manifest = harness.run().manifest
     assert manifest is not None
     folder = f"{DATA}/runs/{manifest.run_id}"
-    (bad,) = rig.lines(f"{folder}/bad.ndjson")
+    (bad,) = harness.lines(f"{folder}/bad.ndjson")
     assert bad == {"run_id": manifest.run_id, "supplier": SUPPLIER, "row_number": 3, "reason_code": "NOT_INTEGER"}
-    stats = rig.json(f"{folder}/stats.json")
+    stats = harness.json(f"{folder}/stats.json")
     assert {name: stats[name] for name in ("total_rows", "good_rows", "bad_rows")} == {
         "total_rows": 3, "good_rows": 2, "bad_rows": 1,
     }  # fmt: skip
     assert stats["bad_ratio"] == pytest.approx(1 / 3, abs=1e-6)
 
 
-def test_a_manifest_has_the_documents_fields(rig: Rig) -> None:
+def test_a_manifest_has_the_documents_fields(harness: SupplierHarness) -> None:
     """§10, I8: and the hash and size of every artifact, which are right."""
-    rig.drop("price.csv", GOOD)
-    manifest = rig.run().manifest
+    harness.drop("price.csv", GOOD)
+    manifest = harness.run().manifest
     assert manifest is not None
     folder = f"{DATA}/runs/{manifest.run_id}"
-    told = rig.json(f"{folder}/manifest.json")
+    told = harness.json(f"{folder}/manifest.json")
     asked = {"run_id", "supplier", "input_filename", "input_sha256", "started_at", "finished_at", "good_rows"}
     assert asked | {"bad_rows", "status", "code_commit"} <= set(told)
     assert set(told["artifacts"]) == {"facts.ndjson", "bad.ndjson", "stats.json"}
     for name, known in told["artifacts"].items():
-        content = (rig.root / folder / name).read_bytes()
+        content = (harness.root / folder / name).read_bytes()
         assert known == {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
-    config = (rig.root / layout.config(SUPPLIER)).read_bytes()
+    config = (harness.root / layout.config(SUPPLIER)).read_bytes()
     assert told["config_sha256"] == hashlib.sha256(config).hexdigest()
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|v[\d.]+", told["code_commit"])
 
 
-def test_an_accepted_run_has_the_documents_fields(rig: Rig) -> None:
+def test_an_accepted_run_has_the_documents_fields(harness: SupplierHarness) -> None:
     """I10, §11: what was accepted, when, and where its manifest is."""
-    rig.drop("price.csv", GOOD)
-    manifest = rig.run().manifest
+    harness.drop("price.csv", GOOD)
+    manifest = harness.run().manifest
     assert manifest is not None
-    told = rig.json(layout.accepted(SUPPLIER, manifest.input_sha256 or ""))
+    told = harness.json(layout.accepted(SUPPLIER, manifest.input_sha256 or ""))
     assert set(told) == {"run_id", "accepted_at", "input_filename", "manifest_path"}
     assert told["run_id"] == manifest.run_id
-    assert rig.json(told["manifest_path"])["run_id"] == manifest.run_id
+    assert harness.json(told["manifest_path"])["run_id"] == manifest.run_id
 
 
-def test_a_published_state_cannot_be_written(rig: Rig) -> None:
+def test_a_published_state_cannot_be_written(harness: SupplierHarness) -> None:
     """§12, I11: the state is read-only, its folder too."""
-    rig.drop("price.csv", GOOD)
-    manifest = rig.run().manifest
+    harness.drop("price.csv", GOOD)
+    manifest = harness.run().manifest
     assert manifest is not None
-    state = rig.root / layout.state(SUPPLIER, manifest.run_id)
+    state = harness.root / layout.state(SUPPLIER, manifest.run_id)
     assert state.stat().st_mode & 0o222 == 0
     assert all(file.stat().st_mode & 0o222 == 0 for file in state.iterdir())
 
@@ -123,134 +123,134 @@ def test_a_run_id_is_as_the_document_says() -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "a/b", "../a", "a\\b", "a b", "a\n", "-a", "ä", "a" * 65, "a.b", "a\0"]
 )
-def test_a_name_that_could_lead_elsewhere_is_no_supplier(rig: Rig, name: str) -> None:
+def test_a_name_that_could_lead_elsewhere_is_no_supplier(harness: SupplierHarness, name: str) -> None:
     """I5: no path comes from outside."""
     from penstock.ingest.service import Ingestion
 
     with pytest.raises(Invalid, match="cannot name a supplier"):
-        Ingestion(rig.tree, "test").run(name)
+        Ingestion(harness.tree, "test").run(name)
 
 
 @pytest.mark.parametrize(
     "run_id", ["", "..", "brinex", "../../etc_20260101T000000Z_abcdef", "brinex_20260101T000000Z_abcdeg"]
 )
-def test_a_run_that_cannot_be_is_not_looked_for(rig: Rig, run_id: str) -> None:
+def test_a_run_that_cannot_be_is_not_looked_for(harness: SupplierHarness, run_id: str) -> None:
     """I5: nor does a run id lead anywhere else."""
     from penstock.ingest import states
 
     with pytest.raises(NotFound):
-        states.manifest_of(rig.tree, run_id)
+        states.manifest_of(harness.tree, run_id)
 
 
-def test_a_file_that_fails_the_gate_is_set_aside(rig: Rig) -> None:
+def test_a_file_that_fails_the_gate_is_set_aside(harness: SupplierHarness) -> None:
     """I6, §7: FAIL, the file in broken under its name, a manifest that says why, and the state untouched."""
-    rig.drop("price.csv", GOOD)
-    before = rig.run().manifest
-    rig.drop("next.csv", "a;b\n1;2\n")
-    manifest = rig.run().manifest
+    harness.drop("price.csv", GOOD)
+    before = harness.run().manifest
+    harness.drop("next.csv", "a;b\n1;2\n")
+    manifest = harness.run().manifest
     assert before is not None
     assert manifest is not None
     assert manifest.status is Status.FAIL
     assert manifest.failure is not None
     assert manifest.failure.code is FailureCode.COLUMNS_MISSING
-    assert rig.files(f"{DATA}/quarantine/{SUPPLIER}/broken") == ["next.csv"]
-    told = rig.json(f"{DATA}/runs/{manifest.run_id}/manifest.json")
+    assert harness.files(f"{DATA}/quarantine/{SUPPLIER}/broken") == ["next.csv"]
+    told = harness.json(f"{DATA}/runs/{manifest.run_id}/manifest.json")
     assert (told["status"], told["failure_code"]) == ("FAIL", "COLUMNS_MISSING")
     assert told["moved_to"] == f"{DATA}/quarantine/{SUPPLIER}/broken/next.csv"
-    pointer = rig.tree.pointer(SUPPLIER)
+    pointer = harness.tree.pointer(SUPPLIER)
     assert pointer is not None
     assert pointer.run_id == before.run_id
 
 
-def test_a_name_that_is_taken_is_not_taken_away(rig: Rig) -> None:
+def test_a_name_that_is_taken_is_not_taken_away(harness: SupplierHarness) -> None:
     """I2, I6: clashes get .failed, and then numbers; nothing is overwritten."""
     for number in range(4):
-        rig.drop("next.csv", f"a;b\n{number};2\n")
-        rig.run()
+        harness.drop("next.csv", f"a;b\n{number};2\n")
+        harness.run()
     broken = f"{DATA}/quarantine/{SUPPLIER}/broken"
-    assert rig.files(broken) == ["next.csv", "next.csv.failed", "next.csv.failed.1", "next.csv.failed.2"]
-    kept = {(rig.root / broken / name).read_text() for name in rig.files(broken)}
+    assert harness.files(broken) == ["next.csv", "next.csv.failed", "next.csv.failed.1", "next.csv.failed.2"]
+    kept = {(harness.root / broken / name).read_text() for name in harness.files(broken)}
     assert len(kept) == 4
 
 
-def test_the_newest_unique_file_wins(rig: Rig) -> None:
+def test_the_newest_unique_file_wins(harness: SupplierHarness) -> None:
     """I2, §4.1: known content to duplicates, older files to obsolete, one file processed."""
     first = GOOD
-    rig.drop("first.csv", first, at=1_000)
-    rig.run()
-    rig.drop("again.csv", first, at=9_000)
-    rig.drop("old.csv", price_list(("A", 1, 1)), at=2_000)
-    rig.drop("older.csv", price_list(("A", 2, 1)), at=1_500)
-    rig.drop("new.csv", price_list(("A", 3, 1)), at=3_000)
-    rig.drop("same-as-new.csv", price_list(("A", 3, 1)), at=2_500)
-    outcome = rig.run()
+    harness.drop("first.csv", first, at=1_000)
+    harness.run()
+    harness.drop("again.csv", first, at=9_000)
+    harness.drop("old.csv", price_list(("A", 1, 1)), at=2_000)
+    harness.drop("older.csv", price_list(("A", 2, 1)), at=1_500)
+    harness.drop("new.csv", price_list(("A", 3, 1)), at=3_000)
+    harness.drop("same-as-new.csv", price_list(("A", 3, 1)), at=2_500)
+    outcome = harness.run()
     assert outcome.manifest is not None
     assert outcome.manifest.input_filename == "new.csv"
-    assert rig.files(f"{DATA}/quarantine/{SUPPLIER}/duplicates") == ["again.csv", "same-as-new.csv"]
-    assert rig.files(f"{DATA}/archive/{SUPPLIER}/obsolete") == ["old.csv", "older.csv"]
-    assert rig.files(f"{DATA}/inbox/{SUPPLIER}") == []
+    assert harness.files(f"{DATA}/quarantine/{SUPPLIER}/duplicates") == ["again.csv", "same-as-new.csv"]
+    assert harness.files(f"{DATA}/archive/{SUPPLIER}/obsolete") == ["old.csv", "older.csv"]
+    assert harness.files(f"{DATA}/inbox/{SUPPLIER}") == []
 
 
-def test_a_file_that_was_accepted_is_never_processed_again(rig: Rig) -> None:
+def test_a_file_that_was_accepted_is_never_processed_again(harness: SupplierHarness) -> None:
     """§15, I10: and there is nothing to do, which is said."""
-    rig.drop("price.csv", GOOD)
-    rig.run()
-    rig.drop("price.csv", GOOD)
-    outcome = rig.run()
+    harness.drop("price.csv", GOOD)
+    harness.run()
+    harness.drop("price.csv", GOOD)
+    outcome = harness.run()
     assert outcome.manifest is None
     assert outcome.nothing == "only files that were accepted before"
     assert outcome.is_pass
 
 
-def test_a_file_without_rows_fails_unless_that_is_allowed(rig: Rig) -> None:
+def test_a_file_without_rows_fails_unless_that_is_allowed(harness: SupplierHarness) -> None:
     """I7, §8: an empty snapshot needs allow_empty_snapshot."""
-    rig.drop("price.csv", price_list())
-    failed = rig.run().manifest
+    harness.drop("price.csv", price_list())
+    failed = harness.run().manifest
     assert failed is not None
     assert failed.failure is not None
     assert failed.failure.code is FailureCode.DQ_EMPTY_SNAPSHOT
-    rig.configure(allow_empty_snapshot=True)
-    rig.drop("price.csv", price_list())
-    passed = rig.run().manifest
+    harness.configure(allow_empty_snapshot=True)
+    harness.drop("price.csv", price_list())
+    passed = harness.run().manifest
     assert passed is not None
     assert passed.status is Status.PASS
-    assert json.loads((rig.root / layout.run(passed.run_id, layout.STATS)).read_bytes())["bad_ratio"] == 0
+    assert json.loads((harness.root / layout.run(passed.run_id, layout.STATS)).read_bytes())["bad_ratio"] == 0
 
 
 def test_a_document_config_of_three_keys_is_enough(tmp_path: Path) -> None:
     """I18, §8: with nothing but the quality configured, every column is a text under its own name."""
-    rig = Rig(tmp_path)
-    rig.configure(columns={}, key=[])
-    rig.drop("price.csv", "Артикул;Цена;Цена\nA1;5;6\n")
-    manifest = rig.run().manifest
+    harness = SupplierHarness(tmp_path)
+    harness.configure(columns={}, key=[])
+    harness.drop("price.csv", "Артикул;Цена;Цена\nA1;5;6\n")
+    manifest = harness.run().manifest
     assert manifest is not None
-    (fact,) = rig.lines(f"{DATA}/runs/{manifest.run_id}/facts.ndjson")
+    (fact,) = harness.lines(f"{DATA}/runs/{manifest.run_id}/facts.ndjson")
     assert fact["payload"] == {"Артикул": "A1", "Цена": "5", "Цена_2": "6"}
 
 
-def test_columns_may_be_called_anything(rig: Rig) -> None:
+def test_columns_may_be_called_anything(harness: SupplierHarness) -> None:
     """I8, I18, I21: a name that means something to a library, or to us, is a name all the same."""
-    rig.configure(columns={}, key=["*", "change", "row_id"])
+    harness.configure(columns={}, key=["*", "change", "row_id"])
     header = "*;^.*$;change;row_id;row_number;payload;category_key"
-    rig.drop("price.csv", f"{header}\nA;1;x;r;9;p;1\n")
-    rig.run()
-    rig.drop("price.csv", f"{header}\nA;1;x;r;9;p;2\n")
-    manifest = rig.run().manifest
+    harness.drop("price.csv", f"{header}\nA;1;x;r;9;p;1\n")
+    harness.run()
+    harness.drop("price.csv", f"{header}\nA;1;x;r;9;p;2\n")
+    manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is Status.PASS
-    (fact,) = rig.lines(layout.run(manifest.run_id, layout.FACTS))
+    (fact,) = harness.lines(layout.run(manifest.run_id, layout.FACTS))
     assert fact["payload"] == dict(zip(header.split(";"), ["A", "1", "x", "r", "9", "p", "2"], strict=True))
-    (changed,) = rig.lines(layout.state(SUPPLIER, manifest.run_id, layout.CHANGED_KEYS))
+    (changed,) = harness.lines(layout.state(SUPPLIER, manifest.run_id, layout.CHANGED_KEYS))
     assert changed == {"change": "changed", "key": {"*": "A", "change": "x", "row_id": "r"}}
 
 
-def test_a_name_in_another_encoding_blocks_nothing(rig: Rig) -> None:
+def test_a_name_in_another_encoding_blocks_nothing(harness: SupplierHarness) -> None:
     """I2, I16: written out it is longer than a file's name may be, and is cut."""
     name = ("я" * 120).encode("cp1251") + b".csv"
-    Path(os.fsdecode(os.fsencode(rig.root / layout.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)
-    manifest = rig.run().manifest
+    Path(os.fsdecode(os.fsencode(harness.root / layout.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)
+    manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is Status.PASS
-    assert rig.files(layout.inbox(SUPPLIER)) == []
-    (archived,) = rig.files(layout.archive(SUPPLIER))
+    assert harness.files(layout.inbox(SUPPLIER)) == []
+    (archived,) = harness.files(layout.archive(SUPPLIER))
     assert archived.startswith("\\xff")

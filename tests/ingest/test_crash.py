@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.ingest import layout
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.hooks import Outcome
 from penstock.ingest.publishing import Step
 from penstock.kernel.clock import ManualClock
-from tests.ingest.crashing import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
-from tests.ingest.place import SUPPLIER, Facts, Place, csv, digest, quick_folder
-from tests.services.soak import examples
+from tests.ingest.crash_process import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
+from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
+from tests.support.soak import Campaign, examples
 
 FIRST: Facts = {"A": 1, "B": 2, "C": 3}
 NEW: Facts = {"A": 10, "B": 2, "D": 4}
@@ -45,19 +46,19 @@ class Scenario:
     def expected(self) -> Facts | None:
         return self.new if self.code is None else self.old
 
-    def prepare(self, root: Path) -> Place:
+    def prepare(self, root: Path) -> SupplierFolder:
         """The place before the run: with a state if there is to be one, and some failures before it."""
         root.mkdir()
-        place = Place(root)
+        supplier = SupplierFolder(root)
         if self.old is not None:
-            place.drop("first.csv", csv(self.old))
-            place.run()
-        place.drop("wrong.csv", NO_COLUMNS + b"C,3\n")
-        place.run()
-        place.configure(**self.config)  # type: ignore[arg-type]
+            supplier.drop("first.csv", csv(self.old))
+            supplier.run()
+        supplier.drop("wrong.csv", NO_COLUMNS + b"C,3\n")
+        supplier.run()
+        supplier.configure(**self.config)  # type: ignore[arg-type]
         for name, content, at in self.drops:
-            place.drop(name, content, at)
-        return place
+            supplier.drop(name, content, at)
+        return supplier
 
     def ended(self) -> dict[str, Counter[str]]:
         """Where all files have to be in the end, those from before among them."""
@@ -126,30 +127,30 @@ def code_of(outcome: Outcome) -> FailureCode | None:
     return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
 
 
-def check_the_crash(place: Place, scenario: Scenario) -> bool:
+def check_the_crash(supplier: SupplierFolder, scenario: Scenario) -> bool:
     """I16: the state is the old or the new one, whole, and every file is somewhere; whether it is the new one."""
-    place.check_nothing_is_half()
-    place.check_nothing_is_lost()
+    supplier.check_nothing_is_half()
+    supplier.check_nothing_is_lost()
     fence_before = 0 if scenario.old is None else 1
-    pointer = place.pointer()
+    pointer = supplier.pointer()
     is_switched = pointer is not None and pointer.fence > fence_before
-    assert place.facts() == (scenario.new if is_switched else scenario.old)
+    assert supplier.facts() == (scenario.new if is_switched else scenario.old)
     return is_switched
 
 
-def check_the_next_run(place: Place, scenario: Scenario, runs_before: int) -> None:
+def check_the_next_run(supplier: SupplierFolder, scenario: Scenario, runs_before: int) -> None:
     """I10, I16: the next run simply works, ends what the killed one began, and leaves nothing to do."""
-    is_switched = check_the_crash(place, scenario)
-    was_moved = not any(place.inbox().iterdir())
-    outcome = place.run()
+    is_switched = check_the_crash(supplier, scenario)
+    was_moved = not any(supplier.inbox().iterdir())
+    outcome = supplier.run()
     assert code_of(outcome) is (None if was_moved else scenario.code)
     assert (outcome.manifest is None) == (was_moved or is_switched)
-    check_the_end(place, scenario)
-    runs = [one for one in place.manifests().values() if one is not None]
+    check_the_end(supplier, scenario)
+    runs = [one for one in supplier.manifests().values() if one is not None]
     killed = {one["failure_code"] for one in runs if one["status"] == "FAIL"}
     assert killed <= {"INTERRUPTED", scenario.code and scenario.code.value, "COLUMNS_MISSING"}
     assert len(runs) <= runs_before + 2
-    known = place.ledger()
+    known = supplier.ledger()
     if scenario.code is None:
         assert (known.fails, known.equal_shas) == (0, 0)
     else:
@@ -159,27 +160,28 @@ def check_the_next_run(place: Place, scenario: Scenario, runs_before: int) -> No
     assert known.last["status"] == ("PASS" if scenario.code is None else "FAIL")
 
 
-def check_the_end(place: Place, scenario: Scenario) -> None:
-    place.check_all_is_well()
-    assert place.facts() == scenario.expected
-    assert place.everywhere() == scenario.ended()
-    check_why(place, scenario)
-    pointer = place.pointer()
+def check_the_end(supplier: SupplierFolder, scenario: Scenario) -> None:
+    supplier.check_all_is_well()
+    assert supplier.facts() == scenario.expected
+    assert supplier.everywhere() == scenario.ended()
+    check_why(supplier, scenario)
+    pointer = supplier.pointer()
     published = [one for one in (scenario.old, scenario.new) if one is not None]
     assert (pointer.fence if pointer else 0) == len(published)
-    further = place.run()
+    further = supplier.run()
     assert (further.manifest, further.moved) == (None, {})
-    assert place.everywhere() == scenario.ended()
+    assert supplier.everywhere() == scenario.ended()
 
 
-def check_why(place: Place, scenario: Scenario) -> None:
+def check_why(supplier: SupplierFolder, scenario: Scenario) -> None:
     """I6: a file that was published or put aside as broken has a run that tells so."""
-    noted = {(one["input_sha256"], one["failure_code"]) for one in place.manifests().values() if one is not None}
+    noted = {(one["input_sha256"], one["failure_code"]) for one in supplier.manifests().values() if one is not None}
     for folder, code in (("archive", None), ("broken", scenario.code and scenario.code.value)):
         for content in scenario.ends.get(folder, []):
             assert (digest(content), code) in noted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_run_may_die_at_every_step(folder: Path, name: str) -> None:
     """I10, I16: killed after each step; the state is the old or the new one, nothing is lost, the next run works."""
@@ -187,38 +189,40 @@ def test_a_run_may_die_at_every_step(folder: Path, name: str) -> None:
     before = scenario.prepare(folder / "before")
     died = []
     for step in Step:
-        place = before.copy(folder / step.value)
+        supplier = before.copy(folder / step.value)
         with told(f"killed at {step.value}"):
-            if killed_at(run_until, place.root, step):
+            if killed_at(run_until, supplier.root, step):
                 died.append(step)
-                assert check_the_crash(place, scenario) == (scenario.code is None and step in AFTER_SWITCH)
-                check_the_next_run(place, scenario, len(before.manifests()))
-                assert place.drafts() == []
+                assert check_the_crash(supplier, scenario) == (scenario.code is None and step in AFTER_SWITCH)
+                check_the_next_run(supplier, scenario, len(before.manifests()))
+                assert supplier.drafts() == []
             else:
-                check_the_end(place, scenario)
+                check_the_end(supplier, scenario)
     assert set(died) == set(scenario.steps)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_run_may_die_before_every_change(folder: Path, name: str) -> None:
+def test_a_run_may_die_before_every_change(folder: Path, name: str, campaign: Campaign) -> None:
     """I2, I16: killed before each rename, link, sync, … of the disk: between two of them nothing is lost."""
+    campaign.counts_items = True
     scenario = SCENARIOS[name]
     before = scenario.prepare(folder / "before")
     stride = examples(random.randint(13, 19), soak=1)
     number = random.randint(1, stride)
     while True:
-        place = before.copy(folder / str(number))
+        supplier = before.copy(folder / str(number))
         with told(f"killed before change {number}"):
-            if not killed_at(run_until_call, place.root, number):
-                check_the_end(place, scenario)
+            if not killed_at(run_until_call, supplier.root, number):
+                check_the_end(supplier, scenario)
                 return
-            check_the_next_run(place, scenario, len(before.manifests()))
-            place.clock = ManualClock(place.clock.now() + timedelta(days=8))
-            place.sweep()
-            assert place.drafts() == []
-            place.check_all_is_well()
+            check_the_next_run(supplier, scenario, len(before.manifests()))
+            supplier.clock = ManualClock(supplier.clock.now() + timedelta(days=8))
+            supplier.sweep()
+            assert supplier.drafts() == []
+            supplier.check_all_is_well()
+        campaign.end_round(faults=1)
         number += stride
 
 
@@ -226,103 +230,114 @@ def test_a_run_may_die_before_every_change(folder: Path, name: str) -> None:
 def test_a_run_may_die_again_and_again(folder: Path, step: Step) -> None:
     """I16: a run that ends what a killed one began may be killed, too; every run is noted all the same."""
     scenario = SCENARIOS["crowd"]
-    place = scenario.prepare(folder / "place")
+    supplier = scenario.prepare(folder / "place")
     for again in (step, Step.RECOVERED, step, Step.STARTED):
-        killed_at(run_until, place.root, again)
-        check_the_crash(place, scenario)
-    place.run()
-    check_the_end(place, scenario)
+        killed_at(run_until, supplier.root, again)
+        check_the_crash(supplier, scenario)
+    supplier.run()
+    check_the_end(supplier, scenario)
 
 
 def test_what_changed_after_a_crash_is_another_file(folder: Path) -> None:
     """I10: a file that has the name of the one that was published before the crash is not taken for it."""
     scenario = SCENARIOS["second"]
-    place = scenario.prepare(folder / "place")
-    assert killed_at(run_until, place.root, Step.SWITCHED)
-    place.inbox("first.csv").rename(place.inbox("another.csv"))
-    place.drop("first.csv", csv(OLDER), at=99)
-    outcome = place.run()
+    supplier = scenario.prepare(folder / "place")
+    assert killed_at(run_until, supplier.root, Step.SWITCHED)
+    supplier.inbox("first.csv").rename(supplier.inbox("another.csv"))
+    supplier.drop("first.csv", csv(OLDER), at=99)
+    outcome = supplier.run()
     assert outcome.is_pass
-    assert place.facts() == OLDER
-    place.check_all_is_well()
-    assert place.everywhere()["inbox"] == Counter()
+    assert supplier.facts() == OLDER
+    supplier.check_all_is_well()
+    assert supplier.everywhere()["inbox"] == Counter()
 
 
-def test_a_file_that_came_back_stays_accepted(folder: Path) -> None:
-    """I10, I12, I22: accepted again by a run that was killed after the switch, its mark is not swept as the old one."""
-    place = Place(folder)
-    place.configure(dedup="current")
+@pytest.mark.parametrize("runs_again", [True, False])
+def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) -> None:
+    """I10, I12, I22: accepted again by a run that was killed after the switch, its mark is not swept as the old one.
+
+    The sweep may come before the next run, which would renew the mark.
+    """
+    supplier = SupplierFolder(folder)
+    supplier.configure(dedup="current")
     for number, facts in enumerate((FIRST, NEW)):
-        place.drop(f"{number}.csv", csv(facts), at=number)
-        place.run()
-    place.drop("back.csv", csv(FIRST), at=9)
-    assert killed_at(run_until, place.root, Step.SWITCHED)
-    place.run()
-    place.clock = ManualClock(place.clock.now() + timedelta(days=400))
-    place.sweep()
-    place.sent.clear()
-    place.check_all_is_well()
-    assert place.facts() == FIRST
+        supplier.drop(f"{number}.csv", csv(facts), at=number)
+        supplier.run()
+    supplier.drop("back.csv", csv(FIRST), at=9)
+    assert killed_at(run_until, supplier.root, Step.SWITCHED)
+    if runs_again:
+        supplier.run()
+    supplier.clock = ManualClock(supplier.clock.now() + timedelta(days=400))
+    supplier.sweep()
+    supplier.sent = Counter() if runs_again else Counter([digest(csv(FIRST))])  # the file is still in the inbox
+    marks = supplier.tree.files(f"{layout.ACCEPTED}/{SUPPLIER}")
+    assert [Path(one.path).stem for one in marks] == [digest(csv(FIRST))]
+    supplier.run()
+    supplier.check_all_is_well()
+    assert supplier.facts() == FIRST
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_sweep_may_die_before_every_change(folder: Path) -> None:
+def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -> None:
     """I12, I16: what a killed gc leaves is whole or gone; the next one ends it, and the current state stays."""
     scenario = SCENARIOS["crowd"]
     before = scenario.prepare(folder / "before")
     assert killed_at(run_until, before.root, Step.STORED)  # a state that nobody will publish
     before.run()
-    forward = timedelta(days=400)
+    campaign.counts_items, forward = True, timedelta(days=400)
     stride = examples(random.randint(5, 9), soak=1)
     number = random.randint(1, stride)
     while True:
-        place = before.copy(folder / str(number))
-        was_cut = killed_at(sweep_until_call, place.root, number, forward)
+        supplier = before.copy(folder / str(number))
+        was_cut = killed_at(sweep_until_call, supplier.root, number, forward)
         with told(f"killed before change {number}"):
-            place.check_nothing_is_half()
-            assert place.facts() == scenario.new
-            assert not killed_at(sweep_until_call, place.root, 0, forward)
-            pointer = place.pointer()
+            supplier.check_nothing_is_half()
+            assert supplier.facts() == scenario.new
+            assert not killed_at(sweep_until_call, supplier.root, 0, forward)
+            pointer = supplier.pointer()
             assert pointer is not None
-            assert place.tree.states(SUPPLIER) == place.tree.runs(SUPPLIER) == [pointer.run_id]
-            assert not sum(place.everywhere().values(), Counter())
-            place.drop("old.csv", csv(OLDER))
-            assert place.run().is_pass
-            place.sent = Counter([digest(csv(OLDER))])
-            place.check_all_is_well()
+            assert supplier.tree.states(SUPPLIER) == supplier.tree.runs(SUPPLIER) == [pointer.run_id]
+            assert not sum(supplier.everywhere().values(), Counter())
+            supplier.drop("old.csv", csv(OLDER))
+            assert supplier.run().is_pass
+            supplier.sent = Counter([digest(csv(OLDER))])
+            supplier.check_all_is_well()
         if not was_cut:
             return
+        campaign.end_round(faults=1)
         number += stride
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_a_run_may_die_at_any_moment(folder: Path) -> None:
+def test_a_run_may_die_at_any_moment(folder: Path, campaign: Campaign) -> None:
     """I16: killed from outside, whatever it is doing; round after round the state is that of one whole file."""
-    place = Place(folder)
+    campaign.counts_items = True
+    supplier = SupplierFolder(folder)
     published: dict[int, Facts] = {}
     for number in range(examples(4, soak=300)):
         facts = {f"S{row}": row * number for row in range(30_000)}
         name = f"{random.choice(['price', 'stock'])}.csv"
-        place.drop(name, csv(facts), at=number)
-        place.drop("again.csv", csv(facts), at=number - 1)
-        process = started(run_until, place.root, None)
+        supplier.drop(name, csv(facts), at=number)
+        supplier.drop("again.csv", csv(facts), at=number - 1)
+        process = started(run_until, supplier.root, None)
         process.join(random.uniform(0.0, 0.9))
         process.kill()
         was_cut = was_killed(process)
         with told(f"round {number}, killed: {was_cut}"):
-            place.check_nothing_is_half()
-            place.check_nothing_is_lost()
-            assert place.facts() in (facts, published.get(number - 1))
-            place.run()
+            supplier.check_nothing_is_half()
+            supplier.check_nothing_is_lost()
+            assert supplier.facts() in (facts, published.get(number - 1))
+            supplier.run()
             published[number] = facts
-            assert place.facts() == facts
-            place.check_all_is_well()
-            pointer = place.pointer()
+            assert supplier.facts() == facts
+            supplier.check_all_is_well()
+            pointer = supplier.pointer()
             assert pointer is not None
             assert pointer.fence == number + 1
-            assert place.everywhere()["archive"][digest(csv(facts))] == 1
-            assert place.everywhere()["inbox"] == Counter()
+            assert supplier.everywhere()["archive"][digest(csv(facts))] == 1
+            assert supplier.everywhere()["inbox"] == Counter()
+        campaign.end_round(faults=was_cut)
         if number % 20 == 19:
-            place.sweep()
+            supplier.sweep()

@@ -24,26 +24,23 @@ from penstock.ingesting import Workplace, forget_old_runs, workplace
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
-from tests.ingest.house import KEYED, SUPPLIER, House, failure, snapshot
-from tests.services.program import penstock
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, failure, snapshot
+from tests.support.crash import Killed, call_at
+from tests.support.processes import penstock
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 BROKEN = snapshot({"A": "none"})
 WAIT = 30
 
 
-class Killed(BaseException):
-    """Nothing of ours catches it: the run ends where it is."""
+@pytest.fixture
+def harness(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
-
-
-@pytest.fixture
-def configured(house: House, database_url: str) -> Settings:
-    return Settings.model_validate({"database": {"url": database_url}, "ingest": {"root": str(house.root)}})
+def configured(harness: IngestHarness, database_url: str) -> Settings:
+    return Settings.model_validate({"database": {"url": database_url}, "ingest": {"root": str(harness.root)}})
 
 
 @pytest.fixture
@@ -61,18 +58,6 @@ def run(place: Workplace, on_step: Callable[[Step], None] = lambda _step: None) 
     return place.run(SUPPLIER, Hooks(on_step=on_step), waits=False)
 
 
-def at(step: Step, act: Callable[[], None]) -> Callable[[Step], None]:
-    def on_step(now: Step) -> None:
-        if now is step:
-            act()
-
-    return on_step
-
-
-def die() -> None:
-    raise Killed
-
-
 async def test_the_table_knows_the_machines_states(db: Database) -> None:
     """The CHECK of the status column allows just the states the machine declares."""
     definition = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1"
@@ -80,15 +65,15 @@ async def test_the_table_knows_the_machines_states(db: Database) -> None:
     assert await db.fetchval(definition, "ingest_run_status_check") == await db.fetchval(definition, "twin")
 
 
-async def test_runs_and_moves_are_recorded(house: House, place: Workplace, views: IngestViews) -> None:
+async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Workplace, views: IngestViews) -> None:
     """I4, I8: each run with its manifest and history, each file with where it went and why."""
-    house.drop(ONE, "one.csv")
+    harness.drop(ONE, "one.csv")
     first = run(place).manifest
-    house.drop(ONE, "again.csv")
-    house.drop(THREE, "older.csv")
-    house.drop(TWO, "two.csv")
+    harness.drop(ONE, "again.csv")
+    harness.drop(THREE, "older.csv")
+    harness.drop(TWO, "two.csv")
     second = run(place).manifest
-    house.drop(BROKEN, "broken.csv")
+    harness.drop(BROKEN, "broken.csv")
     third = run(place).manifest
     assert first is not None
     assert second is not None
@@ -101,7 +86,7 @@ async def test_runs_and_moves_are_recorded(house: House, place: Workplace, views
     ]
     assert [one.run_id for one in (await views.runs(None, RunState.FAIL, store.START, 10)).items] == [third.run_id]
     row, moved, history = await views.run(third.run_id)
-    assert row.manifest == house.told(layout.run(third.run_id, layout.MANIFEST))
+    assert row.manifest == harness.told(layout.run(third.run_id, layout.MANIFEST))
     assert (row.failure_code, row.finished_at) == ("DQ_TOO_MANY_BAD_ROWS", third.finished_at)
     assert [(one.file_name, one.moved_to, one.why) for one in moved] == [
         ("broken.csv", f"{layout.broken(SUPPLIER)}/broken.csv", "DQ_TOO_MANY_BAD_ROWS")
@@ -125,21 +110,21 @@ async def test_runs_and_moves_are_recorded(house: House, place: Workplace, views
     [(Step.STARTED, "FAIL"), (Step.SWITCHING, "FAIL"), (Step.SWITCHED, "PASS"), (Step.MOVED, "PASS")],
 )
 async def test_a_run_that_was_killed_is_ended_by_the_next(
-    house: House, place: Workplace, views: IngestViews, step: Step, ended: str
+    harness: IngestHarness, place: Workplace, views: IngestViews, step: Step, ended: str
 ) -> None:
     """I16: FAIL INTERRUPTED before the switch, PASS after it; until then it is seen as running."""
-    house.drop(ONE)
+    harness.drop(ONE)
     with pytest.raises(Killed):
-        run(place, at(step, die))
+        run(place, call_at(step))
     (known,) = (await views.runs(None, None, store.START, 10)).items
     assert (known.status, known.manifest) == (RunState.RUNNING, None)
     run(place)
     row, _, history = await views.run(known.run_id)
     assert (row.status.value, row.failure_code) == (ended, "INTERRUPTED" if ended == "FAIL" else None)
-    assert row.manifest == house.told(layout.run(known.run_id, layout.MANIFEST))
+    assert row.manifest == harness.told(layout.run(known.run_id, layout.MANIFEST))
     assert [one.entry.target for one in history] == ["RUNNING", ended]
-    assert (house.current() == known.run_id) == (ended == "PASS")
-    assert house.names(layout.inbox(SUPPLIER)) == []
+    assert (harness.current() == known.run_id) == (ended == "PASS")
+    assert harness.names(layout.inbox(SUPPLIER)) == []
 
 
 @contextmanager
@@ -154,9 +139,9 @@ def without_flock() -> Iterator[None]:
         yield
 
 
-def test_two_hosts_take_turns(house: House, place: Workplace, configured: Settings) -> None:
+def test_two_hosts_take_turns(harness: IngestHarness, place: Workplace, configured: Settings) -> None:
     """I4: where several hosts share the tree the database lets one at a time; the other is told who works."""
-    house.drop(ONE)
+    harness.drop(ONE)
     started, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -164,7 +149,7 @@ def test_two_hosts_take_turns(house: House, place: Workplace, configured: Settin
         assert go_on.wait(WAIT)
 
     with without_flock(), ThreadPoolExecutor(1) as pool, workplace(configured, uses_database=True) as other:
-        first = pool.submit(run, place, at(Step.PROCESSED, wait))
+        first = pool.submit(run, place, call_at(Step.PROCESSED, wait))
         assert started.wait(WAIT)
         with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as told:
             run(other)
@@ -190,29 +175,29 @@ def cut_off(url: str) -> None:
     asyncio.run(cut())
 
 
-def test_connections_that_are_cut_do_no_harm(house: House, place: Workplace, database_url: str) -> None:
+def test_connections_that_are_cut_do_no_harm(harness: IngestHarness, place: Workplace, database_url: str) -> None:
     """I16: a failover in mid-run ends the run or does not; in the end all is published and recorded."""
-    house.drop(ONE)
+    harness.drop(ONE)
     with suppress(Transient):
-        run(place, at(Step.PROCESSED, lambda: cut_off(database_url)))
+        run(place, call_at(Step.PROCESSED, lambda: cut_off(database_url)))
     assert run(place).is_pass
-    assert [fact["payload"]["price"] for fact in house.facts()] == [1, 2]
+    assert [fact["payload"]["price"] for fact in harness.facts()] == [1, 2]
 
     async def recorded() -> list[str]:
         async with Database.open(database_url) as db, db.connection() as connection:
             return [one.run_id for one in await store.runs(connection, SUPPLIER, RunState.PASS, store.START, 10)]
 
-    assert asyncio.run(recorded()) == [house.current()]
+    assert asyncio.run(recorded()) == [harness.current()]
 
 
 @pytest.mark.parametrize(
     ("step", "ended"), [(Step.RECOVERED, None), (Step.PROCESSED, "PASS"), (Step.NOTED, "PASS"), (Step.ACCEPTED, "PASS")]
 )
 async def test_the_database_goes_away_in_mid_run(
-    house: House, place: Workplace, views: IngestViews, db: Database, step: Step, ended: str | None
+    harness: IngestHarness, place: Workplace, views: IngestViews, db: Database, step: Step, ended: str | None
 ) -> None:
     """I16: the run ends with what may work later (7); what it published stands, and the next run records it."""
-    house.drop(ONE)
+    harness.drop(ONE)
 
     def refuse(*_: Any) -> None:
         raise Transient("DATABASE_DOWN", "it went away", hint="try again")
@@ -221,23 +206,23 @@ async def test_the_database_goes_away_in_mid_run(
     recorded = ("start", "move", "end")
     with mock.patch.multiple(store, **{name: _unless(is_away, getattr(store, name), refuse) for name in recorded}):
         with pytest.raises(Transient) as told:
-            run(place, at(step, is_away.set))
+            run(place, call_at(step, is_away.set))
         assert told.value.exit_code == 7
         is_away.clear()
-        unrecorded = ledger.load(house.tree, SUPPLIER).running
+        unrecorded = ledger.load(harness.tree, SUPPLIER).running
         assert unrecorded is not None
         again = run(place)
     row, _, _ = await views.run(unrecorded)
     if ended is None:  # it was never begun, so its file is taken by the next
         assert (row.status, row.failure_code) == (RunState.FAIL, "INTERRUPTED")
         assert again.manifest is not None
-        assert house.current() == again.manifest.run_id
+        assert harness.current() == again.manifest.run_id
     else:
         assert row.status.value == ended
-        assert house.current() == unrecorded
+        assert harness.current() == unrecorded
         assert again.manifest is None
-    assert house.names(layout.inbox(SUPPLIER)) == []
-    assert [fact["payload"]["price"] for fact in house.facts()] == [1, 2]
+    assert harness.names(layout.inbox(SUPPLIER)) == []
+    assert [fact["payload"]["price"] for fact in harness.facts()] == [1, 2]
 
 
 def _unless(is_away: threading.Event, works: Any, refuses: Callable[..., None]) -> Any:
@@ -249,38 +234,38 @@ def _unless(is_away: threading.Event, works: Any, refuses: Callable[..., None]) 
     return call
 
 
-def test_a_database_that_is_away_is_told(house: House, tmp_path: Path) -> None:
+def test_a_database_that_is_away_is_told(harness: IngestHarness, tmp_path: Path) -> None:
     """Exit code 7 and a sentence; nothing was touched."""
-    house.drop(ONE)
-    config = f"ingest: {{root: {house.root}}}\ndatabase: {{url: 'postgresql://nobody@127.0.0.1:1/none'}}\n"
+    harness.drop(ONE)
+    config = f"ingest: {{root: {harness.root}}}\ndatabase: {{url: 'postgresql://nobody@127.0.0.1:1/none'}}\n"
     (tmp_path / "penstock.yaml").write_text(config)
     done = penstock("ingest", "run", SUPPLIER, cwd=tmp_path)
     assert (done.code, done.out) == (7, "")
     assert done.err.startswith("error: ")
     assert "hint: " in done.err
-    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
 
 
-def test_a_named_root_needs_no_database(house: House, tmp_path: Path) -> None:
+def test_a_named_root_needs_no_database(harness: IngestHarness, tmp_path: Path) -> None:
     """A folder is enough: with --root the database is not asked."""
-    house.drop(ONE)
+    harness.drop(ONE)
     (tmp_path / "penstock.yaml").write_text("database: {url: 'postgresql://nobody@127.0.0.1:1/none'}\n")
     assert penstock("ingest", "run", SUPPLIER, "--root", "root", cwd=tmp_path).code == 0
 
 
 async def test_old_runs_are_forgotten(
-    house: House, place: Workplace, views: IngestViews, db: Database, configured: Settings
+    harness: IngestHarness, place: Workplace, views: IngestViews, db: Database, configured: Settings
 ) -> None:
     """I12: runs and moves older than what is kept of them go, so many at a time; one under way stays."""
     ids = []
     for content in (ONE, TWO, THREE):
-        house.drop(content)
+        harness.drop(content)
         manifest = run(place).manifest
         assert manifest is not None
         ids.append(manifest.run_id)
-    house.drop(BROKEN)
+    harness.drop(BROKEN)
     with pytest.raises(Killed):
-        run(place, at(Step.STARTED, die))
+        run(place, call_at(Step.STARTED))
     await db.execute("UPDATE ingest_run SET started_at = started_at - interval '40 days' WHERE run_id <> $1", ids[2])
     await db.execute("UPDATE ingest_move SET moved_at = moved_at - interval '40 days' WHERE run_id <> $1", ids[2])
     async with db.transaction() as tx:
@@ -292,9 +277,9 @@ async def test_old_runs_are_forgotten(
     assert [one.run_id for one in await views.moves(SUPPLIER, 10)] == [ids[2]]
 
 
-async def test_an_end_that_is_told_twice_counts_once(house: House, place: Workplace, db: Database) -> None:
+async def test_an_end_that_is_told_twice_counts_once(harness: IngestHarness, place: Workplace, db: Database) -> None:
     """I16: what has ended stays as it is, whoever tells it again."""
-    house.drop(ONE)
+    harness.drop(ONE)
     manifest = run(place).manifest
     assert manifest is not None
     async with db.transaction() as tx:

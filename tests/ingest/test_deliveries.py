@@ -1,10 +1,8 @@
 """Who is told of a publication: dictionaries and flows exactly once, webhooks at least once."""
 
-import asyncio
 import hashlib
 import hmac
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
@@ -29,17 +27,19 @@ from penstock.ingest.states import open_state
 from penstock.ingest.supplier import load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
-from tests.ingest.house import KEYED, SUPPLIER, House, Json, clock_of_today, snapshot
-from tests.services.postgres import fresh_database
-from tests.services.program import Up, penstock
-from tests.services.until import until
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot
+from tests.services.postgres import module_database
+from tests.support.processes import Up, penstock
+from tests.support.settings import write_config
+from tests.support.types import Json
+from tests.support.waiting import until
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 SECRET = "hush, hush"
 FLOW, OTHER_FLOW = "after-prices", "also-after-prices"
 
 
-class Told(NamedTuple):
+class WebhookCall(NamedTuple):
     """A call that came."""
 
     path: str
@@ -47,18 +47,20 @@ class Told(NamedTuple):
     body: bytes
 
 
-class Hook(AbstractContextManager["Hook"]):
+class WebhookServer(AbstractContextManager["WebhookServer"]):
     """An address that is told of publications; *answers* says with which status, call by call, and then with 204."""
 
     def __init__(self, *answers: int) -> None:
-        self.calls: list[Told] = []
+        self.calls: list[WebhookCall] = []
         self.answers = list(answers)
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"] or 0))
-                hook.calls.append(Told(self.path, {name.lower(): text for name, text in self.headers.items()}, body))
+                hook.calls.append(
+                    WebhookCall(self.path, {name.lower(): text for name, text in self.headers.items()}, body)
+                )
                 self.send_response(hook.answers.pop(0) if hook.answers else 204)
                 self.send_header("location", "/elsewhere")
                 self.send_header("content-length", "0")
@@ -92,18 +94,18 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def harness(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
 @pytest.fixture
-def deliver(house: House, clock: ManualClock) -> Iterator[Callable[[], dict[str, str]]]:
+def deliver(harness: IngestHarness, clock: ManualClock) -> Iterator[Callable[[], dict[str, str]]]:
     """Tell whoever was not told yet, by the configuration as it stands; what came of it."""
     with closing(Bridge()) as bridge:
 
         def deliver() -> dict[str, str]:
-            config, _ = load_supplier(house.root / layout.config(SUPPLIER))
-            return Deliveries(house.tree, SUPPLIER, config, bridge, clock).deliver()
+            config, _ = load_supplier(harness.root / layout.config(SUPPLIER))
+            return Deliveries(harness.tree, SUPPLIER, config, bridge, clock).deliver()
 
         yield deliver
 
@@ -111,50 +113,50 @@ def deliver(house: House, clock: ManualClock) -> Iterator[Callable[[], dict[str,
 Deliver = Callable[[], dict[str, str]]
 
 
-def markers(house: House) -> list[Path]:
-    return sorted((house.root / layout.run(house.current() or "", "deliveries")).glob("*.json"))
+def markers(harness: IngestHarness) -> list[Path]:
+    return sorted((harness.root / layout.run(harness.current() or "", "deliveries")).glob("*.json"))
 
 
-def aim(house: House, *aims: Json) -> None:
-    house.configure({**KEYED, "targets": list(aims)})
+def aim(harness: IngestHarness, *aims: Json) -> None:
+    harness.configure({**KEYED, "targets": list(aims)})
 
 
-def alerts(house: House, clock: ManualClock) -> list[Alert]:
-    return standing(house.tree, SUPPLIER, AlertSection(), clock.now()).alerts
+def alerts(harness: IngestHarness, clock: ManualClock) -> list[Alert]:
+    return standing(harness.tree, SUPPLIER, AlertSection(), clock.now()).alerts
 
 
 def test_a_webhook_is_told_once_of_each_publication(
-    house: House, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    harness: IngestHarness, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I23: a note of the current state, signed; the next publication has another key."""
     monkeypatch.setenv("HOOK_SECRET", SECRET)
-    with Hook() as hook:
-        aim(house, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
+    with WebhookServer() as hook:
+        aim(harness, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
         assert deliver() == {}  # nothing is published yet
-        run_id = house.publish(ONE)
+        run_id = harness.publish(ONE)
         assert deliver() == {f"webhook {hook.url}": "done"}
         assert deliver() == {}
-        house.publish(TWO)
+        harness.publish(TWO)
         assert deliver() == {f"webhook {hook.url}": "done"}
     first, second = hook.calls
     note = json.loads(first.body)
-    pointer = house.told(layout.state(SUPPLIER, run_id, layout.POINTER))
+    pointer = harness.told(layout.state(SUPPLIER, run_id, layout.POINTER))
     changes = {"previous": None, "added": 2, "removed": 0, "changed": 0, "unchanged": 0}
     assert note == {"event": "ingest.published", "supplier": SUPPLIER, **pointer, "facts": 2, "changes": changes}
     signature = hmac.new(SECRET.encode(), first.body, hashlib.sha256).hexdigest()
     assert first.headers["x-penstock-signature"] == f"sha256={signature}"
     assert first.headers["idempotency-key"].startswith(run_id)
     assert first.headers["idempotency-key"] != second.headers["idempotency-key"]
-    assert SECRET.encode() not in b"".join(house.all_files().values())
+    assert SECRET.encode() not in b"".join(harness.all_files().values())
 
 
-def test_a_repetition_has_the_same_key(house: House, deliver: Deliver) -> None:
+def test_a_repetition_has_the_same_key(harness: IngestHarness, deliver: Deliver) -> None:
     """I23: at least once: who dies before he notes that he has told tells again, and it can be seen."""
-    with Hook() as hook:
-        aim(house, {"webhook": {"url": hook.url}})
-        house.publish(ONE)
+    with WebhookServer() as hook:
+        aim(harness, {"webhook": {"url": hook.url}})
+        harness.publish(ONE)
         deliver()
-        (marker,) = markers(house)
+        (marker,) = markers(harness)
         marker.unlink()
         deliver()
     first, second = hook.calls
@@ -163,17 +165,19 @@ def test_a_repetition_has_the_same_key(house: House, deliver: Deliver) -> None:
     assert "x-penstock-signature" not in first.headers
 
 
-def test_what_fails_is_tried_again_ever_more_seldom(house: House, clock: ManualClock, deliver: Deliver) -> None:
+def test_what_fails_is_tried_again_ever_more_seldom(
+    harness: IngestHarness, clock: ManualClock, deliver: Deliver
+) -> None:
     """I23: each pause is longer, up to an hour, and half of it chance; `status` tells it until it works."""
     failures = 12
-    with Hook(*[500] * failures) as hook:
-        aim(house, {"webhook": {"url": hook.url}})
-        house.publish(ONE)
+    with WebhookServer(*[500] * failures) as hook:
+        aim(harness, {"webhook": {"url": hook.url}})
+        harness.publish(ONE)
         pauses = []
         for _ in range(failures):
             assert deliver() == {f"webhook {hook.url}": f"not yet: {hook.url} answered 500"}
-            assert alerts(house, clock) == [Alert.UNDELIVERED]
-            told = json.loads(markers(house)[0].read_bytes())
+            assert alerts(harness, clock) == [Alert.UNDELIVERED]
+            told = json.loads(markers(harness)[0].read_bytes())
             pauses.append(_seconds(told["again_at"], clock))
             clock.advance(timedelta(seconds=pauses[-1] - 0.5))
             assert deliver() == {}
@@ -183,7 +187,7 @@ def test_what_fails_is_tried_again_ever_more_seldom(house: House, clock: ManualC
         assert all(most / 2 <= pause <= most for pause, most in zip(pauses, longest, strict=True)), pauses
         assert pauses != pytest.approx(longest)
         assert deliver() == {f"webhook {hook.url}": "done"}
-    assert alerts(house, clock) == []
+    assert alerts(harness, clock) == []
     assert len({call.headers["idempotency-key"] for call in hook.calls}) == 1
 
 
@@ -191,28 +195,28 @@ def _seconds(then: str, clock: ManualClock) -> float:
     return (datetime.fromisoformat(then) - clock.now()).total_seconds()
 
 
-def test_redirects_are_not_followed(house: House, deliver: Deliver) -> None:
+def test_redirects_are_not_followed(harness: IngestHarness, deliver: Deliver) -> None:
     """I23: what is signed for one address is not handed to another."""
-    with Hook(302, 307) as hook:
-        aim(house, {"webhook": {"url": hook.url}})
-        house.publish(ONE)
+    with WebhookServer(302, 307) as hook:
+        aim(harness, {"webhook": {"url": hook.url}})
+        harness.publish(ONE)
         assert deliver() == {f"webhook {hook.url}": f"not yet: {hook.url} answered 302"}
     assert [call.path for call in hook.calls] == ["/hook"]
 
 
 def test_an_address_that_is_down_and_a_secret_that_is_missing(
-    house: House, clock: ManualClock, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    harness: IngestHarness, clock: ManualClock, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I23: both are told and tried again; one target does not hold up another."""
     monkeypatch.delenv("HOOK_SECRET", raising=False)
     gone = "http://127.0.0.1:1/gone"
-    with Hook() as hook:
-        aim(house, {"webhook": {"url": gone}}, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
-        house.publish(ONE)
+    with WebhookServer() as hook:
+        aim(harness, {"webhook": {"url": gone}}, {"webhook": {"url": hook.url, "secret": "env:HOOK_SECRET"}})
+        harness.publish(ONE)
         came = deliver()
         assert came[f"webhook {gone}"].startswith(f"not yet: {gone} does not answer")
         assert "HOOK_SECRET" in came[f"webhook {hook.url}"]
-        undelivered = standing(house.tree, SUPPLIER, AlertSection(), clock.now()).undelivered
+        undelivered = standing(harness.tree, SUPPLIER, AlertSection(), clock.now()).undelivered
         assert len(undelivered) == 2
         assert f"webhook {gone}: WEBHOOK_DOWN" in undelivered
         assert hook.calls == []
@@ -222,13 +226,13 @@ def test_an_address_that_is_down_and_a_secret_that_is_missing(
         assert len(hook.calls) == 1
 
 
-def test_only_the_current_state_is_told(house: House, clock: ManualClock, deliver: Deliver) -> None:
+def test_only_the_current_state_is_told(harness: IngestHarness, clock: ManualClock, deliver: Deliver) -> None:
     """I23: what could not be told of an older state is not told any more."""
-    with Hook(500) as hook:
-        aim(house, {"webhook": {"url": hook.url}})
-        house.publish(ONE)
+    with WebhookServer(500) as hook:
+        aim(harness, {"webhook": {"url": hook.url}})
+        harness.publish(ONE)
         deliver()
-        second = house.publish(TWO)
+        second = harness.publish(TWO)
         clock.advance(timedelta(days=1))
         assert deliver() == {f"webhook {hook.url}": "done"}
         assert deliver() == {}
@@ -239,10 +243,8 @@ def test_only_the_current_state_is_told(house: House, clock: ManualClock, delive
 @pytest.fixture(scope="module")
 def server_database() -> Iterator[str]:
     """A database the module's server has to itself."""
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        yield runner.run(opened.__aenter__())
-        runner.run(opened.__aexit__(None, None, None))
+    with module_database() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +255,7 @@ def up(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "refdata": {"dictionaries": [{"code": "PRICES"}]},
         "flows": {"folder": str(folder / "flows")},
     }
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)
     (folder / "flows").mkdir()
     for name in (FLOW, OTHER_FLOW):
         (folder / "flows" / f"{name}.yaml").write_text(json.dumps({"name": name}))
@@ -291,28 +293,30 @@ def dictionary(up: Up) -> Dictionary:
     return Dictionary(up)
 
 
-def payloads(house: House) -> dict[str, Any]:
-    return {fact["payload"]["sku"]: fact["payload"] for fact in house.facts()}
+def payloads(harness: IngestHarness) -> dict[str, Any]:
+    return {fact["payload"]["sku"]: fact["payload"] for fact in harness.facts()}
 
 
-def test_a_dictionary_becomes_what_is_published(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+def test_a_dictionary_becomes_what_is_published(
+    harness: IngestHarness, dictionary: Dictionary, deliver: Deliver
+) -> None:
     """I23: the pod answers with the facts, by their key; what is gone from the file is gone there."""
-    aim(house, dictionary.aim)
-    house.publish(snapshot({"A": 1, "B": 2, "C": 3}))
+    aim(harness, dictionary.aim)
+    harness.publish(snapshot({"A": 1, "B": 2, "C": 3}))
     assert deliver() == {dictionary.name: "done"}
-    dictionary.shows(payloads(house))
-    house.publish(snapshot({"B": 7, "D": 4}))
+    dictionary.shows(payloads(harness))
+    harness.publish(snapshot({"B": 7, "D": 4}))
     assert deliver() == {dictionary.name: "done"}
     dictionary.shows({"B": {"price": 7, "sku": "B"}, "D": {"price": 4, "sku": "D"}})
     assert [one["version"] for one in dictionary.versions] == [2, 1]
 
 
-def test_delivered_exactly_once(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+def test_delivered_exactly_once(harness: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
     """I23: killed between the delivery and its marker, it is delivered again, and nothing changes."""
-    aim(house, dictionary.aim)
-    house.publish(ONE)
+    aim(harness, dictionary.aim)
+    harness.publish(ONE)
     deliver()
-    (marker,) = markers(house)
+    (marker,) = markers(harness)
     told = json.loads(marker.read_bytes())["told"]
     marker.unlink()
     assert deliver() == {dictionary.name: "done"}
@@ -320,49 +324,49 @@ def test_delivered_exactly_once(house: House, dictionary: Dictionary, deliver: D
     assert [one["version"] for one in dictionary.versions] == [1]
 
 
-def test_told_late_changes_nothing(house: House, dictionary: Dictionary, deliver: Deliver) -> None:
+def test_told_late_changes_nothing(harness: IngestHarness, dictionary: Dictionary, deliver: Deliver) -> None:
     """I23: a writer that was stopped for hours cannot bring an older state back."""
-    aim(house, dictionary.aim)
-    house.publish(ONE)
+    aim(harness, dictionary.aim)
+    harness.publish(ONE)
     target = DictionaryTarget.model_validate(dictionary.aim["dictionary"])
-    with open_state(house.tree, SUPPLIER) as old, closing(Bridge()) as bridge:
-        house.publish(TWO)
+    with open_state(harness.tree, SUPPLIER) as old, closing(Bridge()) as bridge:
+        harness.publish(TWO)
         deliver()
         with pytest.raises(PenstockError) as told:
             bridge.call(targets.fill_dictionary(target, "sku", old))
     assert isinstance(told.value, targets.Refused)
-    dictionary.shows(payloads(house))
+    dictionary.shows(payloads(harness))
     assert [one["version"] for one in dictionary.versions] == [1]
 
 
 def test_a_large_state_goes_in_several_chunks(
-    house: House, dictionary: Dictionary, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+    harness: IngestHarness, dictionary: Dictionary, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I23: however many commands it takes, it is one version; an empty state is one command."""
     monkeypatch.setattr(targets, "_ROOM", 1_000)
-    house.configure({**KEYED, "targets": [dictionary.aim], "allow_empty_snapshot": True, "min_fact_count": 0})
-    house.publish(snapshot({f"k{number}": number for number in range(100)}))
+    harness.configure({**KEYED, "targets": [dictionary.aim], "allow_empty_snapshot": True, "min_fact_count": 0})
+    harness.publish(snapshot({f"k{number}": number for number in range(100)}))
     assert deliver() == {dictionary.name: "done"}
-    dictionary.shows(payloads(house))
+    dictionary.shows(payloads(harness))
     assert [(one["version"], one["items"]) for one in dictionary.versions] == [(1, 100)]
-    house.publish(snapshot({}))
+    harness.publish(snapshot({}))
     assert deliver() == {dictionary.name: "done"}
     dictionary.shows({})
 
 
 def test_a_dictionary_that_is_not_there_yet(
-    house: House, dictionary: Dictionary, clock: ManualClock, deliver: Deliver
+    harness: IngestHarness, dictionary: Dictionary, clock: ManualClock, deliver: Deliver
 ) -> None:
     """I23: somebody has to mend it: told, and tried again; likewise a state that was published without a key."""
     missing = {"dictionary": {**dictionary.aim["dictionary"], "code": "NOT_YET"}}
-    house.configure({name: value for name, value in KEYED.items() if name != "key"})
-    house.publish(ONE)
-    aim(house, missing, dictionary.aim)
+    harness.configure({name: value for name, value in KEYED.items() if name != "key"})
+    harness.publish(ONE)
+    aim(harness, missing, dictionary.aim)
     came = deliver()
     assert all(how.startswith("not yet: ") for how in came.values())
     assert len(came) == 2
-    assert alerts(house, clock) == [Alert.UNDELIVERED]
-    house.publish(TWO)
+    assert alerts(harness, clock) == [Alert.UNDELIVERED]
+    harness.publish(TWO)
     came = deliver()
     assert came[dictionary.name] == "done"
     assert "NOT_YET" in came[dictionary.name.replace("PRICES", "NOT_YET")]
@@ -375,80 +379,80 @@ def started(up: Up, run_id: str, flow: str = FLOW) -> list[Json]:
     return [run for run in found if run["scope"]["runId"] == run_id]
 
 
-def test_a_publication_starts_a_flow_once(house: House, up: Up, deliver: Deliver) -> None:
+def test_a_publication_starts_a_flow_once(harness: IngestHarness, up: Up, deliver: Deliver) -> None:
     """I23: killed before its marker, it is started again and is the same run, whatever `scope` says now."""
     flow = {"name": FLOW, "url": up.api}
-    aim(house, {"flow": {**flow, "scope": {"note": "fresh prices"}}})
-    first = house.publish(ONE)
+    aim(harness, {"flow": {**flow, "scope": {"note": "fresh prices"}}})
+    first = harness.publish(ONE)
     assert deliver() == {f"flow {FLOW} at {up.api}": "done"}
-    (marker,) = markers(house)
+    (marker,) = markers(harness)
     told = json.loads(marker.read_bytes())["told"]
     marker.unlink()
     assert deliver() == {f"flow {FLOW} at {up.api}": "done"}
     assert json.loads(marker.read_bytes())["told"] == told
     marker.unlink()
-    aim(house, {"flow": {**flow, "scope": {"note": "another"}}})
+    aim(harness, {"flow": {**flow, "scope": {"note": "another"}}})
     assert deliver() == {f"flow {FLOW} at {up.api}": "done"}
     (run,) = started(up, first)
     assert run["runId"] == told["run_id"]
     assert run["scope"] == {"note": "fresh prices", "supplier": SUPPLIER, "runId": first, "fence": 1, "facts": 2}
-    second = house.publish(TWO)
+    second = harness.publish(TWO)
     assert deliver() == {f"flow {FLOW} at {up.api}": "done"}
     assert [run["scope"]["fence"] for run in started(up, second)] == [2]
 
 
-def test_a_run_of_a_flow_is_known_by_its_name_alone(house: House, up: Up, deliver: Deliver) -> None:
+def test_a_run_of_a_flow_is_known_by_its_name_alone(harness: IngestHarness, up: Up, deliver: Deliver) -> None:
     """I23: the server's address written otherwise is the same server; another flow is another run."""
-    aim(house, {"flow": {"name": FLOW, "url": up.api}})
-    run_id = house.publish(ONE)
+    aim(harness, {"flow": {"name": FLOW, "url": up.api}})
+    run_id = harness.publish(ONE)
     deliver()
-    aim(house, {"flow": {"name": FLOW, "url": f"{up.api}/"}}, {"flow": {"name": OTHER_FLOW, "url": up.api}})
+    aim(harness, {"flow": {"name": FLOW, "url": f"{up.api}/"}}, {"flow": {"name": OTHER_FLOW, "url": up.api}})
     assert set(deliver().values()) == {"done"}
     assert len(started(up, run_id)) == 1
     assert len(started(up, run_id, OTHER_FLOW)) == 1
 
 
-def test_a_server_that_refuses_for_another_reason_is_asked_again(house: House, deliver: Deliver) -> None:
+def test_a_server_that_refuses_for_another_reason_is_asked_again(harness: IngestHarness, deliver: Deliver) -> None:
     """I23: a conflict that is not about our run is not taken for a start."""
-    with Hook(409) as hook:
+    with WebhookServer(409) as hook:
         address = hook.url.removesuffix("/hook")
-        aim(house, {"flow": {"name": FLOW, "url": address}})
-        house.publish(ONE)
+        aim(harness, {"flow": {"name": FLOW, "url": address}})
+        harness.publish(ONE)
         assert deliver() == {f"flow {FLOW} at {address}": "not yet: the server answered 409"}
 
 
-def test_a_flow_that_is_not_there_yet(house: House, up: Up, clock: ManualClock, deliver: Deliver) -> None:
+def test_a_flow_that_is_not_there_yet(harness: IngestHarness, up: Up, clock: ManualClock, deliver: Deliver) -> None:
     """I23: somebody has to mend it: told, and tried again; the publication stands."""
-    aim(house, {"flow": {"name": "not-yet", "url": up.api}})
-    run_id = house.publish(ONE)
+    aim(harness, {"flow": {"name": "not-yet", "url": up.api}})
+    run_id = harness.publish(ONE)
     (came,) = deliver().values()
     assert came.startswith("not yet: ")
     assert "not-yet" in came
-    assert house.current() == run_id
-    assert alerts(house, clock) == [Alert.UNDELIVERED]
+    assert harness.current() == run_id
+    assert alerts(harness, clock) == [Alert.UNDELIVERED]
 
 
-def test_a_target_is_one_thing(house: House) -> None:
+def test_a_target_is_one_thing(harness: IngestHarness) -> None:
     """I23: none, or two in one, is a mistake of the configuration, and told as one."""
     for wrong in ({}, {"flow": {"name": FLOW}, "webhook": {"url": "http://127.0.0.1:1/gone"}}):
-        aim(house, wrong)
+        aim(harness, wrong)
         with pytest.raises(Failed, match="give a dictionary, a flow or a webhook"):
-            load_supplier(house.root / layout.config(SUPPLIER))
+            load_supplier(harness.root / layout.config(SUPPLIER))
 
 
-def test_a_target_is_named_once(house: House) -> None:
+def test_a_target_is_named_once(harness: IngestHarness) -> None:
     """I23: a second one would share the first one's marker, and never be told."""
-    aim(house, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
+    aim(harness, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
     with pytest.raises(Failed, match="a target is there twice"):
-        load_supplier(house.root / layout.config(SUPPLIER))
+        load_supplier(harness.root / layout.config(SUPPLIER))
 
 
-def test_the_command_tells_of_its_deliveries(house: House, dictionary: Dictionary) -> None:
+def test_the_command_tells_of_its_deliveries(harness: IngestHarness, dictionary: Dictionary) -> None:
     """I23: `ingest run` delivers what it publishes; what is away does not make the run fail."""
-    aim(house, dictionary.aim, {"webhook": {"url": "http://127.0.0.1:1/gone"}})
-    house.drop(ONE)
-    done = penstock("ingest", "run", SUPPLIER, "--root", str(house.root), cwd=house.root)
+    aim(harness, dictionary.aim, {"webhook": {"url": "http://127.0.0.1:1/gone"}})
+    harness.drop(ONE)
+    done = penstock("ingest", "run", SUPPLIER, "--root", str(harness.root), cwd=harness.root)
     assert done.code == 0
     assert f"delivery to {dictionary.name}: done\n" in done.out
     assert "delivery to webhook http://127.0.0.1:1/gone: not yet: " in done.out
-    dictionary.shows(payloads(house))
+    dictionary.shows(payloads(harness))

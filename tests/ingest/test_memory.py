@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest import layout
-from tests.ingest.house import KEYED, SUPPLIER, House
-from tests.ingest.place import unlocked
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
+from tests.ingest.supplier_folder import unlocked
 
 # The program; its last word is the most memory it had, in kilobytes.
 MEASURED = """
@@ -38,24 +38,25 @@ def room(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)  # it is large
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_larger_file_takes_no_more_memory(room: Path, form: str) -> None:
     """I19: of 120 MB more to read, and more than that to write, hardly anything is held."""
-    small, few = published(House(room / "small", KEYED), form, 150_000)
-    large, many = published(House(room / "large", KEYED), form, 450_000)
+    small, few = published(IngestHarness(room / "small", KEYED), form, 150_000)
+    large, many = published(IngestHarness(room / "large", KEYED), form, 450_000)
     assert large - small > 120_000_000
     assert many - few < (large - small) / 2, f"{few >> 20} MB for {small >> 20} MB, {many >> 20} for {large >> 20}"
 
 
-def published(house: House, form: str, rows: int) -> tuple[int, int]:
+def published(harness: IngestHarness, form: str, rows: int) -> tuple[int, int]:
     """The size of a file of so many rows, and the most memory that its run had."""
     head, row = FORMATS[form]
-    file = house.root / layout.inbox(SUPPLIER) / f"{rows}.{form}"
+    file = harness.root / layout.inbox(SUPPLIER) / f"{rows}.{form}"
     with file.open("w") as out:
         out.write(head)
         out.writelines(map(row, range(rows)))
     size = file.stat().st_size
-    command = [sys.executable, "-c", MEASURED, "ingest", "run", SUPPLIER, "--root", str(house.root)]
+    command = [sys.executable, "-c", MEASURED, "ingest", "run", SUPPLIER, "--root", str(harness.root)]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout.split()
     assert said[0] == "PASS"
     return size, int(said[-1]) * 1024

@@ -1,8 +1,6 @@
 """The daemons that watch inboxes: `penstock up` with its API, and `penstock ingest watch` alone."""
 
-import asyncio
 import json
-import os
 import signal
 from collections.abc import Iterator
 from hashlib import sha256
@@ -17,10 +15,13 @@ from penstock.ingest import layout
 from penstock.ingest.hooks import Hooks
 from penstock.ingesting import workplace
 from penstock.settings import Settings
-from tests.ingest.house import KEYED, SUPPLIER, House, Json, snapshot
-from tests.services.postgres import fresh_database
-from tests.services.program import PENSTOCK, Server, Up
-from tests.services.until import until
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
+from tests.services.postgres import module_database
+from tests.support.http import answered
+from tests.support.processes import PENSTOCK, Server, Up
+from tests.support.settings import write_config
+from tests.support.types import Json
+from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
@@ -32,10 +33,10 @@ QUICK = {"poll": 0.1}
 class Watch(Server):
     """`penstock ingest watch` on a free port."""
 
-    def __init__(self, house: House, **settings: Any) -> None:
-        (house.root.parent / "watch.yaml").write_text(json.dumps({"ingest": {**QUICK, **settings}}))
-        given = ["--root", str(house.root), "--config", "watch.yaml", "--json"]
-        super().__init__("watch", [PENSTOCK, "ingest", "watch", *given], house.root.parent)
+    def __init__(self, harness: IngestHarness, **settings: Any) -> None:
+        (harness.root.parent / "watch.yaml").write_text(json.dumps({"ingest": {**QUICK, **settings}}))
+        given = ["--root", str(harness.root), "--config", "watch.yaml", "--json"]
+        super().__init__("watch", [PENSTOCK, "ingest", "watch", *given], harness.root.parent)
 
     @property
     def runs(self) -> list[psutil.Process]:
@@ -53,109 +54,110 @@ def large() -> bytes:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def harness(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
-def test_the_watcher_alone(house: House) -> None:
+@pytest.mark.full
+def test_the_watcher_alone(harness: IngestHarness) -> None:
     """I23, I13: without a database it publishes for all suppliers, shows health and metrics, and stops when asked."""
     slow = {**KEYED, "file_stability_window": 3600}
-    house.configure(slow, "globex")
-    house.publish(ONE)
-    (house.root.parent / "penstock.yaml").write_text("nobody: asked for this one")  # nor do the runs
-    with Watch(house) as watch:
+    harness.configure(slow, "globex")
+    harness.publish(ONE)
+    (harness.root.parent / "penstock.yaml").write_text("nobody: asked for this one")  # nor do the runs
+    with Watch(harness) as watch:
         assert httpx.get(f"{watch.api}/actuator/health").json()["status"] == "UP"
         assert httpx.get(f"{watch.api}/actuator/health/readiness").status_code == 200
         assert f'penstock_ingest_state_facts{{supplier="{SUPPLIER}"}} 2.0' in metrics(watch.api)
-        house.drop(TWO)
-        draft = house.put(f"{layout.inbox('globex')}/price.csv.tmp", THREE)
-        until(lambda: b"price.csv.tmp" in (house.tree.read(layout.ledger("globex")) or b""), "the draft is seen")
-        assert house.current("globex") is None
+        harness.drop(TWO)
+        draft = harness.put(f"{layout.inbox('globex')}/price.csv.tmp", THREE)
+        until(lambda: b"price.csv.tmp" in (harness.tree.read(layout.ledger("globex")) or b""), "the draft is seen")
+        assert harness.current("globex") is None
         draft.rename(draft.with_suffix(""))  # whoever renames has finished: the window is not waited for
-        until(lambda: house.current("globex") is not None, "the renamed file is published")
-        until(lambda: house.names(layout.inbox(SUPPLIER)) == [], "both are served")
+        until(lambda: harness.current("globex") is not None, "the renamed file is published")
+        until(lambda: harness.names(layout.inbox(SUPPLIER)) == [], "both are served")
         counted = [
             f'penstock_ingest_runs_total{{code="",status="PASS",supplier="{one}"}} 1.0' for one in ("acme", "globex")
         ]
         until(lambda: set(counted) <= set(metrics(watch.api)), "both are counted")
-        assert [fact["payload"]["price"] for fact in house.facts()] == [2, 2]
-        assert [fact["payload"]["price"] for fact in house.facts("globex")] == [3, 2]
+        assert [fact["payload"]["price"] for fact in harness.facts()] == [2, 2]
+        assert [fact["payload"]["price"] for fact in harness.facts("globex")] == [3, 2]
         assert watch.stop() == 0
 
 
-def test_the_watcher_removes_what_is_old(house: House) -> None:
+@pytest.mark.full
+def test_the_watcher_removes_what_is_old(harness: IngestHarness) -> None:
     """I12: without anybody's asking, as often as it is told to; what is current stays."""
-    states = [layout.state(SUPPLIER, house.publish(one)) for one in (ONE, TWO)]
-    with Watch(house, gc=0.2, retention={"state_retention_hours": 0}) as watch:
-        until(lambda: not (house.root / states[0]).exists(), "the replaced state is gone")
-        house.drop(THREE)
-        until(lambda: not (house.root / states[1]).exists(), "and so is the next, once it is replaced")
+    states = [layout.state(SUPPLIER, harness.publish(one)) for one in (ONE, TWO)]
+    with Watch(harness, gc=0.2, retention={"state_retention_hours": 0}) as watch:
+        until(lambda: not (harness.root / states[0]).exists(), "the replaced state is gone")
+        harness.drop(THREE)
+        until(lambda: not (harness.root / states[1]).exists(), "and so is the next, once it is replaced")
         assert watch.stop() == 0
-    assert [fact["payload"]["price"] for fact in house.facts()] == [3, 2]
+    assert [fact["payload"]["price"] for fact in harness.facts()] == [3, 2]
     assert "Traceback" not in watch.log_file.read_text()
 
 
-def test_one_damaged_supplier_does_not_stop_the_others(house: House) -> None:
+@pytest.mark.full
+def test_one_damaged_supplier_does_not_stop_the_others(harness: IngestHarness) -> None:
     """I23: what cannot be run is told and tried again ever more seldom; all others are served."""
-    house.publish(ONE)
-    link = house.root / layout.CURRENT / SUPPLIER
+    harness.publish(ONE)
+    link = harness.root / layout.CURRENT / SUPPLIER
     link.unlink()
     link.symlink_to(f"../../state_store/{SUPPLIER}/{SUPPLIER}_20200101T000000Z_000000")
-    house.drop(TWO)
-    house.configure(KEYED, "globex")
-    with Watch(house) as watch:
+    harness.drop(TWO)
+    harness.configure(KEYED, "globex")
+    with Watch(harness) as watch:
         until(lambda: "ingest_run_broke" in watch.log_file.read_text(), "the damage is told")
-        house.drop(THREE, supplier="globex")
-        until(lambda: house.current("globex") is not None, "the other one is served")
+        harness.drop(THREE, supplier="globex")
+        until(lambda: harness.current("globex") is not None, "the other one is served")
         assert watch.stop() == 0
     assert "Traceback" not in watch.log_file.read_text()
     assert "never retrieved" not in watch.log_file.read_text()
-    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
 
 
-def test_a_run_may_die_and_the_watcher_lives(house: House) -> None:
+def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
     """I16, I23: kill -9 of a run costs nothing but its time; SIGTERM ends a run that is under way."""
     content = large()
-    with Watch(house) as watch:
-        house.drop(content)
-        until(lambda: len(house.tree.runs(SUPPLIER)) == 1, "a run is under way")
-        (killed,) = house.tree.runs(SUPPLIER)
+    with Watch(harness) as watch:
+        harness.drop(content)
+        until(lambda: len(harness.tree.runs(SUPPLIER)) == 1, "a run is under way")
+        (killed,) = harness.tree.runs(SUPPLIER)
         (run,) = watch.runs
         run.kill()
-        until(lambda: house.names(layout.inbox(SUPPLIER)) == [], "the next run publishes it")
-        told = house.told(layout.run(killed, layout.MANIFEST))
+        until(lambda: harness.names(layout.inbox(SUPPLIER)) == [], "the next run publishes it")
+        told = harness.told(layout.run(killed, layout.MANIFEST))
         assert (told["status"], told["failure_code"]) == ("FAIL", "INTERRUPTED")
-        published = house.current()
+        published = harness.current()
         assert published not in (None, killed)
-        house.drop(content + b"more,1\n")
-        until(lambda: len(house.tree.runs(SUPPLIER)) == 3, "another run is under way")
+        harness.drop(content + b"more,1\n")
+        until(lambda: len(harness.tree.runs(SUPPLIER)) == 3, "another run is under way")
         (run,) = watch.runs
         assert watch.stop() == 0
         assert not run.is_running()
-    (stopped,) = set(house.tree.runs(SUPPLIER)) - {killed, published}
-    assert house.told(layout.run(stopped, layout.MANIFEST))["failure_code"] == "INTERRUPTED"
-    assert house.current() == published
-    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
-    assert not (house.root / layout.DATA / ".work" / SUPPLIER).exists()
+    (stopped,) = set(harness.tree.runs(SUPPLIER)) - {killed, published}
+    assert harness.told(layout.run(stopped, layout.MANIFEST))["failure_code"] == "INTERRUPTED"
+    assert harness.current() == published
+    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert not (harness.root / layout.DATA / ".work" / SUPPLIER).exists()
 
 
 @pytest.fixture(scope="module")
 def server_database() -> Iterator[str]:
     """A database the module's server has to itself."""
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        yield runner.run(opened.__aenter__())
-        runner.run(opened.__aexit__(None, None, None))
+    with module_database() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> House:
-    """A house with a past: two publications and a failure."""
-    return House(tmp_path_factory.mktemp("served") / "root", {**KEYED, "keep_raw": True})
+def served(tmp_path_factory: pytest.TempPathFactory) -> IngestHarness:
+    """Serve a harness after two publications and a failure."""
+    return IngestHarness(tmp_path_factory.mktemp("served") / "root", {**KEYED, "keep_raw": True})
 
 
 @pytest.fixture(scope="module")
-def api(served: House, server_database: str) -> Iterator[str]:
+def api(served: IngestHarness, server_database: str) -> Iterator[str]:
     """The API of a running `penstock up`, as far as it is ingest's."""
     config = {"database": {"url": server_database}, "ingest": {"root": str(served.root), **QUICK}}
     with workplace(Settings.model_validate(config), uses_database=True) as place:
@@ -163,19 +165,16 @@ def api(served: House, server_database: str) -> Iterator[str]:
             served.drop(content)
             place.run(SUPPLIER, Hooks(), waits=False)
     folder = served.root.parent
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)
     with Up(folder) as up:
         yield f"{up.api}/api/v1/ingest"
 
 
 def get(url: str, **params: Any) -> Json:
-    answer = httpx.get(url, params=params)
-    assert answer.status_code == 200, answer.text
-    found: Json = answer.json()
-    return found
+    return answered(httpx.get(url, params=params))
 
 
-def test_a_dropped_file_is_published_by_itself(api: str, served: House) -> None:
+def test_a_dropped_file_is_published_by_itself(api: str, served: IngestHarness) -> None:
     """I23: `penstock up` watches; what came of it is under every address of the API."""
     served.configure(KEYED, "globex")
     served.drop(ONE, supplier="globex")
@@ -192,7 +191,7 @@ def test_a_dropped_file_is_published_by_itself(api: str, served: House) -> None:
     assert get(f"{api}/suppliers/globex")["alerts"] == []
 
 
-def test_a_state_is_read_whole(api: str, served: House) -> None:
+def test_a_state_is_read_whole(api: str, served: IngestHarness) -> None:
     """I14, §17: NDJSON whose sha256 is the pointer's and the ETag; the headers say which state it is."""
     state = get(f"{api}/state/{SUPPLIER}")
     assert (state["run_id"], state["fence"], state["manifest"]["status"]) == (served.current(), 2, "PASS")
@@ -248,19 +247,20 @@ def test_mistakes_are_problems(api: str, path: str, status: int, code: str | Non
     assert answer.json()["code"] == code if code else answer.json()["code"]
 
 
-def test_suppliers_belong_to_no_tenant(house: House) -> None:
+@pytest.mark.full
+def test_suppliers_belong_to_no_tenant(harness: IngestHarness) -> None:
     """I23: on an embedded database, with tokens: one that acts for a tenant sees nothing of suppliers."""
-    config = {"ingest": {"root": str(house.root), **QUICK}}
-    (house.root.parent / "penstock.yaml").write_text(json.dumps(config))
-    house.drop(ONE)
-    with Up(house.root.parent, env=WITH_TOKENS) as up:
+    config = {"ingest": {"root": str(harness.root), **QUICK}}
+    write_config(harness.root.parent, config)
+    harness.drop(ONE)
+    with Up(harness.root.parent, env=WITH_TOKENS) as up:
         api = f"{up.api}/api/v1/ingest"
         for path in ("suppliers", "runs", f"state/{SUPPLIER}/facts"):
             refused = httpx.get(f"{api}/{path}", headers=token())
             assert (refused.status_code, refused.json()["code"]) == (403, "NOT_FOR_TENANTS")
             assert httpx.get(f"{api}/{path}").status_code == 401
         ours = token(tenant_id=None)
-        until(lambda: house.current() is not None, "it is published")
+        until(lambda: harness.current() is not None, "it is published")
         until(lambda: "PASS" in httpx.get(f"{api}/runs", headers=ours).text, "it is recorded")
         assert httpx.get(f"{api}/state/{SUPPLIER}/facts", headers=ours).status_code == 200
         assert up.stop(signal.SIGINT) == 0

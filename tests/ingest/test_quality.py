@@ -17,7 +17,8 @@ from penstock.cli.main import app
 from penstock.ingest import layout
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Stats
-from tests.ingest.house import COLUMNS, KEYED, QUALITY, SUPPLIER, House, Json, failure, snapshot
+from tests.ingest.harness import COLUMNS, KEYED, QUALITY, SUPPLIER, IngestHarness, failure, snapshot
+from tests.support.types import Json
 
 GOOD = {f"good{number}": number for number in range(100)}
 EMPTY = snapshot({})
@@ -28,27 +29,27 @@ def rows(good: int, bad: int = 0) -> bytes:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path / "root", KEYED)
+def harness(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
 
 
-def prices(house: House) -> Json:
-    return {fact["payload"]["sku"]: fact["payload"]["price"] for fact in house.facts()}
+def prices(harness: IngestHarness) -> Json:
+    return {fact["payload"]["sku"]: fact["payload"]["price"] for fact in harness.facts()}
 
 
-def assert_failed(house: House, content: bytes, code: FailureCode) -> Json:
+def assert_failed(harness: IngestHarness, content: bytes, code: FailureCode) -> Json:
     """The run fails with *code*, the state stays, the file is set aside; what the manifest says."""
-    before, published = house.current(), house.all_files()
-    outcome = house.run(content)
+    before, published = harness.current(), harness.all_files()
+    outcome = harness.run(content)
     assert failure(outcome) is code
     assert outcome.manifest is not None
-    assert house.current() == before
-    assert {path: published[path] for path in published if "/state" in path}.items() <= house.all_files().items()
+    assert harness.current() == before
+    assert {path: published[path] for path in published if "/state" in path}.items() <= harness.all_files().items()
     moved = outcome.manifest.moved_to
     assert moved is not None
     assert moved.startswith(layout.broken(SUPPLIER))
-    assert (house.root / moved).read_bytes() == content
-    told = house.told(layout.run(outcome.manifest.run_id, layout.MANIFEST))
+    assert (harness.root / moved).read_bytes() == content
+    told = harness.told(layout.run(outcome.manifest.run_id, layout.MANIFEST))
     assert (told["status"], told["failure_code"]) == ("FAIL", code.value)
     return told
 
@@ -75,13 +76,15 @@ def assert_failed(house: House, content: bytes, code: FailureCode) -> Json:
         ({"min_fact_count": 100, "allow_empty_snapshot": True}, rows(3), FailureCode.DQ_TOO_FEW_FACTS),
     ],
 )
-def test_quality_is_judged_as_asked(house: House, asked: Json, content: bytes, code: FailureCode | None) -> None:
+def test_quality_is_judged_as_asked(
+    harness: IngestHarness, asked: Json, content: bytes, code: FailureCode | None
+) -> None:
     """I7, §8: the ratio may be reached and not passed, the minimum has to be; an empty file only when it may be."""
-    house.configure({**KEYED, **asked})
+    harness.configure({**KEYED, **asked})
     if code is None:
-        house.publish(content)
+        harness.publish(content)
     else:
-        assert_failed(house, content, code)
+        assert_failed(harness, content, code)
 
 
 @given(good=st.integers(0, 10**9), bad=st.integers(0, 10**9))
@@ -94,22 +97,22 @@ def test_the_ratio_is_of_all_rows(good: int, bad: int) -> None:
 
 
 @pytest.mark.parametrize("lost", ["min_fact_count", "max_bad_ratio", "allow_empty_snapshot", "all"])
-def test_no_run_without_quality_asked_for(house: House, lost: str) -> None:
+def test_no_run_without_quality_asked_for(harness: IngestHarness, lost: str) -> None:
     """I7, I14: a key that is missing, or the whole file, is CONFIG_DQ_MISSING; the file waits in the inbox."""
-    first = house.publish(rows(3))
-    house.configure({name: value for name, value in KEYED.items() if name != lost})
+    first = harness.publish(rows(3))
+    harness.configure({name: value for name, value in KEYED.items() if name != lost})
     if lost == "all":
-        (house.root / layout.config(SUPPLIER)).unlink()
-    outcome = house.run(rows(4))
+        (harness.root / layout.config(SUPPLIER)).unlink()
+    outcome = harness.run(rows(4))
     assert failure(outcome) is FailureCode.CONFIG_DQ_MISSING
     assert outcome.manifest is not None
     assert outcome.manifest.failure is not None
     assert outcome.manifest.failure.hint
-    assert house.names(layout.inbox(SUPPLIER)) == ["price.csv"]
-    assert house.current() == first
-    house.configure(KEYED)
-    assert house.run().is_pass
-    assert len(house.facts()) == 4
+    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.current() == first
+    harness.configure(KEYED)
+    assert harness.run().is_pass
+    assert len(harness.facts()) == 4
 
 
 @pytest.mark.parametrize(
@@ -124,26 +127,26 @@ def test_no_run_without_quality_asked_for(house: House, lost: str) -> None:
     ],
 )
 def test_guards_hold_a_snapshot_against_the_state_before(
-    house: House, guards: Json, after: Mapping[str, int], code: FailureCode | None
+    harness: IngestHarness, guards: Json, after: Mapping[str, int], code: FailureCode | None
 ) -> None:
     """I20: too many facts or keys gone, and the run fails; just so many as allowed is no failure."""
-    house.configure({**KEYED, "guards": guards})
-    house.publish(snapshot({f"k{n}": n for n in range(10)}))
+    harness.configure({**KEYED, "guards": guards})
+    harness.publish(snapshot({f"k{n}": n for n in range(10)}))
     if code is None:
-        house.publish(snapshot(after))
-        assert prices(house) == dict(after)
+        harness.publish(snapshot(after))
+        assert prices(harness) == dict(after)
     else:
-        told = assert_failed(house, snapshot(after), code)
+        told = assert_failed(harness, snapshot(after), code)
         assert told["previous_run"] in told["hint"]
 
 
 @pytest.mark.parametrize("rule", ["allow", "fail"])
-def test_a_category_that_vanished(house: House, rule: str) -> None:
+def test_a_category_that_vanished(harness: IngestHarness, rule: str) -> None:
     """I20: a sheet that was there before and is not now fails the run where that is asked for."""
     xlsxwriter = pytest.importorskip("xlsxwriter")
 
     def book(*sheets: str) -> bytes:
-        file = house.root / "book.xlsx"
+        file = harness.root / "book.xlsx"
         with xlsxwriter.Workbook(file) as opened:
             for sheet in sheets:
                 page = opened.add_worksheet(sheet)
@@ -151,48 +154,48 @@ def test_a_category_that_vanished(house: House, rule: str) -> None:
                 page.write_row(1, 0, [f"in {sheet}", 1])
         return file.read_bytes()
 
-    house.configure({**KEYED, "guards": {"vanished_categories": rule}})
-    house.publish(book("summer", "winter"))
+    harness.configure({**KEYED, "guards": {"vanished_categories": rule}})
+    harness.publish(book("summer", "winter"))
     if rule == "fail":
-        told = assert_failed(house, book("summer", "spring"), FailureCode.GUARD_CATEGORIES_VANISHED)
+        told = assert_failed(harness, book("summer", "spring"), FailureCode.GUARD_CATEGORIES_VANISHED)
         assert "winter" in told["failure"]
     else:
-        house.publish(book("summer", "spring"))
-        assert {fact["category_key"] for fact in house.facts()} == {"summer", "spring"}
+        harness.publish(book("summer", "spring"))
+        assert {fact["category_key"] for fact in harness.facts()} == {"summer", "spring"}
 
 
-def test_the_last_good_fact_is_held(house: House) -> None:
+def test_the_last_good_fact_is_held(harness: IngestHarness) -> None:
     """I20: it says from which run it is, over any number of runs; it is no good row, and goes with its row."""
-    house.configure({**KEYED, "on_bad_row": "hold_last", "max_bad_ratio": 0.7})
-    first = house.publish(snapshot({"A": 1, "B": 2, "C": 3}))
+    harness.configure({**KEYED, "on_bad_row": "hold_last", "max_bad_ratio": 0.7})
+    first = harness.publish(snapshot({"A": 1, "B": 2, "C": 3}))
     for price in ("?", "??"):
-        run_id = house.publish(snapshot({"A": 1, "B": price, "C": 3, "D": "none"}))
-        held = [fact for fact in house.facts() if "held_from" in fact]
+        run_id = harness.publish(snapshot({"A": 1, "B": price, "C": 3, "D": "none"}))
+        held = [fact for fact in harness.facts() if "held_from" in fact]
         assert [(one["held_from"], one["run_id"], one["payload"]) for one in held] == [
             (first, run_id, {"price": 2, "sku": "B"})
         ]
-        stats = house.told(layout.run(run_id, layout.STATS))
+        stats = harness.told(layout.run(run_id, layout.STATS))
         assert (stats["good_rows"], stats["bad_rows"], stats["held_rows"]) == (2, 2, 1)
-        manifest = house.told(layout.run(run_id, layout.MANIFEST))
+        manifest = harness.told(layout.run(run_id, layout.MANIFEST))
         assert (manifest["good_rows"], manifest["changes"]["unchanged"]) == (2, 3)
-    house.publish(snapshot({"A": 1, "B": 5, "C": "?"}))
-    assert prices(house) == {"A": 1, "B": 5, "C": 3}
-    house.publish(snapshot({"A": 1, "B": 5}))
-    assert prices(house) == {"A": 1, "B": 5}
+    harness.publish(snapshot({"A": 1, "B": 5, "C": "?"}))
+    assert prices(harness) == {"A": 1, "B": 5, "C": 3}
+    harness.publish(snapshot({"A": 1, "B": 5}))
+    assert prices(harness) == {"A": 1, "B": 5}
 
 
-def test_a_bad_row_is_dropped_by_default(house: House) -> None:
+def test_a_bad_row_is_dropped_by_default(harness: IngestHarness) -> None:
     """I20: without hold_last the fact of a bad row goes."""
-    house.publish(snapshot({"A": 1, "B": 2}))
-    house.publish(snapshot({"A": 1, "B": "?"}))
-    assert prices(house) == {"A": 1}
+    harness.publish(snapshot({"A": 1, "B": 2}))
+    harness.publish(snapshot({"A": 1, "B": "?"}))
+    assert prices(harness) == {"A": 1}
 
 
-def test_what_is_held_does_not_repair_the_ratio(house: House) -> None:
+def test_what_is_held_does_not_repair_the_ratio(harness: IngestHarness) -> None:
     """I7, I20: bad rows count as bad although facts stand in for them."""
-    house.configure({**KEYED, "on_bad_row": "hold_last"})
-    house.publish(snapshot({"A": 1, "B": 2, "C": 3}))
-    assert_failed(house, snapshot({"A": 1, "B": "?", "C": "?"}), FailureCode.DQ_TOO_MANY_BAD_ROWS)
+    harness.configure({**KEYED, "on_bad_row": "hold_last"})
+    harness.publish(snapshot({"A": 1, "B": 2, "C": 3}))
+    assert_failed(harness, snapshot({"A": 1, "B": "?", "C": "?"}), FailureCode.DQ_TOO_MANY_BAD_ROWS)
 
 
 TWICE = snapshot([("A", 1), ("B", 2), ("A", 3), ("A", 4)])
@@ -206,22 +209,24 @@ TWICE = snapshot([("A", 1), ("B", 2), ("A", 3), ("A", 4)])
         ("keep", [("A", 1), ("A", 3), ("A", 4), ("B", 2)], []),
     ],
 )
-def test_of_facts_with_one_key(house: House, policy: str, kept: list[tuple[str, int]], bad: list[int]) -> None:
+def test_of_facts_with_one_key(
+    harness: IngestHarness, policy: str, kept: list[tuple[str, int]], bad: list[int]
+) -> None:
     """I18: the first or the last stays, or all do; the others are bad rows with a reason."""
-    house.configure({**KEYED, "duplicate_keys": policy})
-    run_id = house.publish(TWICE)
-    found = [(fact["payload"]["sku"], fact["payload"]["price"]) for fact in house.facts()]
+    harness.configure({**KEYED, "duplicate_keys": policy})
+    run_id = harness.publish(TWICE)
+    found = [(fact["payload"]["sku"], fact["payload"]["price"]) for fact in harness.facts()]
     assert sorted(found) == kept
-    told = house.lines(layout.run(run_id, layout.BAD))
+    told = harness.lines(layout.run(run_id, layout.BAD))
     assert [(one["row_number"] - 1, one["reason_code"]) for one in told] == [(row, "KEY_DUPLICATE") for row in bad]
-    stats = house.told(layout.run(run_id, layout.STATS))
+    stats = harness.told(layout.run(run_id, layout.STATS))
     assert (stats["good_rows"], stats["bad_rows"]) == (len(kept), len(bad))
 
 
-def test_duplicate_keys_may_fail_the_run(house: House) -> None:
+def test_duplicate_keys_may_fail_the_run(harness: IngestHarness) -> None:
     """I18: with `fail` a key that comes twice publishes nothing."""
-    house.configure({**KEYED, "duplicate_keys": "fail"})
-    assert "2 rows repeat" in assert_failed(house, TWICE, FailureCode.DQ_DUPLICATE_KEYS)["failure"]
+    harness.configure({**KEYED, "duplicate_keys": "fail"})
+    assert "2 rows repeat" in assert_failed(harness, TWICE, FailureCode.DQ_DUPLICATE_KEYS)["failure"]
 
 
 KEYS = st.text("aбß\"',;1{}\\", min_size=1, max_size=3)
@@ -238,16 +243,16 @@ def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json,
     source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
     config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
     with tempfile.TemporaryDirectory() as folder:
-        house = House(Path(folder), {**config, "key": ["sku"]} if is_keyed else config)
-        first, second = (house.run(snapshot(prices)).manifest for prices in (before, after))
+        harness = IngestHarness(Path(folder), {**config, "key": ["sku"]} if is_keyed else config)
+        first, second = (harness.run(snapshot(prices)).manifest for prices in (before, after))
         assert first is not None
         if before == after:  # the same file
             assert second is None
             return
         assert second is not None
-        changes = house.told(layout.state(SUPPLIER, second.run_id, layout.CHANGES))
-        lines = house.lines(layout.state(SUPPLIER, second.run_id, layout.CHANGED_KEYS))
-        assert changes == house.told(layout.run(second.run_id, layout.MANIFEST))["changes"]
+        changes = harness.told(layout.state(SUPPLIER, second.run_id, layout.CHANGES))
+        lines = harness.lines(layout.state(SUPPLIER, second.run_id, layout.CHANGED_KEYS))
+        assert changes == harness.told(layout.run(second.run_id, layout.MANIFEST))["changes"]
     expected = _keyed(before, after) if is_keyed else _whole(before, after)
     counts = {name: len(expected[name]) for name in ("added", "removed", "changed", "unchanged")}
     assert changes == {"previous": first.run_id, **counts}
@@ -272,12 +277,14 @@ def test_facts_that_come_twice_are_two(
     source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
     config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
     with tempfile.TemporaryDirectory() as folder:
-        house = House(Path(folder), {**config, "key": ["sku"], "duplicate_keys": "keep"} if is_keyed else config)
-        house.publish(snapshot(before))
+        harness = IngestHarness(
+            Path(folder), {**config, "key": ["sku"], "duplicate_keys": "keep"} if is_keyed else config
+        )
+        harness.publish(snapshot(before))
         if before == after:  # the same file
             return
-        run_id = house.publish(snapshot(after))
-        changes = house.told(layout.state(SUPPLIER, run_id, layout.CHANGES))
+        run_id = harness.publish(snapshot(after))
+        changes = harness.told(layout.state(SUPPLIER, run_id, layout.CHANGES))
     same = Counter(before) & Counter(after)
     gone, come = (Counter(sku for sku, _ in (Counter(facts) - same).elements()) for facts in (before, after))
     changed = (gone & come).total() if is_keyed else 0
@@ -302,18 +309,18 @@ def _whole(before: Json, after: Json) -> dict[str, set[Any]]:
 
 
 @pytest.mark.parametrize("dedup", ["accepted", "current"])
-def test_a_supplier_who_goes_back_to_an_older_file(house: House, dedup: str) -> None:
+def test_a_supplier_who_goes_back_to_an_older_file(harness: IngestHarness, dedup: str) -> None:
     """I22: known for ever by default; with `current` only the file that is published is known."""
-    house.configure({**KEYED, "dedup": dedup})
+    harness.configure({**KEYED, "dedup": dedup})
     one, two = snapshot({"A": 1}), snapshot({"A": 2})
-    house.publish(one)
-    second = house.publish(two)
-    assert house.run(two).manifest is None
-    again = house.run(one)
+    harness.publish(one)
+    second = harness.publish(two)
+    assert harness.run(two).manifest is None
+    again = harness.run(one)
     assert (again.manifest is None) == (dedup == "accepted")
-    assert prices(house) == ({"A": 2} if dedup == "accepted" else {"A": 1})
-    assert (house.current() == second) == (dedup == "accepted")
-    assert len(house.names(layout.duplicates(SUPPLIER))) == (2 if dedup == "accepted" else 1)
+    assert prices(harness) == ({"A": 2} if dedup == "accepted" else {"A": 1})
+    assert (harness.current() == second) == (dedup == "accepted")
+    assert len(harness.names(layout.duplicates(SUPPLIER))) == (2 if dedup == "accepted" else 1)
 
 
 def test_there_is_no_force() -> None:
@@ -339,10 +346,10 @@ def _words(path: str, command: Any) -> Iterator[str]:
             yield from parameter.opts
 
 
-def test_the_manifest_tells_what_judged_it(house: House) -> None:
+def test_the_manifest_tells_what_judged_it(harness: IngestHarness) -> None:
     """I7, I8: the configuration a run was judged by is named by its hash, whatever becomes of the file later."""
-    config = (house.root / layout.config(SUPPLIER)).read_bytes()
-    run_id = house.publish(rows(3))
-    house.configure({**KEYED, "min_fact_count": 2})
-    assert house.told(layout.run(run_id, layout.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
+    config = (harness.root / layout.config(SUPPLIER)).read_bytes()
+    run_id = harness.publish(rows(3))
+    harness.configure({**KEYED, "min_fact_count": 2})
+    assert harness.told(layout.run(run_id, layout.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
     assert json.loads(config) == KEYED

@@ -16,42 +16,43 @@ from penstock.ingest.folder import FolderTree
 from penstock.ingest.sdk import read_state
 from penstock.ingest.states import current
 from penstock.kernel.errors import Corrupt, NotFound
-from tests.ingest.crashing import started, was_killed
-from tests.ingest.place import SUPPLIER, Place, csv, quick_folder
-from tests.ingest.reading import WAYS, count_of, read_on, read_once
-from tests.services.soak import examples
+from tests.ingest.crash_process import started, was_killed
+from tests.ingest.reader_process import WAYS, count_of, read_on, read_once
+from tests.ingest.supplier_folder import SUPPLIER, SupplierFolder, csv, quick_folder
+from tests.support.soak import Campaign, examples
 
 AT_ONCE = RetentionSection(state_retention_hours=0)
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def supplier() -> Iterator[SupplierFolder]:
     with quick_folder() as folder:
-        yield Place(folder)
+        yield SupplierFolder(folder)
 
 
-def publish(place: Place, fence: int) -> None:
-    place.drop("new.csv", csv({f"S{number}": fence for number in range(count_of(fence))}), at=fence)
-    outcome = place.run()
+def publish(supplier: SupplierFolder, fence: int) -> None:
+    supplier.drop("new.csv", csv({f"S{number}": fence for number in range(count_of(fence))}), at=fence)
+    outcome = supplier.run()
     assert outcome.manifest is not None
     assert outcome.manifest.fence == fence
 
 
-def publish_many(place: Place, states: int) -> None:
+def publish_many(supplier: SupplierFolder, states: int) -> None:
     """State after state, each removed as soon as the next is there and nobody reads it."""
     for fence in range(2, states + 2):
-        publish(place, fence)
-        place.sweep(AT_ONCE)
+        publish(supplier, fence)
+        supplier.sweep(AT_ONCE)
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_readers_in_other_processes(place: Place) -> None:
+def test_readers_in_other_processes(supplier: SupplierFolder, campaign: Campaign) -> None:
     """I11, I12, I14: whatever is published and removed meanwhile, a reader gets one whole state, and no error."""
-    publish(place, 1)
-    states = examples(24, soak=1000)
-    readers = [started_reader(place.root, way) for way in (*WAYS, *WAYS)]
-    publish_many(place, states)
+    publish(supplier, 1)
+    states = campaign.rounds = examples(24, soak=1000)
+    readers = [started_reader(supplier.root, way) for way in (*WAYS, *WAYS)]
+    publish_many(supplier, states)
     for ours, process in readers:
         ours.send("stop")
         reads, seen, last = ours.recv()
@@ -59,9 +60,9 @@ def test_readers_in_other_processes(place: Place) -> None:
         ours.close()
         assert reads >= seen > 1
         assert last == states + 1
-    place.sweep(AT_ONCE)
-    assert len(place.tree.states(SUPPLIER)) == 1
-    place.check_all_is_well()
+    supplier.sweep(AT_ONCE)
+    assert len(supplier.tree.states(SUPPLIER)) == 1
+    supplier.check_all_is_well()
 
 
 def started_reader(root: Path, way: str) -> tuple[Connection, ForkServerProcess]:
@@ -73,93 +74,99 @@ def started_reader(root: Path, way: str) -> tuple[Connection, ForkServerProcess]
     return ours, process
 
 
+@pytest.mark.full
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", WAYS)
-def test_readers_in_threads(place: Place, way: str) -> None:
+def test_readers_in_threads(supplier: SupplierFolder, way: str, campaign: Campaign) -> None:
     """I11, I14: readers of one process, too."""
-    publish(place, 1)
+    publish(supplier, 1)
+    states = campaign.rounds = examples(8, soak=100)
     is_over = threading.Event()
 
     def read() -> int:
         last = 0
         while not is_over.is_set():
-            last = read_once(place.root, way, last)
-        return read_once(place.root, way, last)
+            last = read_once(supplier.root, way, last)
+        return read_once(supplier.root, way, last)
 
     with ThreadPoolExecutor(3) as readers:
         reading: list[Future[int]] = [readers.submit(read) for _ in range(3)]
         try:
-            publish_many(place, examples(8, soak=100))
+            publish_many(supplier, states)
         finally:
             is_over.set()
-        assert {one.result() for one in reading} == {examples(8, soak=100) + 1}
+        assert {one.result() for one in reading} == {states + 1}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_read_is_not_removed(place: Place, way: str) -> None:
+def test_what_is_read_is_not_removed(supplier: SupplierFolder, way: str) -> None:
     """I12: a state that somebody has open stays, is told of, and goes when it is closed."""
-    publish(place, 1)
-    with WAYS[way](place.root) as state:
-        publish(place, 2)
-        [kept] = place.sweep(AT_ONCE).found
+    publish(supplier, 1)
+    with WAYS[way](supplier.root) as state:
+        publish(supplier, 2)
+        [kept] = supplier.sweep(AT_ONCE).found
         assert not kept.is_gone
         assert "somebody reads it" in kept.why
         assert len(list(state)) == count_of(1)
-    [gone] = place.sweep(AT_ONCE).found
+    [gone] = supplier.sweep(AT_ONCE).found
     assert gone.is_gone
     assert gone.path == layout.state(SUPPLIER, state.pointer.run_id)
 
 
-def test_a_state_removed_between_the_look_and_the_opening(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_removed_between_the_look_and_the_opening(
+    supplier: SupplierFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I12, I14: the pointer that was resolved leads nowhere by now: the reader gets the next state, not an error."""
-    publish(place, 1)
+    publish(supplier, 1)
     opened = FolderTree.open
 
     def late(tree: FolderTree, path: str) -> object:
         monkeypatch.undo()
-        publish(place, 2)
-        place.sweep(AT_ONCE)
+        publish(supplier, 2)
+        supplier.sweep(AT_ONCE)
         return opened(tree, path)
 
     monkeypatch.setattr(FolderTree, "open", late)
-    assert read_once(place.root, "sdk", 0) == 2
+    assert read_once(supplier.root, "sdk", 0) == 2
 
 
-def test_a_state_removed_amid_the_look(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_removed_amid_the_look(supplier: SupplierFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """I12, I14: the link that was read leads nowhere by now: nor is the state lost then."""
-    publish(place, 1)
+    publish(supplier, 1)
     read = FolderTree.read
 
     def late(tree: FolderTree, path: str) -> bytes | None:
         monkeypatch.undo()
-        publish(place, 2)
-        place.sweep(AT_ONCE)
+        publish(supplier, 2)
+        supplier.sweep(AT_ONCE)
         return read(tree, path)
 
     monkeypatch.setattr(FolderTree, "read", late)
-    assert current(place.tree, SUPPLIER).fence == 2
+    assert current(supplier.tree, SUPPLIER).fence == 2
 
 
-def test_a_state_that_is_really_lost_is_told(place: Place) -> None:
+def test_a_state_that_is_really_lost_is_told(supplier: SupplierFolder) -> None:
     """I14: where there is nothing newer, the reader is told that it is gone, or damaged; nothing else is served."""
-    with pytest.raises(NotFound) as nothing, read_state(place.root, SUPPLIER):
+    with pytest.raises(NotFound) as nothing, read_state(supplier.root, SUPPLIER):
         pass
     assert nothing.value.code == "STATE_NOT_FOUND"
-    publish(place, 1)
-    pointer = place.pointer()
+    publish(supplier, 1)
+    pointer = supplier.pointer()
     assert pointer is not None
-    folder = place.root / layout.state(SUPPLIER, pointer.run_id)
+    folder = supplier.root / layout.state(SUPPLIER, pointer.run_id)
     facts = folder / layout.FACTS
     facts.chmod(0o644)
     facts.write_bytes(facts.read_bytes().replace(b"S1", b"S2"))
-    with pytest.raises(Corrupt) as damaged, read_state(place.root, SUPPLIER):
+    with pytest.raises(Corrupt) as damaged, read_state(supplier.root, SUPPLIER):
         pass
     assert damaged.value.code == "STATE_DAMAGED"
     folder.chmod(0o755)
     facts.unlink()
-    with pytest.raises(NotFound) as gone, read_state(place.root, SUPPLIER):
+    with pytest.raises(NotFound) as gone, read_state(supplier.root, SUPPLIER):
         pass
     assert gone.value.code == "OBJECT_NOT_FOUND"
     (folder / layout.POINTER).unlink()
-    with pytest.raises(Corrupt) as lost, read_state(place.root, SUPPLIER):
+    with pytest.raises(Corrupt) as lost, read_state(supplier.root, SUPPLIER):
         pass
     assert lost.value.code == "STATE_LOST"

@@ -22,8 +22,17 @@ from penstock.ingest.supplier import load_supplier
 from penstock.ingest.tree import Changed, Tree, pointer_in
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, Transient
 from penstock.kernel.storage.objects import ObjectStorage
-from tests.ingest.trees import SUPPLIER, BucketRig, FolderRig, Rig, drop, paths, s3_rig, stored_rig
-from tests.services.s3 import S3Place, s3_place
+from tests.ingest.tree_backends import (
+    SUPPLIER,
+    BucketBackend,
+    FolderBackend,
+    TreeBackend,
+    drop,
+    paths,
+    s3_backend,
+    stored_backend,
+)
+from tests.services.s3 import S3Bucket, open_s3_bucket
 
 INBOX = layout.inbox(SUPPLIER)
 BROKEN = layout.broken(SUPPLIER)
@@ -38,47 +47,47 @@ ODD_NAMES = [
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Place]:
-    with s3_place() as place:
+def s3() -> Iterator[S3Bucket]:
+    with open_s3_bucket() as place:
         yield place
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> FolderRig:
+def folder(tmp_path: Path) -> FolderBackend:
     root = tmp_path / "root"
     root.mkdir()
-    rig = FolderRig(root)
-    rig.tree.prepare(SUPPLIER)
-    return rig
+    backend = FolderBackend(root)
+    backend.tree.prepare(SUPPLIER)
+    return backend
 
 
 @pytest.fixture
-def s3_bucket(s3: S3Place, tmp_path: Path) -> Iterator[BucketRig]:
-    with s3_rig(s3, tmp_path / "machines") as rig:
-        yield rig
+def s3_bucket(s3: S3Bucket, tmp_path: Path) -> Iterator[BucketBackend]:
+    with s3_backend(s3, tmp_path / "machines") as backend:
+        yield backend
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[BucketRig]:
-    with stored_rig(tmp_path / "objects", tmp_path / "machines") as rig:
-        yield rig
+def stored(tmp_path: Path) -> Iterator[BucketBackend]:
+    with stored_backend(tmp_path / "objects", tmp_path / "machines") as backend:
+        yield backend
 
 
 @pytest.fixture(params=["folder", "s3_bucket", "stored"])
-def rig(request: pytest.FixtureRequest) -> Rig:
-    chosen: Rig = request.getfixturevalue(request.param)
+def backend(request: pytest.FixtureRequest) -> TreeBackend:
+    chosen: TreeBackend = request.getfixturevalue(request.param)
     return chosen
 
 
 @pytest.fixture(params=["s3_bucket", "stored"])
-def anywhere(request: pytest.FixtureRequest) -> BucketRig:
-    chosen: BucketRig = request.getfixturevalue(request.param)
+def anywhere(request: pytest.FixtureRequest) -> BucketBackend:
+    chosen: BucketBackend = request.getfixturevalue(request.param)
     return chosen
 
 
-def arrived(rig: Rig, name: str = "price.csv", content: bytes = b"content") -> Arrival:
-    drop(rig, name, content)
-    return arrival(rig.tree, name)
+def arrived(backend: TreeBackend, name: str = "price.csv", content: bytes = b"content") -> Arrival:
+    drop(backend, name, content)
+    return arrival(backend.tree, name)
 
 
 def arrival(tree: Tree, name: str) -> Arrival:
@@ -93,78 +102,78 @@ def sha256(content: bytes) -> str:
 # What comes in.
 
 
-def test_what_is_in_the_inbox_has_arrived(rig: Rig) -> None:
+def test_what_is_in_the_inbox_has_arrived(backend: TreeBackend) -> None:
     """I3: the files of the inbox itself, unfinished ones too; neither those of folders in it nor of others."""
     for path in ("price.csv", "later.csv.tmp", ".hidden", "deeper/price.csv"):
-        drop(rig, path, b"12345")
-    rig.put(f"{layout.inbox('acme2')}/other.csv", b"")
-    found = rig.tree.arrivals(SUPPLIER)
+        drop(backend, path, b"12345")
+    backend.put(f"{layout.inbox('acme2')}/other.csv", b"")
+    found = backend.tree.arrivals(SUPPLIER)
     assert sorted(one.name for one in found) == [".hidden", "later.csv.tmp", "price.csv"]
     assert {(one.supplier, one.size) for one in found} == {(SUPPLIER, 5)}
-    assert rig.tree.arrivals("nobody") == []
+    assert backend.tree.arrivals("nobody") == []
 
 
-def test_what_changes_has_another_signature(rig: Rig) -> None:
+def test_what_changes_has_another_signature(backend: TreeBackend) -> None:
     """I3: a file that was written anew is not the one that was seen, be it as long as before."""
-    before = arrived(rig, content=b"before")
-    assert arrival(rig.tree, "price.csv").signature == before.signature
-    assert arrived(rig, content=b"after!").signature != before.signature
+    before = arrived(backend, content=b"before")
+    assert arrival(backend.tree, "price.csv").signature == before.signature
+    assert arrived(backend, content=b"after!").signature != before.signature
 
 
-def test_a_file_is_hashed_while_it_is_copied(rig: Rig, tmp_path: Path) -> None:
+def test_a_file_is_hashed_while_it_is_copied(backend: TreeBackend, tmp_path: Path) -> None:
     """I3: the private copy is what was hashed; without a copy the hash is the same."""
     content = os.urandom(3 << 20)
-    found = arrived(rig, content=content)
-    assert rig.tree.take(found, tmp_path / "copy") == rig.tree.take(found) == sha256(content)
+    found = arrived(backend, content=content)
+    assert backend.tree.take(found, tmp_path / "copy") == backend.tree.take(found) == sha256(content)
     assert (tmp_path / "copy").read_bytes() == content
 
 
-def test_a_change_is_noticed(rig: Rig, tmp_path: Path) -> None:
+def test_a_change_is_noticed(backend: TreeBackend, tmp_path: Path) -> None:
     """I3: a file that is not the one that was looked at any more is not taken for it."""
-    found = arrived(rig, content=b"before")
-    drop(rig, "price.csv", b"after!")
+    found = arrived(backend, content=b"before")
+    drop(backend, "price.csv", b"after!")
     with pytest.raises(Changed):
-        rig.tree.take(found, tmp_path / "copy")
+        backend.tree.take(found, tmp_path / "copy")
 
 
-def test_a_change_amid_the_reading_is_noticed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_amid_the_reading_is_noticed(backend: TreeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I3: nor is a file that is written while it is read."""
-    found = arrived(rig, content=b"before")
+    found = arrived(backend, content=b"before")
     copied = disk.copied
 
     def late(*args: object) -> str:
         digest = copied(*args)  # type: ignore[arg-type]
-        drop(rig, "price.csv", b"after!")
+        drop(backend, "price.csv", b"after!")
         return digest
 
     monkeypatch.setattr(disk, "copied", late)
     with pytest.raises(Changed):
-        rig.tree.take(found)
+        backend.tree.take(found)
 
 
-def test_what_was_taken_back_is_missing(rig: Rig) -> None:
+def test_what_was_taken_back_is_missing(backend: TreeBackend) -> None:
     """I6: a file that is gone fails with FILE_MISSING, and is not moved."""
-    found = arrived(rig)
-    rig.delete(f"{INBOX}/price.csv")
+    found = arrived(backend)
+    backend.delete(f"{INBOX}/price.csv")
     with pytest.raises(Failed) as failed:
-        rig.tree.take(found)
+        backend.tree.take(found)
     assert failed.value.code is FailureCode.FILE_MISSING
-    assert rig.tree.move(found, BROKEN) is None
+    assert backend.tree.move(found, BROKEN) is None
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_odd_names_are_names(rig: Rig, name: str) -> None:
+def test_odd_names_are_names(backend: TreeBackend, name: str) -> None:
     """I2: whatever a supplier calls a file, it is taken and moved, be its name taken already."""
     for number in range(3):
-        found = arrived(rig, name, str(number).encode())
-        assert rig.tree.take(found) == sha256(str(number).encode())
-        assert rig.tree.move(found, BROKEN, ".failed") is not None
-    assert rig.tree.arrivals(SUPPLIER) == []
-    kept = [rig.tree.read(one.path) for one in rig.tree.files(BROKEN)]
+        found = arrived(backend, name, str(number).encode())
+        assert backend.tree.take(found) == sha256(str(number).encode())
+        assert backend.tree.move(found, BROKEN, ".failed") is not None
+    assert backend.tree.arrivals(SUPPLIER) == []
+    kept = [backend.tree.read(one.path) for one in backend.tree.files(BROKEN)]
     assert sorted(content for content in kept if content is not None) == [b"0", b"1", b"2"]
 
 
-def test_a_name_no_object_can_have_is_not_seen(folder: FolderRig, stored: BucketRig) -> None:
+def test_a_name_no_object_can_have_is_not_seen(folder: FolderBackend, stored: BucketBackend) -> None:
     """A folder takes any name, with a line break too; a bucket takes what every store can name."""
     drop(folder, "two\nlines.csv", b"x")
     found = arrival(folder.tree, "two\nlines.csv")
@@ -175,7 +184,7 @@ def test_a_name_no_object_can_have_is_not_seen(folder: FolderRig, stored: Bucket
     assert stored.tree.arrivals(SUPPLIER) == []
 
 
-def test_a_name_of_another_encoding_can_be_told(folder: FolderRig) -> None:
+def test_a_name_of_another_encoding_can_be_told(folder: FolderBackend) -> None:
     """I2, I8: a name that is no UTF-8 is written so that JSON can hold it, and the file is found by it."""
     raw = os.fsdecode("Прайс.csv".encode("cp1251"))
     drop(folder, raw, b"x")
@@ -189,53 +198,53 @@ def test_a_name_of_another_encoding_can_be_told(folder: FolderRig) -> None:
 # Moves.
 
 
-def test_a_move_leaves_the_inbox_empty(rig: Rig) -> None:
+def test_a_move_leaves_the_inbox_empty(backend: TreeBackend) -> None:
     """I2: what was moved is in one place, whole."""
-    assert rig.tree.move(arrived(rig), BROKEN) == f"{BROKEN}/price.csv"
-    assert rig.tree.arrivals(SUPPLIER) == []
-    assert rig.tree.read(f"{BROKEN}/price.csv") == b"content"
+    assert backend.tree.move(arrived(backend), BROKEN) == f"{BROKEN}/price.csv"
+    assert backend.tree.arrivals(SUPPLIER) == []
+    assert backend.tree.read(f"{BROKEN}/price.csv") == b"content"
 
 
-def test_a_clash_gets_another_name(rig: Rig) -> None:
+def test_a_clash_gets_another_name(backend: TreeBackend) -> None:
     """I2, I6: nothing is ever overwritten; the names tell what happened."""
     for number in range(4):
-        rig.tree.move(arrived(rig, content=str(number).encode()), BROKEN, ".failed")
+        backend.tree.move(arrived(backend, content=str(number).encode()), BROKEN, ".failed")
     for number in range(3):
-        rig.tree.move(arrived(rig, content=str(number).encode()), layout.obsolete(SUPPLIER))
+        backend.tree.move(arrived(backend, content=str(number).encode()), layout.obsolete(SUPPLIER))
     failed = ["price.csv", "price.csv.failed", "price.csv.failed.1", "price.csv.failed.2"]
-    assert paths(rig.tree, BROKEN) == failed
-    assert [rig.tree.read(f"{BROKEN}/{name}") for name in failed] == [b"0", b"1", b"2", b"3"]
-    assert paths(rig.tree, layout.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
+    assert paths(backend.tree, BROKEN) == failed
+    assert [backend.tree.read(f"{BROKEN}/{name}") for name in failed] == [b"0", b"1", b"2", b"3"]
+    assert paths(backend.tree, layout.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
 
 
-def test_many_movers_overwrite_nothing(rig: Rig) -> None:
+def test_many_movers_overwrite_nothing(backend: TreeBackend) -> None:
     """I2: files of one name that are moved at the same time are all kept."""
     barrier = threading.Barrier(4)
     suppliers = [f"s{number}" for number in range(4)]
     for name in suppliers:
-        rig.tree.prepare(name)
-        rig.put(f"{layout.inbox(name)}/price.csv", name.encode())
+        backend.tree.prepare(name)
+        backend.put(f"{layout.inbox(name)}/price.csv", name.encode())
 
     def move(name: str) -> str | None:
-        [found] = rig.tree.arrivals(name)
+        [found] = backend.tree.arrivals(name)
         barrier.wait(10)
-        return rig.tree.move(found, BROKEN)
+        return backend.tree.move(found, BROKEN)
 
     with ThreadPoolExecutor(4) as movers:
         moved = list(movers.map(move, suppliers))
-    assert sorted(rig.tree.read(path or "") or b"" for path in moved) == [name.encode() for name in suppliers]
+    assert sorted(backend.tree.read(path or "") or b"" for path in moved) == [name.encode() for name in suppliers]
 
 
-def test_what_changed_is_not_moved(rig: Rig) -> None:
+def test_what_changed_is_not_moved(backend: TreeBackend) -> None:
     """I2: a move is of the file that was looked at; another that has its name by now stays."""
-    found = arrived(rig, content=b"before")
-    drop(rig, "price.csv", b"after!")
-    assert rig.tree.move(found, BROKEN) is None
-    assert paths(rig.tree, BROKEN) == []
-    assert rig.tree.read(f"{INBOX}/price.csv") == b"after!"
+    found = arrived(backend, content=b"before")
+    drop(backend, "price.csv", b"after!")
+    assert backend.tree.move(found, BROKEN) is None
+    assert paths(backend.tree, BROKEN) == []
+    assert backend.tree.read(f"{INBOX}/price.csv") == b"after!"
 
 
-def test_what_comes_amid_a_move_stays(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_amid_a_move_stays(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2: a file that takes the name of one that is being moved is not lost, and neither is that one."""
     found = arrived(anywhere, content=b"before")
     create = type(anywhere.storage).create
@@ -251,7 +260,7 @@ def test_what_comes_amid_a_move_stays(anywhere: BucketRig, monkeypatch: pytest.M
     assert (anywhere.tree.read(moved), anywhere.tree.read(f"{INBOX}/price.csv")) == (b"before", b"after!")
 
 
-def test_a_large_file_moves_in_parts(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_moves_in_parts(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2: what is too large to be written in one go overwrites nothing either."""
     monkeypatch.setattr(bucket, "SMALL", 1000)
     for letter in (b"a", b"b"):
@@ -263,7 +272,7 @@ def test_a_large_file_moves_in_parts(anywhere: BucketRig, monkeypatch: pytest.Mo
     assert anywhere.tree.arrivals(SUPPLIER) == []
 
 
-def test_a_failed_move_leaves_the_name_free(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_move_leaves_the_name_free(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2: a move that could not be ended has moved nothing, and the next one takes the same name."""
     monkeypatch.setattr(bucket, "SMALL", 1000)
     found = arrived(anywhere, content=b"a" * 5000)
@@ -281,67 +290,67 @@ def test_a_failed_move_leaves_the_name_free(anywhere: BucketRig, monkeypatch: py
 # Files.
 
 
-def test_a_small_file_is_whole(rig: Rig) -> None:
+def test_a_small_file_is_whole(backend: TreeBackend) -> None:
     """I16: whoever reads while it is written sees one content or the other."""
     contents = {letter * 300_000 for letter in (b"a", b"b")}
     path = layout.run("acme_1", layout.MANIFEST)
-    rig.tree.write(path, min(contents))
+    backend.tree.write(path, min(contents))
     done = threading.Event()
 
     def read() -> set[bytes | None]:
-        seen = {rig.tree.read(path)}
+        seen = {backend.tree.read(path)}
         while not done.is_set():
-            seen.add(rig.tree.read(path))
+            seen.add(backend.tree.read(path))
         return seen
 
     with ThreadPoolExecutor(1) as readers:
         reading = readers.submit(read)
         for _ in range(5):
             for content in contents:
-                rig.tree.write(path, content)
+                backend.tree.write(path, content)
         done.set()
         assert reading.result() <= contents
-    assert paths(rig.tree, layout.run("acme_1")) == [layout.MANIFEST]
-    assert rig.tree.read(layout.run("acme_1", "nothing")) is None
+    assert paths(backend.tree, layout.run("acme_1")) == [layout.MANIFEST]
+    assert backend.tree.read(layout.run("acme_1", "nothing")) is None
 
 
-def test_a_kept_file_is_read_anywhere(rig: Rig, tmp_path: Path) -> None:
+def test_a_kept_file_is_read_anywhere(backend: TreeBackend, tmp_path: Path) -> None:
     """I8: what a run keeps can be read from any place in it, and stays what it was."""
     content = os.urandom(2 << 20)
     (tmp_path / "made").write_bytes(content)
     path = layout.run("acme_1", layout.FACTS)
-    rig.tree.keep(tmp_path / "made", path)
-    with rig.tree.open(path) as kept:
+    backend.tree.keep(tmp_path / "made", path)
+    with backend.tree.open(path) as kept:
         assert kept.read() == content
         kept.seek(1 << 20)
-        rig.tree.write(path, b"another")
+        backend.tree.write(path, b"another")
         assert kept.read() == content[1 << 20 :]
-    with pytest.raises(NotFound) as missing, rig.tree.open(layout.run("acme_2", layout.FACTS)):
+    with pytest.raises(NotFound) as missing, backend.tree.open(layout.run("acme_2", layout.FACTS)):
         pass
     assert missing.value.code == "OBJECT_NOT_FOUND"
 
 
-def test_what_is_there_is_listed(rig: Rig) -> None:
+def test_what_is_there_is_listed(backend: TreeBackend) -> None:
     """I12: every file with its size, every folder that holds one; nothing where nothing is."""
     for path in ("b/2", "a", "b/c/1", "bc/x"):
-        rig.put(f"{layout.RUNS}/{path}", b"123")
-    assert paths(rig.tree, layout.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
-    assert {one.size for one in rig.tree.files(layout.RUNS)} == {3}
-    assert rig.tree.folders(layout.RUNS) == ["b", "bc"]
-    assert rig.tree.folders(f"{layout.RUNS}/nothing") == paths(rig.tree, f"{layout.RUNS}/nothing") == []
+        backend.put(f"{layout.RUNS}/{path}", b"123")
+    assert paths(backend.tree, layout.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
+    assert {one.size for one in backend.tree.files(layout.RUNS)} == {3}
+    assert backend.tree.folders(layout.RUNS) == ["b", "bc"]
+    assert backend.tree.folders(f"{layout.RUNS}/nothing") == paths(backend.tree, f"{layout.RUNS}/nothing") == []
 
 
-def test_a_folder_goes_with_all_in_it(rig: Rig) -> None:
+def test_a_folder_goes_with_all_in_it(backend: TreeBackend) -> None:
     """I12: a file or a folder, and nothing beside it; removing it twice is removing it once."""
     for path in ("a/1", "a/b/2", "ab/3", "c"):
-        rig.put(f"{layout.RUNS}/{path}", b"")
+        backend.put(f"{layout.RUNS}/{path}", b"")
     for _ in range(2):
-        assert rig.tree.remove(f"{layout.RUNS}/a")
-        assert rig.tree.remove(f"{layout.RUNS}/c")
-    assert paths(rig.tree, layout.RUNS) == ["ab/3"]
+        assert backend.tree.remove(f"{layout.RUNS}/a")
+        assert backend.tree.remove(f"{layout.RUNS}/c")
+    assert paths(backend.tree, layout.RUNS) == ["ab/3"]
 
 
-def test_suppliers_are_found(rig: Rig) -> None:
+def test_suppliers_are_found(backend: TreeBackend) -> None:
     """I5: who has a configuration or an inbox is one; who cannot be called so is not."""
     for path in (
         layout.config("both"),
@@ -353,49 +362,49 @@ def test_suppliers_are_found(rig: Rig) -> None:
         f"{layout.INBOX}/a b/x",
         f"{layout.INBOX}/stray",
     ):
-        rig.put(path, b"")
-    assert set(rig.tree.suppliers()) - {SUPPLIER} == {"both", "configured", "sending"}
+        backend.put(path, b"")
+    assert set(backend.tree.suppliers()) - {SUPPLIER} == {"both", "configured", "sending"}
 
 
-def test_runs_and_states_are_told_apart_by_supplier(rig: Rig) -> None:
+def test_runs_and_states_are_told_apart_by_supplier(backend: TreeBackend) -> None:
     """I5: a supplier whose name begins another's has only its own runs."""
     run, other = "acme_20260101T000000Z_00000a", "acme_2_20260101T000000Z_00000b"
     for run_id in (run, other):
-        rig.put(layout.run(run_id, layout.MANIFEST), b"{}")
-    rig.put(layout.state(SUPPLIER, run, layout.FACTS), b"")
-    assert (rig.tree.runs(SUPPLIER), rig.tree.runs("acme_2")) == ([run], [other])
-    assert (rig.tree.states(SUPPLIER), rig.tree.states("acme_2")) == ([run], [])
+        backend.put(layout.run(run_id, layout.MANIFEST), b"{}")
+    backend.put(layout.state(SUPPLIER, run, layout.FACTS), b"")
+    assert (backend.tree.runs(SUPPLIER), backend.tree.runs("acme_2")) == ([run], [other])
+    assert (backend.tree.states(SUPPLIER), backend.tree.states("acme_2")) == ([run], [])
 
 
-def test_a_configuration_is_a_local_file(rig: Rig) -> None:
+def test_a_configuration_is_a_local_file(backend: TreeBackend) -> None:
     """I7: it can be loaded; and when it is missing, the message says where it should be."""
-    with rig.tree.config(SUPPLIER) as file, pytest.raises(Failed) as failed:
+    with backend.tree.config(SUPPLIER) as file, pytest.raises(Failed) as failed:
         load_supplier(file)
     assert failed.value.code is FailureCode.CONFIG_DQ_MISSING
     assert layout.config(SUPPLIER) in failed.value.message
-    rig.put(layout.config(SUPPLIER), b"min_fact_count: 1\nmax_bad_ratio: 0.5\nallow_empty_snapshot: false\n")
-    with rig.tree.config(SUPPLIER) as file:
+    backend.put(layout.config(SUPPLIER), b"min_fact_count: 1\nmax_bad_ratio: 0.5\nallow_empty_snapshot: false\n")
+    with backend.tree.config(SUPPLIER) as file:
         assert load_supplier(file)[0].min_fact_count == 1
 
 
-def test_a_run_works_alone(rig: Rig) -> None:
+def test_a_run_works_alone(backend: TreeBackend) -> None:
     """I4: who comes second is told who is at work; another supplier's run goes on, and the next one may begin."""
-    with rig.tree.lock(SUPPLIER, "first"):
-        with pytest.raises(Conflict) as refused, rig.tree.lock(SUPPLIER, "second"):
+    with backend.tree.lock(SUPPLIER, "first"):
+        with pytest.raises(Conflict) as refused, backend.tree.lock(SUPPLIER, "second"):
             pass
         assert refused.value.code == "LOCKED"
         assert "locked by first" in refused.value.message
-        with rig.tree.lock("other", "second"):
+        with backend.tree.lock("other", "second"):
             pass
-    with rig.tree.lock(SUPPLIER, "second"):
+    with backend.tree.lock(SUPPLIER, "second"):
         pass
 
 
-def test_work_is_private_and_gone(rig: Rig) -> None:
+def test_work_is_private_and_gone(backend: TreeBackend) -> None:
     """I16: what a killed run left goes when the next begins, and nothing of it is in the tree."""
-    killed = rig.tree.work(SUPPLIER, "acme_1")
+    killed = backend.tree.work(SUPPLIER, "acme_1")
     (killed.__enter__() / "input").write_bytes(b"left behind")
-    with rig.tree.work(SUPPLIER, "acme_2") as folder:
+    with backend.tree.work(SUPPLIER, "acme_2") as folder:
         assert [*folder.parent.iterdir(), *folder.iterdir()] == [folder]
     assert not folder.exists()
 
@@ -403,10 +412,10 @@ def test_work_is_private_and_gone(rig: Rig) -> None:
 # The state.
 
 
-def published(rig: Rig, run_id: str, fence: int = 1) -> Pointer:
+def published(backend: TreeBackend, run_id: str, fence: int = 1) -> Pointer:
     """A state that is stored, and not current yet."""
     pointer = Pointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
-    with rig.tree.work(SUPPLIER, run_id) as work:
+    with backend.tree.work(SUPPLIER, run_id) as work:
         made = work / "state"
         made.mkdir()
         (made / layout.FACTS).write_bytes(run_id.encode())
@@ -414,40 +423,42 @@ def published(rig: Rig, run_id: str, fence: int = 1) -> Pointer:
             f'{{"run_id": "{run_id}", "sha256": "{pointer.sha256}", "fence": {fence},'
             f' "published_at": "{pointer.published_at}"}}'
         )
-        rig.tree.publish(made, SUPPLIER, run_id)
+        backend.tree.publish(made, SUPPLIER, run_id)
     return pointer
 
 
-def test_a_state_becomes_current_by_the_switch(rig: Rig) -> None:
+def test_a_state_becomes_current_by_the_switch(backend: TreeBackend) -> None:
     """I11: what is stored is not current before the switch, and is whole."""
-    assert rig.tree.pointer(SUPPLIER) is None
-    first = published(rig, "first")
-    assert rig.tree.pointer(SUPPLIER) is None
-    rig.tree.switch(SUPPLIER, first, None)
-    assert rig.tree.pointer(SUPPLIER) == first
-    second = published(rig, "second", 2)
-    assert rig.tree.pointer(SUPPLIER) == first
-    rig.tree.switch(SUPPLIER, second, first)
-    assert rig.tree.pointer(SUPPLIER) == second
-    assert rig.tree.read(layout.state(SUPPLIER, "first", layout.FACTS)) == b"first"
-    assert rig.tree.pointer("other") is None
+    assert backend.tree.pointer(SUPPLIER) is None
+    first = published(backend, "first")
+    assert backend.tree.pointer(SUPPLIER) is None
+    backend.tree.switch(SUPPLIER, first, None)
+    assert backend.tree.pointer(SUPPLIER) == first
+    second = published(backend, "second", 2)
+    assert backend.tree.pointer(SUPPLIER) == first
+    backend.tree.switch(SUPPLIER, second, first)
+    assert backend.tree.pointer(SUPPLIER) == second
+    assert backend.tree.read(layout.state(SUPPLIER, "first", layout.FACTS)) == b"first"
+    assert backend.tree.pointer("other") is None
 
 
-def test_a_late_writer_cannot_switch_back(rig: Rig) -> None:
+def test_a_late_writer_cannot_switch_back(backend: TreeBackend) -> None:
     """I11: who saw nothing, or an older state, or one that is gone, is superseded, and the state stays."""
-    first, second, late = (published(rig, name, fence) for name, fence in (("first", 1), ("second", 2), ("late", 2)))
-    rig.tree.switch(SUPPLIER, first, None)
-    rig.tree.switch(SUPPLIER, second, first)
+    first, second, late = (
+        published(backend, name, fence) for name, fence in (("first", 1), ("second", 2), ("late", 2))
+    )
+    backend.tree.switch(SUPPLIER, first, None)
+    backend.tree.switch(SUPPLIER, second, first)
     for seen in (None, first, late):
         with pytest.raises(Failed) as failed:
-            rig.tree.switch(SUPPLIER, late, seen)
+            backend.tree.switch(SUPPLIER, late, seen)
         assert failed.value.code is FailureCode.SUPERSEDED
         assert "second is current (fence 2)" in failed.value.message
-    assert rig.tree.pointer(SUPPLIER) == second
+    assert backend.tree.pointer(SUPPLIER) == second
 
 
 @pytest.mark.parametrize("has_state", [False, True])
-def test_of_many_writers_one_switches(anywhere: BucketRig, has_state: bool) -> None:
+def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) -> None:
     """I11: machines that hold no common lock switch at the same moment, and one of them wins."""
     seen = published(anywhere, "before") if has_state else None
     if seen is not None:
@@ -472,7 +483,7 @@ def test_of_many_writers_one_switches(anywhere: BucketRig, has_state: bool) -> N
 
 @pytest.mark.parametrize("call", ["create", "replace"])
 def test_a_writer_paused_amid_the_switch_is_late(
-    anywhere: BucketRig, call: str, monkeypatch: pytest.MonkeyPatch
+    anywhere: BucketBackend, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I11: between looking and writing another publishes; the writer that wakes up changes nothing."""
     tree, seen = anywhere.tree, None
@@ -496,7 +507,7 @@ def test_a_writer_paused_amid_the_switch_is_late(
     assert tree.pointer(SUPPLIER) == theirs
 
 
-def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: a client that asks again, because the answer was lost, is not superseded by itself."""
     mine = published(anywhere, "mine")
     create = type(anywhere.storage).create
@@ -510,7 +521,7 @@ def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketRig, monkeypatch: 
     assert anywhere.tree.pointer(SUPPLIER) == mine
 
 
-def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketRig) -> None:
+def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> None:
     """I12: a writer that slept until its state was removed publishes nothing."""
     mine = published(anywhere, "mine")
     anywhere.tree.remove(layout.state(SUPPLIER, "mine"))
@@ -520,7 +531,7 @@ def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketRig) -> None:
     assert anywhere.tree.pointer(SUPPLIER) is None
 
 
-def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """I11: the facts are stored first, and the state's own pointer last."""
     stored: list[str] = []
     keep = BucketTree.keep
@@ -534,15 +545,15 @@ def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketRig, monkeypatc
     assert stored == [layout.FACTS, layout.POINTER]
 
 
-def test_a_damaged_pointer_is_told(rig: Rig) -> None:
+def test_a_damaged_pointer_is_told(backend: TreeBackend) -> None:
     """I14: what is no pointer is never taken for one."""
-    first = published(rig, "first")
-    rig.tree.switch(SUPPLIER, first, None)
-    is_folder = isinstance(rig, FolderRig)
+    first = published(backend, "first")
+    backend.tree.switch(SUPPLIER, first, None)
+    is_folder = isinstance(backend, FolderBackend)
     path = layout.state(SUPPLIER, "first", layout.POINTER) if is_folder else f"{layout.CURRENT}/{SUPPLIER}.json"
-    rig.tree.write(path, b"{") if not is_folder else _overwrite(Path(rig.tree.uri(path)))
+    backend.tree.write(path, b"{") if not is_folder else _overwrite(Path(backend.tree.uri(path)))
     with pytest.raises(Corrupt) as damaged:
-        rig.tree.pointer(SUPPLIER)
+        backend.tree.pointer(SUPPLIER)
     assert damaged.value.code == "POINTER_DAMAGED"
 
 
@@ -563,7 +574,7 @@ def _overwrite(file: Path) -> None:
 # The folder alone.
 
 
-def test_a_published_state_is_read_only(folder: FolderRig) -> None:
+def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
     """I11: nobody changes a published state by mistake; the pointer is a relative link, so the tree can be moved."""
     folder.tree.switch(SUPPLIER, published(folder, "first"), None)
     state = folder.root / layout.state(SUPPLIER, "first")
@@ -574,7 +585,7 @@ def test_a_published_state_is_read_only(folder: FolderRig) -> None:
     assert [path.name for path in link.parent.iterdir()] == [SUPPLIER]
 
 
-def test_what_is_being_read_stays(folder: FolderRig) -> None:
+def test_what_is_being_read_stays(folder: FolderBackend) -> None:
     """I12: a state goes when its last reader has ended, and not before."""
     published(folder, "first")
     path = layout.state(SUPPLIER, "first")
@@ -586,14 +597,14 @@ def test_what_is_being_read_stays(folder: FolderRig) -> None:
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
-def test_links_in_the_inbox(folder: FolderRig, tmp_path: Path, make: Callable[..., None]) -> None:
+def test_links_in_the_inbox(folder: FolderBackend, tmp_path: Path, make: Callable[..., None]) -> None:
     """I3: a symbolic link is not followed; a hard link is a file."""
     (tmp_path / "secret").write_bytes(b"secret")
     make(tmp_path / "secret", folder.root / INBOX / "price.csv")
     assert [one.name for one in folder.tree.arrivals(SUPPLIER)] == (["price.csv"] if make is os.link else [])
 
 
-def test_what_became_a_link_is_not_followed(folder: FolderRig, tmp_path: Path) -> None:
+def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Path) -> None:
     """I3: nor is one that took the place of a file since it was seen."""
     found = arrived(folder)
     (tmp_path / "secret").write_bytes(b"content")
@@ -608,14 +619,14 @@ def test_what_became_a_link_is_not_followed(folder: FolderRig, tmp_path: Path) -
 def test_a_missing_root_is_told(tmp_path: Path) -> None:
     """I1: a tree is never made in a place that was only mistyped."""
     with pytest.raises(NotFound) as missing:
-        FolderRig(tmp_path / "nowhere")
+        FolderBackend(tmp_path / "nowhere")
     assert missing.value.code == "ROOT_NOT_FOUND"
 
 
 # The bucket alone.
 
 
-def test_the_lock_is_of_one_bucket(s3_bucket: BucketRig, s3: S3Place, tmp_path: Path) -> None:
+def test_the_lock_is_of_one_bucket(s3_bucket: BucketBackend, s3: S3Bucket, tmp_path: Path) -> None:
     """I4: processes of one machine exclude each other by the bucket's url, however it ends."""
     trees = [
         BucketTree(s3_bucket.storage, url, tmp_path / "locks") for url in ("s3://one/a", "s3://one/a/", "s3://one/b")
@@ -629,7 +640,7 @@ def test_the_lock_is_of_one_bucket(s3_bucket: BucketRig, s3: S3Place, tmp_path: 
         tree.close()
 
 
-def test_the_lock_is_ours(stored: BucketRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_is_ours(stored: BucketBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I4: without a folder of its own the lock is among the temporary files, in a folder that only we enter."""
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     tree = BucketTree(stored.storage, "s3://one")
@@ -644,7 +655,7 @@ def test_the_lock_is_ours(stored: BucketRig, tmp_path: Path, monkeypatch: pytest
     tree.close()
 
 
-def test_a_dead_server_is_told(s3: S3Place, tmp_path: Path) -> None:
+def test_a_dead_server_is_told(s3: S3Bucket, tmp_path: Path) -> None:
     """I16: what fails below comes as STORAGE_DOWN, with a hint."""
     dead = {**s3.options, "endpoint": "http://127.0.0.1:1"}
     tree = BucketTree(ObjectStorage(s3.url, dead), s3.url, tmp_path)

@@ -45,7 +45,7 @@ def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
 
 
 @dataclass
-class Counted:
+class CountingKeys:
     """Keys that count how often they are asked for."""
 
     inner: Keys = field(default_factory=lambda: SharedSecret(SECRET))
@@ -209,7 +209,7 @@ async def test_an_end_however_written_is_an_end(end: Any) -> None:
 
 async def test_a_token_is_verified_once() -> None:
     """R25: a verified token is remembered; the keys are not asked again."""
-    keys = Counted()
+    keys = CountingKeys()
     authenticator = JwtAuthenticator(keys, algorithms=["HS256"])
     assert [await come_in(authenticator, signed()) for _ in range(5)] == [await come_in(shared(), signed())] * 5
     assert keys.asked == 1
@@ -226,7 +226,7 @@ async def test_a_remembered_token_ends_when_it_expires(hours: Hours) -> None:
 
 async def test_a_refusal_is_remembered_briefly(hours: Hours) -> None:
     """R25: a bad token is not verified again and again, but it is again a while later."""
-    keys = Counted()
+    keys = CountingKeys()
     authenticator = JwtAuthenticator(keys, algorithms=["HS256"])
     assert {await refusal(authenticator, "bad") for _ in range(5)} == {"BAD_TOKEN"}
     assert keys.asked == 1
@@ -266,7 +266,7 @@ async def test_an_outage_is_not_remembered() -> None:
         async def key_for(self, token: str) -> Any:
             raise Transient("KEYS_DOWN", "down")
 
-    keys = Counted(Down())
+    keys = CountingKeys(Down())
     authenticator = JwtAuthenticator(keys, algorithms=["HS256"])
     for _ in range(2):
         with pytest.raises(Transient):

@@ -19,8 +19,8 @@ from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker, each
-from tests.kernel.bus_child_process import Child, child
-from tests.kernel.bus_rigs import KafkaRig, PostgresRig, Rig
+from tests.kernel.bus_backends import BusBackend, KafkaBusBackend, PostgresBusBackend
+from tests.kernel.bus_worker_process import BusWorkerProcess, child
 from tests.services.kafka import Kafka, kafka
 
 WITHIN = 40.0  # a broker notices a death after six seconds at the earliest
@@ -36,30 +36,30 @@ def broker() -> Iterator[Kafka]:
 
 
 @pytest.fixture
-async def postgres_rig(db: Database) -> PostgresRig:
-    return PostgresRig(db)
+async def postgres_backend(db: Database) -> PostgresBusBackend:
+    return PostgresBusBackend(db)
 
 
 @pytest.fixture
-async def kafka_rig(db: Database, broker: Kafka) -> AsyncIterator[KafkaRig]:
-    rig = KafkaRig(db, broker)
-    yield rig
-    await rig.bus.close()
+async def kafka_backend(db: Database, broker: Kafka) -> AsyncIterator[KafkaBusBackend]:
+    backend = KafkaBusBackend(db, broker)
+    yield backend
+    await backend.bus.close()
 
 
 @pytest.fixture(params=["postgres", "kafka"])
-def rig(request: pytest.FixtureRequest) -> Rig:
+def backend(request: pytest.FixtureRequest) -> BusBackend:
     """Every implementation in turn."""
-    found: Rig = request.getfixturevalue(f"{request.param}_rig")
+    found: BusBackend = request.getfixturevalue(f"{request.param}_backend")
     return found
 
 
 # What a test says in a line
 
 
-async def publish(rig: Rig, *pairs: tuple[str, str]) -> None:
+async def publish(backend: BusBackend, *pairs: tuple[str, str]) -> None:
     """Publish *pairs* of key and value, in one go."""
-    await rig.bus.publish([Message(rig.topic, key, value.encode()) for key, value in pairs])
+    await backend.bus.publish([Message(backend.topic, key, value.encode()) for key, value in pairs])
 
 
 async def take(subscription: Subscription, limit: int = 100) -> Sequence[Delivery]:
@@ -94,9 +94,11 @@ Handle = Callable[[Delivery], Awaitable[Outcome]]
 
 
 @asynccontextmanager
-async def working(rig: Rig, handle: Handle, name: str = "w", delivering: Delivering = LONG) -> AsyncIterator[None]:
+async def working(
+    backend: BusBackend, handle: Handle, name: str = "w", delivering: Delivering = LONG
+) -> AsyncIterator[None]:
     """A worker at work; it stops and leaves at the end."""
-    async with rig.bus.subscribe(rig.topic, worker=name, delivering=delivering) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker=name, delivering=delivering) as subscription:
         poll = timedelta(milliseconds=200)
         worker = Worker(subscription, each(handle, subscription), Telemetry(), batch=10, poll=poll)
         running = asyncio.create_task(worker.run())
@@ -133,12 +135,12 @@ class Notes:
 # Order
 
 
-async def test_messages_of_a_key_come_in_order(rig: Rig) -> None:
+async def test_messages_of_a_key_come_in_order(backend: BusBackend) -> None:
     """R9: in order per key, over any number of batches."""
     keys = ["a", "b", "c"]
-    await publish(rig, *[(key, f"{key}{n}") for n in range(20) for key in keys])
+    await publish(backend, *[(key, f"{key}{n}") for n in range(20) for key in keys])
     seen: dict[str, list[str]] = defaultdict(list)
-    async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w") as subscription:
         while sum(map(len, seen.values())) < 60:
             taken = await take(subscription, limit=7)
             assert len(taken) <= 7
@@ -148,9 +150,9 @@ async def test_messages_of_a_key_come_in_order(rig: Rig) -> None:
     assert seen == {key: [f"{key}{n}" for n in range(20)] for key in keys}
 
 
-async def test_nothing_overtakes_a_message_that_is_retried(rig: Rig) -> None:
+async def test_nothing_overtakes_a_message_that_is_retried(backend: BusBackend) -> None:
     """R9, R11: a key goes on only after the message before was settled; a retry repeats it first."""
-    await publish(rig, *[("a", str(n)) for n in range(6)])
+    await publish(backend, *[("a", str(n)) for n in range(6)])
     notes = Notes()
 
     async def handle(delivery: Delivery) -> Outcome:
@@ -158,16 +160,16 @@ async def test_nothing_overtakes_a_message_that_is_retried(rig: Rig) -> None:
         retried = delivery.message.value in {b"1", b"3"} and delivery.attempt < 3
         return Retry("not yet", after=QUICK) if retried else Done()
 
-    async with working(rig, handle):
+    async with working(backend, handle):
         await notes.until_handled(6)
     assert notes.of_key("a") == ["0", "1", "1", "1", "2", "3", "3", "3", "4", "5"]
     assert [delivery.attempt for _, delivery in notes.seen] == [1, 1, 2, 3, 1, 1, 2, 3, 1, 1]
 
 
-async def test_what_is_out_is_not_handed_out_again(rig: Rig) -> None:
+async def test_what_is_out_is_not_handed_out_again(backend: BusBackend) -> None:
     """A key's next message waits until the one before it is settled, also for the worker that holds it."""
-    await publish(rig, ("a", "1"), ("a", "2"))
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+    await publish(backend, ("a", "1"), ("a", "2"))
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         first = await take(subscription, limit=1)
         assert values(first) == ["1"]
         assert await subscription.take(10) == []
@@ -175,13 +177,13 @@ async def test_what_is_out_is_not_handed_out_again(rig: Rig) -> None:
         assert values(await take(subscription)) == ["2"]
 
 
-async def test_publishing_wakes_a_waiting_worker(rig: Rig) -> None:
+async def test_publishing_wakes_a_waiting_worker(backend: BusBackend) -> None:
     """Nobody sleeps through a message."""
-    async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
-        await publish(rig, ("a", "first"))
+    async with backend.bus.subscribe(backend.topic, worker="w") as subscription:
+        await publish(backend, ("a", "first"))
         await settle(subscription, await take(subscription))
         waiting = asyncio.create_task(take_after_one_wait(subscription))
-        await publish(rig, ("a", "second"))
+        await publish(backend, ("a", "second"))
         assert values(await waiting) == ["second"]
 
 
@@ -192,11 +194,11 @@ async def take_after_one_wait(subscription: Subscription) -> Sequence[Delivery]:
         return taken
 
 
-async def test_a_message_published_before_a_wait_ends_it(rig: Rig) -> None:
+async def test_a_message_published_before_a_wait_ends_it(backend: BusBackend) -> None:
     """What came between a take that found nothing and the wait after it is not waited for."""
-    async with rig.bus.subscribe(rig.topic, worker="w") as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w") as subscription:
         assert await subscription.take(10) == []
-        await publish(rig, ("a", "1"))
+        await publish(backend, ("a", "1"))
         async with asyncio.timeout(WITHIN / 2):
             await subscription.wait(WITHIN)
         assert values(await take_after_one_wait(subscription)) == ["1"]
@@ -205,7 +207,7 @@ async def test_a_message_published_before_a_wait_ends_it(rig: Rig) -> None:
 # Many workers
 
 
-async def test_keys_are_spread_over_workers(rig: Rig) -> None:
+async def test_keys_are_spread_over_workers(backend: BusBackend) -> None:
     """R9: several workers share a topic; each message is handled once, each key in order."""
     notes = Notes()
 
@@ -216,16 +218,16 @@ async def test_keys_are_spread_over_workers(rig: Rig) -> None:
 
         return handle
 
-    async with working(rig, await handler("one"), "one"), working(rig, await handler("two"), "two"):
+    async with working(backend, await handler("one"), "one"), working(backend, await handler("two"), "two"):
         rounds = 0
         while len({worker for worker, _ in notes.seen}) < 2:  # until both have joined
-            await publish(rig, *[(f"k{n}", f"k{n} {rounds:03}") for n in range(20)])
+            await publish(backend, *[(f"k{n}", f"k{n} {rounds:03}") for n in range(20)])
             rounds += 1
             await notes.until_handled(20 * rounds)
-    check_handled_in_order(rig, notes, 20 * rounds)
+    check_handled_in_order(backend, notes, 20 * rounds)
 
 
-async def test_workers_join_and_leave_and_every_message_is_handled(rig: Rig) -> None:
+async def test_workers_join_and_leave_and_every_message_is_handled(backend: BusBackend) -> None:
     """R11: a change of workers neither loses nor doubles nor reorders anything."""
     notes, total = Notes(), 0
 
@@ -238,67 +240,67 @@ async def test_workers_join_and_leave_and_every_message_is_handled(rig: Rig) -> 
 
     async def publish_some() -> None:
         nonlocal total
-        await publish(rig, *[(f"k{n % 20}", f"k{n % 20} {n:05}") for n in range(total, total + 100)])
+        await publish(backend, *[(f"k{n % 20}", f"k{n % 20} {n:05}") for n in range(total, total + 100)])
         total += 100
 
     async with AsyncExitStack() as workers:
         first = await workers.enter_async_context(AsyncExitStack())
-        await first.enter_async_context(working(rig, handler("first"), "first"))
+        await first.enter_async_context(working(backend, handler("first"), "first"))
         await publish_some()
-        await workers.enter_async_context(working(rig, handler("second"), "second"))
+        await workers.enter_async_context(working(backend, handler("second"), "second"))
         for _ in range(3):
             await publish_some()
             await notes.until_handled(total // 2)
         await publish_some()
         await first.aclose()
-        await workers.enter_async_context(working(rig, handler("third"), "third"))
+        await workers.enter_async_context(working(backend, handler("third"), "third"))
         await publish_some()
         await notes.until_handled(total)
-    check_handled_in_order(rig, notes, total)
-    assert await rig.bus.backlog(rig.topic) == 0
+    check_handled_in_order(backend, notes, total)
+    assert await backend.bus.backlog(backend.topic) == 0
 
 
-def check_handled_in_order(rig: Rig, notes: Notes, total: int) -> None:
+def check_handled_in_order(backend: BusBackend, notes: Notes, total: int) -> None:
     times = Counter(delivery.message.value for _, delivery in notes.seen)
     assert len(times) == total
-    assert rig.may_repeat or set(times.values()) == {1}
+    assert backend.may_repeat or set(times.values()) == {1}
     for key in {delivery.message.key for _, delivery in notes.seen}:
         first_times = list(dict.fromkeys(notes.of_key(key)))
         assert first_times == sorted(first_times)
 
 
-async def test_leaving_gives_back_untouched_messages_at_once(rig: Rig) -> None:
+async def test_leaving_gives_back_untouched_messages_at_once(backend: BusBackend) -> None:
     """A worker that stops leaves the rest of its batch to the others: now, in order, and as if never taken."""
-    await publish(rig, *[("a", str(n)) for n in range(5)])
-    async with rig.bus.subscribe(rig.topic, worker="leaving", delivering=LONG) as subscription:
+    await publish(backend, *[("a", str(n)) for n in range(5)])
+    async with backend.bus.subscribe(backend.topic, worker="leaving", delivering=LONG) as subscription:
         held = await take_all(subscription, 5)
         await subscription.settle([(held[0], Done()), *[(delivery, None) for delivery in held[1:]]])
-    async with rig.bus.subscribe(rig.topic, worker="staying", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="staying", delivering=LONG) as subscription:
         given = await take_all(subscription, 4)
     assert values(given) == ["1", "2", "3", "4"]
     assert {delivery.attempt for delivery in given} == {1}
 
 
-async def test_leaving_gives_back_what_was_never_settled(rig: Rig) -> None:
+async def test_leaving_gives_back_what_was_never_settled(backend: BusBackend) -> None:
     """A worker that falls out of its loop still leaves nothing behind that others would have to wait for."""
-    await publish(rig, ("a", "1"), ("b", "2"))
+    await publish(backend, ("a", "1"), ("b", "2"))
     with pytest.raises(LookupError):
-        async with rig.bus.subscribe(rig.topic, worker="failing", delivering=LONG) as subscription:
+        async with backend.bus.subscribe(backend.topic, worker="failing", delivering=LONG) as subscription:
             await take_all(subscription, 2)
             raise LookupError
-    async with rig.bus.subscribe(rig.topic, worker="next", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as subscription:
         assert sorted(values(await take_all(subscription, 2))) == ["1", "2"]
 
 
-async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
+async def test_several_event_loops_share_a_topic(backend: BusBackend) -> None:
     """Each loop of a process may have a bus of its own; together they handle each message once."""
-    await publish(rig, *[(f"k{n}", str(n)) for n in range(40)])
+    await publish(backend, *[(f"k{n}", str(n)) for n in range(40)])
     handled: list[str] = []
-    address = rig.address()
+    address = backend.address()
 
     async def run() -> None:
         name = threading.current_thread().name
-        async with address.open() as bus, bus.subscribe(rig.topic, worker=name) as queue, asyncio.timeout(WITHIN):
+        async with address.open() as bus, bus.subscribe(backend.topic, worker=name) as queue, asyncio.timeout(WITHIN):
             while len(set(handled)) < 40:
                 taken = await queue.take(3)
                 handled.extend(values(taken))
@@ -308,46 +310,46 @@ async def test_several_event_loops_share_a_topic(rig: Rig) -> None:
 
     await asyncio.gather(*[asyncio.to_thread(asyncio.run, run()) for _ in range(3)])
     assert sorted(set(handled), key=int) == [str(n) for n in range(40)]
-    assert rig.may_repeat or len(handled) == 40
+    assert backend.may_repeat or len(handled) == 40
 
 
 # Losing the hold
 
 
-async def test_a_settle_after_the_hold_was_lost_changes_nothing(rig: Rig) -> None:
+async def test_a_settle_after_the_hold_was_lost_changes_nothing(backend: BusBackend) -> None:
     """R11: a worker whose lease ran out is told so; the message is still with the one that took it over."""
-    await publish(rig, ("a", "1"), ("a", "2"))
+    await publish(backend, ("a", "1"), ("a", "2"))
     short = Delivering(lease_for=SHORT)
-    async with rig.bus.subscribe(rig.topic, worker="slow", delivering=short) as slow:
+    async with backend.bus.subscribe(backend.topic, worker="slow", delivering=short) as slow:
         held = await take(slow, limit=1)
-        async with rig.bus.subscribe(rig.topic, worker="quick", delivering=LONG) as quick:
+        async with backend.bus.subscribe(backend.topic, worker="quick", delivering=LONG) as quick:
             taken = await take(quick)
             assert await settle(slow, held) == 1
             assert await settle(slow, held, Failed("no")) == 1
-            assert await rig.bus.backlog(rig.topic) == 2
+            assert await backend.bus.backlog(backend.topic) == 2
             assert (values(taken), taken[0].attempt) == (["1"], 2)
             assert await settle(quick, taken) == 0
             assert values(await take(quick)) == ["2"]
-    assert await rig.bus.dead_letters(rig.topic) == []
+    assert await backend.bus.dead_letters(backend.topic) == []
 
 
-async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(rig: Rig) -> None:
+async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(backend: BusBackend) -> None:
     """R11: who lost a message and got it again settles it under the new hold only."""
-    await publish(rig, ("a", "1"))
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
+    await publish(backend, ("a", "1"))
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
         lost = await take(subscription)
         held = await take(subscription)  # the lease ran out
         assert (values(held), held[0].attempt) == (["1"], 2)
         assert held[0].fence > lost[0].fence
         assert await settle(subscription, lost, Failed("too late")) == 1
         assert await settle(subscription, held) == 0
-    assert await rig.bus.dead_letters(rig.topic) == []
+    assert await backend.bus.dead_letters(backend.topic) == []
 
 
-async def test_what_is_lost_comes_again_however_much_waits_behind_it(rig: Rig) -> None:
+async def test_what_is_lost_comes_again_however_much_waits_behind_it(backend: BusBackend) -> None:
     """R11: a worker that has fetched ahead as much as it may, and lets its hold run out, gets all of it again."""
-    await publish(rig, *[("a", str(n)) for n in range(2_000)])
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
+    await publish(backend, *[("a", str(n)) for n in range(2_000)])
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=Delivering(lease_for=SHORT)) as subscription:
         await take(subscription, limit=1)
         held = await take(subscription, limit=1)  # the lease ran out
         assert (values(held), held[0].attempt) == (["0"], 2)
@@ -355,19 +357,19 @@ async def test_what_is_lost_comes_again_however_much_waits_behind_it(rig: Rig) -
         assert values(await take(subscription, limit=1)) == ["1"]
 
 
-async def test_a_batch_is_settled_once(rig: Rig) -> None:
+async def test_a_batch_is_settled_once(backend: BusBackend) -> None:
     """Saying it again says nothing new."""
-    await publish(rig, ("a", "1"), ("a", "2"))
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+    await publish(backend, ("a", "1"), ("a", "2"))
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         held = await take(subscription, limit=1)
         assert await settle(subscription, held) == 0
         assert await settle(subscription, held) == 1
         assert values(await take(subscription)) == ["2"]
 
 
-async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
+async def test_a_worker_that_extends_keeps_what_it_holds(backend: BusBackend) -> None:
     """R11: work may take longer than a lease, and others may join meanwhile: nobody else gets what is being handled."""
-    await publish(rig, *[(f"k{n}", str(n)) for n in range(20)])
+    await publish(backend, *[(f"k{n}", str(n)) for n in range(20)])
     notes, finish = Notes(), asyncio.Event()
 
     async def handle(delivery: Delivery) -> Outcome:
@@ -377,12 +379,12 @@ async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
         return Done()
 
     short = Delivering(lease_for=SHORT)
-    async with working(rig, handle, "long", short):
+    async with working(backend, handle, "long", short):
         await notes.until_handled(1)
-        async with rig.bus.subscribe(rig.topic, worker="other", delivering=short) as other:
+        async with backend.bus.subscribe(backend.topic, worker="other", delivering=short) as other:
             until = time.monotonic() + 2 * SHORT.total_seconds()
             async with asyncio.timeout(WITHIN):
-                while await rig.bus.backlog(rig.topic):
+                while await backend.bus.backlog(backend.topic):
                     taken = await other.take(10)
                     for delivery in taken:
                         await notes.add("other", delivery)
@@ -390,17 +392,17 @@ async def test_a_worker_that_extends_keeps_what_it_holds(rig: Rig) -> None:
                     await other.wait(0.1)
                     if time.monotonic() > until:
                         finish.set()
-    check_handled_in_order(rig, notes, 20)
-    assert rig.may_repeat or {delivery.attempt for _, delivery in notes.seen} == {1}
+    check_handled_in_order(backend, notes, 20)
+    assert backend.may_repeat or {delivery.attempt for _, delivery in notes.seen} == {1}
 
 
-async def test_a_worker_that_asks_for_nothing_holds_nobody_up(rig: Rig) -> None:
+async def test_a_worker_that_asks_for_nothing_holds_nobody_up(backend: BusBackend) -> None:
     """A frozen worker keeps no messages from the others, also none that came after it froze."""
-    async with rig.bus.subscribe(rig.topic, worker="silent", delivering=Delivering(lease_for=SHORT)) as silent:
-        await publish(rig, ("a", "1"))
+    async with backend.bus.subscribe(backend.topic, worker="silent", delivering=Delivering(lease_for=SHORT)) as silent:
+        await publish(backend, ("a", "1"))
         await settle(silent, await take(silent))
-        await publish(rig, *[(f"k{n}", f"k{n}") for n in range(20)])
-        async with rig.bus.subscribe(rig.topic, worker="busy", delivering=LONG) as busy:
+        await publish(backend, *[(f"k{n}", f"k{n}") for n in range(20)])
+        async with backend.bus.subscribe(backend.topic, worker="busy", delivering=LONG) as busy:
             seen: list[str] = []
             while len(seen) < 20:
                 taken = await take(busy)
@@ -409,14 +411,14 @@ async def test_a_worker_that_asks_for_nothing_holds_nobody_up(rig: Rig) -> None:
     assert sorted(seen) == sorted(f"k{n}" for n in range(20))
 
 
-async def test_messages_of_a_killed_worker_are_handed_out_again(rig: Rig) -> None:
+async def test_messages_of_a_killed_worker_are_handed_out_again(backend: BusBackend) -> None:
     """A worker killed in mid-batch leaves all of it to another, in order, one by one: any may be what killed it."""
-    await publish(rig, *[("a", f"a{n}") for n in range(3)], *[("b", f"b{n}") for n in range(3)])
-    async with child(rig, "hold", lease=SHORT) as dying:
+    await publish(backend, *[("a", f"a{n}") for n in range(3)], *[("b", f"b{n}") for n in range(3)])
+    async with child(backend, "hold", lease=SHORT) as dying:
         held = await dying.taken()
         dying.send(signal.SIGKILL)
         await dying.ended()
-    async with rig.bus.subscribe(rig.topic, worker="next", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as subscription:
         seen: list[Delivery] = []
         while len(seen) < 6:
             taken = await take(subscription)
@@ -429,47 +431,51 @@ async def test_messages_of_a_killed_worker_are_handed_out_again(rig: Rig) -> Non
         assert [value for value in values(seen) if value[0] == key] == [f"{key}{n}" for n in range(3)]
 
 
-async def test_a_frozen_worker_loses_its_messages_and_is_told(rig: Rig) -> None:
+async def test_a_frozen_worker_loses_its_messages_and_is_told(backend: BusBackend) -> None:
     """R11: a worker stopped for longer than its lease cannot settle what another took over meanwhile."""
-    await publish(rig, ("a", "1"))
-    async with child(rig, "hold", lease=SHORT) as zombie:
+    await publish(backend, ("a", "1"))
+    async with child(backend, "hold", lease=SHORT) as zombie:
         assert await zombie.taken() == ["1"]
         zombie.send(signal.SIGSTOP)
-        async with rig.bus.subscribe(rig.topic, worker="next", delivering=LONG) as subscription:
+        async with backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as subscription:
             taken = await take(subscription)
             assert (values(taken), taken[0].attempt) == (["1"], 2)
             zombie.send(signal.SIGCONT)
             await zombie.tell("settle")
             assert await zombie.line() == "lost 1 1"
-            assert await rig.bus.backlog(rig.topic) == 1
+            assert await backend.bus.backlog(backend.topic) == 1
             assert await settle(subscription, taken) == 0
 
 
-async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(rig: Rig) -> None:
+@pytest.mark.full
+async def test_a_hold_that_runs_out_while_workers_change_holds_nothing_up(backend: BusBackend) -> None:
     """R11: who loses its hold while the others wait for a dead worker takes part again, and nothing stays behind."""
-    async with rig.bus.subscribe(rig.topic, worker="late", delivering=Delivering(lease_for=2 * SHORT)) as late:
-        async with child(rig, "hold", lease=SHORT) as dying:
-            await share(rig, late, dying)
-            await publish(rig, *[(f"k{n}", "held") for n in range(20)])
+    async with backend.bus.subscribe(backend.topic, worker="late", delivering=Delivering(lease_for=2 * SHORT)) as late:
+        async with child(backend, "hold", lease=SHORT) as dying:
+            await share(backend, late, dying)
+            await publish(backend, *[(f"k{n}", "held") for n in range(20)])
             held = await take(late)
             dying.send(signal.SIGKILL)
             await dying.ended()
-        async with rig.bus.subscribe(rig.topic, worker="next", delivering=LONG) as other, asyncio.timeout(WITHIN):
-            while await rig.bus.backlog(rig.topic):
+        async with (
+            backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as other,
+            asyncio.timeout(WITHIN),
+        ):
+            while await backend.bus.backlog(backend.topic):
                 for worker in (late, other):
                     await settle(worker, await worker.take(100))
                     await worker.wait(0.1)
         assert await settle(late, held) == len(held)
-    assert await rig.bus.dead_letters(rig.topic) == []
+    assert await backend.bus.dead_letters(backend.topic) == []
 
 
-async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_rig: KafkaRig) -> None:
+async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_backend: KafkaBusBackend) -> None:
     """R11: what is settled while the group waits for a dead worker is settled, however late the broker answers."""
-    rig, bus, topic = kafka_rig, kafka_rig.bus, kafka_rig.topic
+    backend, bus, topic = kafka_backend, kafka_backend.bus, kafka_backend.topic
     async with bus.subscribe(topic, worker="alive", delivering=Delivering(lease_for=2 * SHORT)) as alive:
-        async with child(rig, "hold", lease=8 * SHORT) as dying:
-            await share(rig, alive, dying)
-            await publish(rig, *[(f"k{n}", "held") for n in range(20)])
+        async with child(backend, "hold", lease=8 * SHORT) as dying:
+            await share(backend, alive, dying)
+            await publish(backend, *[(f"k{n}", "held") for n in range(20)])
             held = await take(alive)
             dying.send(signal.SIGKILL)
             await dying.ended()
@@ -479,46 +485,49 @@ async def test_a_worker_at_work_loses_nothing_by_the_death_of_another(kafka_rig:
                 await alive.extend(held)
                 await alive.wait(0.1)
             lost = await settle(alive, held)
-    assert rig.may_repeat or lost == 0
+    assert backend.may_repeat or lost == 0
 
 
-async def share(rig: Rig, subscription: Subscription, other: Child) -> None:
+async def share(backend: BusBackend, subscription: Subscription, other: BusWorkerProcess) -> None:
     """Work on and on, until another process holds some of the messages."""
     holding = asyncio.create_task(other.taken())
     while not holding.done():
-        await publish(rig, *[(f"k{n}", "shared") for n in range(20)])
+        await publish(backend, *[(f"k{n}", "shared") for n in range(20)])
         await settle(subscription, await subscription.take(100))
         await subscription.wait(0.1)
     assert await holding
 
 
-async def test_a_message_that_kills_its_workers_is_set_aside_alone(rig: Rig) -> None:
+@pytest.mark.full
+async def test_a_message_that_kills_its_workers_is_set_aside_alone(backend: BusBackend) -> None:
     """H6, R10: after so many deaths it is dead-lettered with the reason; what was with it is handled."""
     others = [f"a{n}" for n in range(3)] + [f"b{n}" for n in range(3)]
-    await publish(rig, ("b", "b0"), ("a", "a0"), ("a", "poison"), ("a", "a1"), ("b", "b1"), ("a", "a2"), ("b", "b2"))
+    await publish(
+        backend, ("b", "b0"), ("a", "a0"), ("a", "poison"), ("a", "a1"), ("b", "b1"), ("a", "a2"), ("b", "b2")
+    )
     handled: list[str] = []
     exits: list[int] = []
     while 0 not in exits and len(exits) < 5:
-        async with child(rig, "work", lease=SHORT, max_attempts=2) as worker:
+        async with child(backend, "work", lease=SHORT, max_attempts=2) as worker:
             handled += await worker.handled()
             exits.append(await worker.ended())
     assert exits == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert handled.count("poison") == 2
     assert sorted({value for value in handled if value != "poison"}) == others
-    [letter] = await rig.bus.dead_letters(rig.topic)
+    [letter] = await backend.bus.dead_letters(backend.topic)
     assert (letter.message.key, letter.message.value) == ("a", b"poison")
     assert letter.reason == "its workers died or froze 2 times"
-    assert await rig.bus.backlog(rig.topic) == 0
+    assert await backend.bus.backlog(backend.topic) == 0
 
 
 # Retry and dead letters
 
 
-async def test_a_retry_is_handed_out_no_sooner_than_told(rig: Rig) -> None:
+async def test_a_retry_is_handed_out_no_sooner_than_told(backend: BusBackend) -> None:
     """Retry(after) holds its partition back for that long."""
     pause = timedelta(milliseconds=400)
-    await publish(rig, ("a", "1"), ("a", "2"))
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+    await publish(backend, ("a", "1"), ("a", "2"))
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         taken = await take_all(subscription, 2)
         before = time.monotonic()
         assert await subscription.settle([(taken[0], Retry("later", after=pause)), (taken[1], None)]) == 0
@@ -528,25 +537,25 @@ async def test_a_retry_is_handed_out_no_sooner_than_told(rig: Rig) -> None:
         assert [(d.message.value, d.attempt) for d in again] == [(b"1", 2), (b"2", 1)]
 
 
-async def test_attempts_and_delay_outlive_the_worker(rig: Rig) -> None:
+async def test_attempts_and_delay_outlive_the_worker(backend: BusBackend) -> None:
     """H6: how often a message was tried is known to whoever gets it next, and when it is due."""
     pause = timedelta(milliseconds=400)
-    await publish(rig, ("a", "1"))
-    async with rig.bus.subscribe(rig.topic, worker="first", delivering=LONG) as subscription:
+    await publish(backend, ("a", "1"))
+    async with backend.bus.subscribe(backend.topic, worker="first", delivering=LONG) as subscription:
         taken = await take(subscription)
         before = time.monotonic()
         await settle(subscription, taken, Retry("later", after=pause))
-    async with rig.bus.subscribe(rig.topic, worker="second", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="second", delivering=LONG) as subscription:
         [again] = await take(subscription)
         assert time.monotonic() - before >= pause.total_seconds()
     assert again.attempt == 2
     assert again.fence > taken[0].fence
 
 
-async def test_a_message_is_set_aside_after_so_many_attempts(rig: Rig) -> None:
+async def test_a_message_is_set_aside_after_so_many_attempts(backend: BusBackend) -> None:
     """H6: redelivered at most so often, then dead-lettered with the error; the key goes on."""
-    await rig.bus.publish(
-        [Message(rig.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"}), Message(rig.topic, "a", b"good")]
+    await backend.bus.publish(
+        [Message(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"}), Message(backend.topic, "a", b"good")]
     )
     notes = Notes()
 
@@ -555,81 +564,83 @@ async def test_a_message_is_set_aside_after_so_many_attempts(rig: Rig) -> None:
         return Retry("disk full", after=QUICK) if delivery.message.value == b"bad" else Done()
 
     dead: list[int] = []
-    async with working(rig, handle, delivering=Delivering(max_attempts=3, on_dead=dead.append)):
+    async with working(backend, handle, delivering=Delivering(max_attempts=3, on_dead=dead.append)):
         await notes.until_handled(2)
     assert sum(dead) == 1
     assert notes.of_key("a") == ["bad", "bad", "bad", "good"]
-    [letter] = await rig.bus.dead_letters(rig.topic)
-    assert letter.message == Message(rig.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
+    [letter] = await backend.bus.dead_letters(backend.topic)
+    assert letter.message == Message(backend.topic, "a", b"bad", {"traceId": "t1", "Sprache": "süß"})
     assert letter.reason == "gave up after 3 attempts: disk full"
     assert letter.attempts == 3
-    assert abs(letter.died_at - rig.db.clock.now()) < timedelta(minutes=1)
+    assert abs(letter.died_at - backend.db.clock.now()) < timedelta(minutes=1)
 
 
-async def test_trouble_that_is_nobodys_fault_is_retried_without_end(rig: Rig) -> None:
+async def test_trouble_that_is_nobodys_fault_is_retried_without_end(backend: BusBackend) -> None:
     """R11: a transient failure never ends a message, however often it comes; the attempts that count are its own."""
-    await publish(rig, ("a", "1"))
+    await publish(backend, ("a", "1"))
     twice = Delivering(max_attempts=2, lease_for=timedelta(minutes=5))
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=twice) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=twice) as subscription:
         for _ in range(5):
             [delivery] = await take(subscription)
             assert delivery.attempt == 1
             await settle(subscription, [delivery], Retry("database down", QUICK, counts=False))
         await settle(subscription, await take(subscription))
-    assert await rig.bus.dead_letters(rig.topic) == []
-    assert await rig.bus.backlog(rig.topic) == 0
+    assert await backend.bus.dead_letters(backend.topic) == []
+    assert await backend.bus.backlog(backend.topic) == 0
 
 
-async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(rig: Rig) -> None:
+async def test_a_failure_is_set_aside_at_once_and_the_partition_goes_on(backend: BusBackend) -> None:
     """R10, R11: what cannot be read is dead-lettered with the reason, whatever that says; the next is handled."""
-    await publish(rig, *[("a", str(n)) for n in range(4)])
+    await publish(backend, *[("a", str(n)) for n in range(4)])
     reason = "no \0 JSON \ud800 ✗"
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         taken = await take_all(subscription, 4)
         outcomes: list[Outcome] = [Failed(reason), Done(), Failed("x" * 10_000), Done()]
         assert await subscription.settle(list(zip(taken, outcomes, strict=True))) == 0
-        assert await rig.bus.backlog(rig.topic) == 0
-        await publish(rig, ("a", "next"))
+        assert await backend.bus.backlog(backend.topic) == 0
+        await publish(backend, ("a", "next"))
         assert values(await take(subscription)) == ["next"]
-    letters = await rig.bus.dead_letters(rig.topic)
+    letters = await backend.bus.dead_letters(backend.topic)
     assert [letter.message.value for letter in letters] == [b"0", b"2"]
     assert letters[0].reason == "no � JSON ? ✗"
     assert letters[1].reason.startswith("xxx")
-    assert [letter.message.value for letter in await rig.bus.dead_letters(rig.topic, limit=1)] == [b"0"]
+    assert [letter.message.value for letter in await backend.bus.dead_letters(backend.topic, limit=1)] == [b"0"]
 
 
 # Publishing
 
 
-async def test_what_a_transaction_publishes_is_seen_when_it_commits(rig: Rig) -> None:
+async def test_what_a_transaction_publishes_is_seen_when_it_commits(backend: BusBackend) -> None:
     """H4: the next message and the change that causes it are one; before the commit nobody sees it."""
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
-        async with rig.db.transaction() as tx:
-            await rig.bus.publish([Message(rig.topic, "a", b"1", {"n": "1"}), Message(rig.topic, "a", b"2")], tx=tx)
-            await rig.relay()
-            assert await rig.bus.backlog(rig.topic) == 0
-        await rig.relay()
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
+        async with backend.db.transaction() as tx:
+            await backend.bus.publish(
+                [Message(backend.topic, "a", b"1", {"n": "1"}), Message(backend.topic, "a", b"2")], tx=tx
+            )
+            await backend.relay()
+            assert await backend.bus.backlog(backend.topic) == 0
+        await backend.relay()
         taken = await take_all(subscription, 2)
         assert [(d.message.value, dict(d.message.headers)) for d in taken] == [(b"1", {"n": "1"}), (b"2", {})]
 
 
-async def test_what_a_rolled_back_transaction_published_is_never_seen(rig: Rig) -> None:
+async def test_what_a_rolled_back_transaction_published_is_never_seen(backend: BusBackend) -> None:
     """H4: without the commit there is no message."""
     with pytest.raises(LookupError):
-        async with rig.db.transaction() as tx:
-            await rig.bus.publish([Message(rig.topic, "a", b"never")], tx=tx)
+        async with backend.db.transaction() as tx:
+            await backend.bus.publish([Message(backend.topic, "a", b"never")], tx=tx)
             raise LookupError
-    await rig.relay()
-    await publish(rig, ("a", "after"))
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+    await backend.relay()
+    await publish(backend, ("a", "after"))
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         assert values(await take(subscription)) == ["after"]
 
 
-async def test_publishing_to_a_server_that_is_down_says_so(rig: Rig) -> None:
+async def test_publishing_to_a_server_that_is_down_says_so(backend: BusBackend) -> None:
     """R8: within seconds, as Transient with a hint; so the caller can answer 503."""
-    async with rig.dead() as bus, asyncio.timeout(10):
+    async with backend.dead() as bus, asyncio.timeout(10):
         with pytest.raises(Transient) as failure:
-            await bus.publish([Message(rig.topic, "a", b"1")])
+            await bus.publish([Message(backend.topic, "a", b"1")])
         assert failure.value.hint
         with pytest.raises(Transient) as failure:
             await bus.check()
@@ -637,21 +648,21 @@ async def test_publishing_to_a_server_that_is_down_says_so(rig: Rig) -> None:
         assert failure.value.hint
 
 
-async def test_a_bus_that_is_up_says_so(rig: Rig) -> None:
-    await rig.bus.check()
+async def test_a_bus_that_is_up_says_so(backend: BusBackend) -> None:
+    await backend.bus.check()
 
 
-async def test_messages_arrive_as_they_were_published(rig: Rig) -> None:
+async def test_messages_arrive_as_they_were_published(backend: BusBackend) -> None:
     """Keys of any script and of the full length, empty values, headers, bytes up to the limit."""
     messages = [
-        Message(rig.topic, "ключ/鍵:🔑", bytes(range(256)), {"traceId": "00-aß", "empty": ""}),
-        Message(rig.topic, "é" * (KEY_LIMIT // 2), b""),
-        Message(rig.topic, "big", b"x" * VALUE_LIMIT),
+        Message(backend.topic, "ключ/鍵:🔑", bytes(range(256)), {"traceId": "00-aß", "empty": ""}),
+        Message(backend.topic, "é" * (KEY_LIMIT // 2), b""),
+        Message(backend.topic, "big", b"x" * VALUE_LIMIT),
     ]
-    await rig.bus.publish(messages)
-    await rig.bus.publish([])
+    await backend.bus.publish(messages)
+    await backend.bus.publish([])
     arrived: dict[str, Message] = {}
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         while len(arrived) < 3:
             taken = await take(subscription)
             arrived.update({delivery.message.key: delivery.message for delivery in taken})
@@ -673,27 +684,27 @@ async def test_messages_arrive_as_they_were_published(rig: Rig) -> None:
         {"topic": "no/such topic"},
     ],
 )
-async def test_what_no_bus_could_carry_is_refused(rig: Rig, change: dict[str, Any]) -> None:
+async def test_what_no_bus_could_carry_is_refused(backend: BusBackend, change: dict[str, Any]) -> None:
     """R8: over a limit is the caller's mistake, told before anything is sent."""
-    fine = Message(rig.topic, "fine", b"")
+    fine = Message(backend.topic, "fine", b"")
     with pytest.raises(Invalid, match=r"key|bytes|header|topic"):
-        await rig.bus.publish([fine, replace(fine, **change)])
-    assert await rig.bus.backlog(rig.topic) == 0
+        await backend.bus.publish([fine, replace(fine, **change)])
+    assert await backend.bus.backlog(backend.topic) == 0
 
 
-async def test_the_backlog_counts_what_is_not_settled(rig: Rig) -> None:
+async def test_the_backlog_counts_what_is_not_settled(backend: BusBackend) -> None:
     """What waits and what is out count; what is done or dead does not; an unknown topic has none."""
-    assert await rig.bus.backlog(rig.topic) == 0
-    assert await rig.bus.dead_letters(rig.topic) == []
-    await publish(rig, *[(f"k{n}", str(n)) for n in range(10)])
-    assert await rig.bus.backlog(rig.topic) == 10
-    async with rig.bus.subscribe(rig.topic, worker="w", delivering=LONG) as subscription:
+    assert await backend.bus.backlog(backend.topic) == 0
+    assert await backend.bus.dead_letters(backend.topic) == []
+    await publish(backend, *[(f"k{n}", str(n)) for n in range(10)])
+    assert await backend.bus.backlog(backend.topic) == 10
+    async with backend.bus.subscribe(backend.topic, worker="w", delivering=LONG) as subscription:
         taken = await take_all(subscription, 10)
-        assert await rig.bus.backlog(rig.topic) == 10
+        assert await backend.bus.backlog(backend.topic) == 10
         outcomes = [Failed("no") if n < 3 else Done() if n < 7 else None for n in range(10)]
         await subscription.settle(list(zip(taken, outcomes, strict=True)))
         kept = settled_before_first_open(taken, outcomes)
-        assert await rig.bus.backlog(rig.topic) == 10 - kept
+        assert await backend.bus.backlog(backend.topic) == 10 - kept
 
 
 def settled_before_first_open(taken: Sequence[Delivery], outcomes: Sequence[Outcome | None]) -> int:

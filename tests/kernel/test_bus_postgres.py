@@ -6,7 +6,8 @@ from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.bus.postgres import LANES, SQL, PostgresBus
 from penstock.kernel.db import Database
 from penstock.kernel.outcome import Done
-from tests.kernel.bus_rigs import new_topic
+from tests.kernel.bus_backends import new_topic
+from tests.services.postgres import LOCK_AWAITED
 
 GATE = 4711
 
@@ -36,7 +37,7 @@ async def take_after_gate(db: Database, topic: str) -> int:
 
 async def until_somebody_waits(db: Database) -> None:
     async with asyncio.timeout(10):
-        while not await db.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+        while not await db.fetchval(LOCK_AWAITED):
             pass
 
 

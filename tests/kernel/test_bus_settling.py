@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.kernel.bus import Delivering, Delivery, Message
 from penstock.kernel.bus.settling import Settled, settle
 from penstock.kernel.outcome import REASON_LIMIT, Done, Failed, Outcome, Retry
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_ATTEMPTS = 3

@@ -24,6 +24,15 @@ async def test_a_failed_transaction_leaves_nothing(db: Database) -> None:
     assert await db.fetchval("SELECT count(*) FROM t") == 0
 
 
+async def test_a_server_that_is_too_old_is_refused(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The versions are named before anything is changed."""
+    monkeypatch.setattr("penstock.kernel.db.OLDEST_POSTGRES", 99)
+    with pytest.raises(BadConfig, match="Penstock needs 99 or newer") as refused:
+        async with Database.open(database_url):
+            pass
+    assert refused.value.code == "POSTGRES_TOO_OLD"
+
+
 async def test_json_comes_and_goes_as_python(db: Database) -> None:
     """jsonb columns are read and written as plain values."""
     value = {"a": [1, None, "ü"], "b": {"c": True}}

@@ -80,6 +80,7 @@ async def test_two_starters_at_once_start_one_server(tmp_path: Path) -> None:
         assert await first == 1
 
 
+@pytest.mark.full
 async def test_a_killed_starter_leaves_the_data_whole(tmp_path: Path) -> None:
     """After kill -9 of the process that started it, the server ends and the next start finds every commit."""
     command = [sys.executable, "-c", DIES_AT_ONCE, str(tmp_path / "pg")]
@@ -91,6 +92,7 @@ async def test_a_killed_starter_leaves_the_data_whole(tmp_path: Path) -> None:
         assert await ask(url, "SELECT n FROM kept") == 42
 
 
+@pytest.mark.full
 async def test_a_number_that_is_anothers_now_holds_nothing_up(tmp_path: Path) -> None:
     """After a reboot the pid in the lock file may be any process; only a PostgreSQL there is waited for."""
     async with embedded_postgres(tmp_path / "pg"):
@@ -100,6 +102,7 @@ async def test_a_number_that_is_anothers_now_holds_nothing_up(tmp_path: Path) ->
         assert await ask(url, "SELECT 1") == 1
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root lends PostgreSQL another account")
 def test_root_with_a_containers_rights_can_run_it(tmp_path: Path) -> None:
     """With the capabilities containers have by default, it works under folders closed to others too."""
@@ -124,6 +127,7 @@ async def test_root_changes_no_owner_behind_a_link(tmp_path: Path) -> None:
     assert target.stat().st_uid == 0
 
 
+@pytest.mark.full
 async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
     """kill -9 of PostgreSQL itself: it comes back at the same address with its data."""
     async with embedded_postgres(tmp_path / "pg") as url:
@@ -140,6 +144,7 @@ async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
         assert servers(tmp_path / "pg") != [server]
 
 
+@pytest.mark.full
 async def test_a_half_made_cluster_is_made_anew(tmp_path: Path) -> None:
     """A crash during the first set-up leaves rubbish that the next start clears away."""
     (tmp_path / "pg" / "data.new").mkdir(parents=True)
@@ -148,6 +153,7 @@ async def test_a_half_made_cluster_is_made_anew(tmp_path: Path) -> None:
         assert await ask(url, "SELECT 1") == 1
 
 
+@pytest.mark.full
 async def test_a_path_too_long_for_a_socket_works(tmp_path: Path) -> None:
     """Sockets have short names; data directories need not. What stands in elsewhere is gone afterwards."""
     folder = tmp_path / ("long" * 25) / "pg"

@@ -15,7 +15,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.lease import Held, Key, Report
 from tests.kernel.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
-from tests.services.soak import examples
+from tests.support.soak import Campaign, examples
 
 R = TypeVar("R")
 ROWS = 6
@@ -24,7 +24,7 @@ WORKERS = st.sampled_from(["ann", "bob", "cy"])
 
 
 @dataclass
-class ModelRow:
+class LeaseModelRow:
     """What a row must look like, kept by hand."""
 
     status: Job = Job.NEW
@@ -56,7 +56,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         self.run(
             self.db.execute("INSERT INTO job (due_at) SELECT $1 FROM generate_series(1, $2::int)", self.start, ROWS)
         )
-        self.model = {number: ModelRow() for number in range(1, ROWS + 1)}
+        self.model = {number: LeaseModelRow() for number in range(1, ROWS + 1)}
         self.handed_out: list[tuple[str, Held]] = []
 
     def run(self, work: Awaitable[R]) -> R:
@@ -114,7 +114,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         else:
             assert not believed
 
-    def _settle(self, model: ModelRow, target: Job, wait: int, counts: bool) -> None:
+    def _settle(self, model: LeaseModelRow, target: Job, wait: int, counts: bool) -> None:
         model.holder = None
         if target is not Job.NEW:
             model.go(target)
@@ -173,12 +173,13 @@ class LeaseAgainstModel(RuleBasedStateMachine):
 
 
 @pytest.mark.soak
-async def test_leases_behave_like_the_model(db: Database, database_url: str) -> None:
+async def test_leases_behave_like_the_model(db: Database, database_url: str, campaign: Campaign) -> None:
     """T12, T13, T14: whatever claims, reports, heartbeats and expiries happen, the table equals a plain model."""
+    campaign.rounds = examples(25, soak=1000)
     await make_jobs(db, 0)
     machine = type("Run", (LeaseAgainstModel,), {"url": database_url})
     await asyncio.to_thread(
         run_state_machine_as_test,
         machine,
-        settings=settings(max_examples=examples(25, soak=1000), stateful_step_count=40, deadline=None),
+        settings=settings(max_examples=campaign.rounds, stateful_step_count=40, deadline=None),
     )

@@ -18,6 +18,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict
 from penstock.kernel.locks import advisory_key, advisory_lock, file_lock, try_advisory_lock
+from tests.services.postgres import LOCK_AWAITED
 
 HOLDER = """
 import sys
@@ -97,7 +98,7 @@ async def test_an_advisory_lock_lets_one_in_after_the_other(db: Database) -> Non
 
         async with advisory_lock(one, "acme"):
             follower = asyncio.create_task(follow())
-            while not await db.fetchval("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
+            while not await db.fetchval(LOCK_AWAITED):
                 assert not follower.done()
             inside.append("one")
         await follower

@@ -10,6 +10,7 @@ import pytest
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.outbox import Outbox
+from tests.services.postgres import STOP_LOCK_HOLDERS
 
 OUTBOX = Outbox("letter")
 TABLE = """
@@ -68,9 +69,7 @@ async def test_a_crash_after_publishing_repeats_and_loses_nothing(letters: Datab
 
     async def publish_and_die(rows: Sequence[asyncpg.Record]) -> None:
         await post.publish(rows)
-        await letters.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
-        )
+        await letters.execute(STOP_LOCK_HOLDERS)
 
     with pytest.raises(Transient):
         await OUTBOX.relay(letters, publish_and_die)

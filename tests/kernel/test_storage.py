@@ -23,7 +23,7 @@ from penstock.kernel.errors import BadConfig, Conflict, Invalid, NotFound, Penst
 from penstock.kernel.storage import PATH_LIMIT, RESERVED, SEGMENT_LIMIT, Storage
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.storage.objects import ObjectStorage
-from tests.services.s3 import S3Place, s3_place
+from tests.services.s3 import S3Bucket, open_s3_bucket
 
 MB = 1 << 20
 LARGE = 40 * MB
@@ -48,13 +48,13 @@ ODD_NAMES = ["größe/λ/日本語.txt", "😀", "a b+c%20&d=e?f#g", "é", "quot
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Place]:
-    with s3_place() as place:
+def s3() -> Iterator[S3Bucket]:
+    with open_s3_bucket() as place:
         yield place
 
 
 @pytest.fixture
-def bucket(s3: S3Place) -> ObjectStorage:
+def bucket(s3: S3Bucket) -> ObjectStorage:
     return ObjectStorage(f"{s3.url}/{uuid.uuid4().hex}/nested", s3.options)
 
 
@@ -183,7 +183,7 @@ async def test_odd_names_are_names(storage: Storage) -> None:
         assert (await storage.get(path)).data == path.encode()
 
 
-async def test_a_uri_tells_where_the_object_is(folder: FolderStorage, root: Path, s3: S3Place) -> None:
+async def test_a_uri_tells_where_the_object_is(folder: FolderStorage, root: Path, s3: S3Bucket) -> None:
     """A person or another program finds the object by its uri."""
     assert folder.uri("a/ü b") == (root / "a" / "ü b").as_uri()
     assert ObjectStorage(f"{s3.url}/p/", s3.options).uri("a/b") == f"{s3.url}/p/a/b"
@@ -215,6 +215,7 @@ async def test_a_listing_is_ordered_by_path(storage: Storage) -> None:
     assert await paths(storage) == ["A", "a-x/y", "a.x", "a/b-", "a/b.c", "a/b/c", "a/z", "a0", "b", "ä"]
 
 
+@pytest.mark.full
 async def test_a_long_listing_is_complete(storage: Storage) -> None:
     """More objects than a page of the store holds are listed all, once, in order."""
     expected = [f"many/{number:04}" for number in range(1_050)]
@@ -588,7 +589,7 @@ asyncio.run(main())
 # S3 alone.
 
 
-async def test_a_dead_server_is_told_quickly(s3: S3Place, tmp_path: Path) -> None:
+async def test_a_dead_server_is_told_quickly(s3: S3Bucket, tmp_path: Path) -> None:
     """When nobody listens every call says the storage is down within seconds, and what to check."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -597,7 +598,7 @@ async def test_a_dead_server_is_told_quickly(s3: S3Place, tmp_path: Path) -> Non
     await assert_down(bucket, tmp_path, within=10)
 
 
-async def test_a_silent_server_is_told(s3: S3Place, tmp_path: Path) -> None:
+async def test_a_silent_server_is_told(s3: S3Bucket, tmp_path: Path) -> None:
     """A server that takes the connection and never answers does not hold a call beyond its time-out."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -627,7 +628,7 @@ async def assert_down(bucket: ObjectStorage, tmp_path: Path, *, within: float) -
     assert {outcome.code for outcome in outcomes if isinstance(outcome, PenstockError)} == {"STORAGE_DOWN"}
 
 
-async def test_a_missing_bucket_is_down(s3: S3Place) -> None:
+async def test_a_missing_bucket_is_down(s3: S3Bucket) -> None:
     """A bucket that is not there is a storage that does not work, not an object that is missing."""
     bucket = ObjectStorage("s3://penstock-nowhere/prefix", s3.options)
     calls = [bucket.put("a", b""), bucket.create("a", b""), bucket.replace("a", b"", etag="any")]
@@ -637,7 +638,7 @@ async def test_a_missing_bucket_is_down(s3: S3Place) -> None:
         assert down.value.code == "STORAGE_DOWN"
 
 
-async def test_only_objects_are_listed(s3: S3Place) -> None:
+async def test_only_objects_are_listed(s3: S3Bucket) -> None:
     """Neither a console's folder markers are listed, nor a check's probe, be it left behind by a crash."""
     outer = ObjectStorage(f"{s3.url}/outer", s3.options)
     inner = ObjectStorage(f"{s3.url}/outer/inner", s3.options)
@@ -651,11 +652,11 @@ async def test_only_objects_are_listed(s3: S3Place) -> None:
     assert await paths(inner) == await paths(inner, "folder") == ["folder/empty"]
 
 
-def object_url(s3: S3Place, key: str) -> str:
+def object_url(s3: S3Bucket, key: str) -> str:
     return f"{s3.options['endpoint']}/{s3.url.removeprefix('s3://')}/{key}"
 
 
-async def test_a_broken_stream_never_ends_early(s3: S3Place) -> None:
+async def test_a_broken_stream_never_ends_early(s3: S3Bucket) -> None:
     """A connection that breaks amid an object is a failure, never a shorter object."""
 
     async def answer_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from penstock.kernel.db import Database
 from penstock.kernel.lease import Lease
-from tests.kernel.crashing_worker import work
+from tests.kernel.job_worker import work
 from tests.kernel.jobs import LEASE, make_jobs
-from tests.services.forked import FORKED
-from tests.services.soak import examples
+from tests.support.fork_server import FORKED
+from tests.support.soak import Campaign, examples
 
 ROUNDS = examples(50, soak=500)
 JOBS_PER_ROUND = 6
@@ -21,19 +21,20 @@ MANY = Lease("job", LEASE.machine, LEASE.ready, LEASE.held, LEASE.done, LEASE.fa
 
 
 @pytest.mark.soak
-async def test_killed_workers_lose_and_double_nothing(db: Database, database_url: str) -> None:
+async def test_killed_workers_lose_and_double_nothing(db: Database, database_url: str, campaign: Campaign) -> None:
     """T13, T14: SIGKILL in mid-work, round after round; each job has its effect and exactly one move to done."""
+    campaign.counts_items = True
     jobs = ROUNDS * JOBS_PER_ROUND
     await make_jobs(db, jobs)
     await db.execute("CREATE TABLE effect (job bigint, fence bigint, PRIMARY KEY (job, fence))")
-    killed = 0
     for _ in range(ROUNDS):
-        killed += await asyncio.to_thread(start_and_kill, database_url, random.randint(1, JOBS_PER_ROUND))
+        was_killed = await asyncio.to_thread(start_and_kill, database_url, random.randint(1, JOBS_PER_ROUND))
         await reap_as_if_late(db)
+        campaign.end_round(faults=was_killed)
     while await db.fetchval("SELECT count(*) FROM job WHERE status <> 'done'"):
         await asyncio.to_thread(start_and_kill, database_url, jobs + 1)
         await reap_as_if_late(db)
-    assert killed >= ROUNDS // 2, "the campaign killed too few workers to mean anything"
+    assert campaign.faults >= ROUNDS // 2, "the campaign killed too few workers to mean anything"
     await check_done_once(db, jobs)
 
 

@@ -95,14 +95,14 @@ class Hours:
         self.ahead = 0.0
         wall, mono, hours = time.time, time.monotonic, self
 
-        class Later(jwt.api_jwt.datetime):  # type: ignore[name-defined, misc]
+        class ShiftedDatetime(jwt.api_jwt.datetime):  # type: ignore[name-defined, misc]
             @classmethod
             def now(cls, tz: Any = None) -> Any:
                 return super().now(tz) + timedelta(seconds=hours.ahead)
 
         monkeypatch.setattr(time, "time", lambda: wall() + self.ahead)
         monkeypatch.setattr(time, "monotonic", lambda: mono() + self.ahead)
-        monkeypatch.setattr("jwt.api_jwt.datetime", Later)
+        monkeypatch.setattr("jwt.api_jwt.datetime", ShiftedDatetime)
 
 
 class KeyServer:

@@ -34,7 +34,7 @@ from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
-from tests.flows.rig import rigged
+from tests.flows.harness import flows_harness
 
 NOW = datetime(2026, 11, 17, 3, 0, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -190,9 +190,9 @@ def test_the_next_step_of_a_run_that_failed(last: Run, hint: str) -> None:
 
 async def test_steps_nobody_takes(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
     """F18: late when they wait longer than a worker takes to come back, by kind."""
-    async with rigged(database_url, tmp_path, clock=clock) as rig:
-        views: FlowViews = rig.app.state.flow_views
-        await rig.create({"a": {"kind": "work"}, "b": {"kind": "work"}, "c": {"kind": "other", "dependsOn": ["a"]}})
+    async with flows_harness(database_url, tmp_path, clock=clock) as harness:
+        views: FlowViews = harness.app.state.flow_views
+        await harness.create({"a": {"kind": "work"}, "b": {"kind": "work"}, "c": {"kind": "other", "dependsOn": ["a"]}})
         clock.advance(flows.WAITS_TOO_LONG)
         report = await flows.look(views)
         assert (report.summary, found(report)) == ("1 run under way, 2 steps wait", [])
@@ -203,15 +203,15 @@ async def test_steps_nobody_takes(database_url: str, tmp_path: Path, clock: Manu
 
 async def test_runs_that_failed(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
     """F18: by when they failed, not when they were made; runs within another leave room for it."""
-    async with rigged(database_url, tmp_path, clock=clock) as rig:
-        views: FlowViews = rig.app.state.flow_views
+    async with flows_harness(database_url, tmp_path, clock=clock) as harness:
+        views: FlowViews = harness.app.state.flow_views
         for run_id in ("outer", *(f"inner-{number}" for number in range(8))):
-            await rig.create({"a": {"kind": "work"}}, run_id)
+            await harness.create({"a": {"kind": "work"}}, run_id)
         within = "UPDATE flow_run SET parent_run = (SELECT id FROM flow_run WHERE run_id = 'outer'), parent_n = 0"
         await views._db.execute(f"{within} WHERE run_id <> 'outer'")
         clock.advance(timedelta(days=2))
-        for item in await rig.claim():
-            await rig.report(item, "FAILED", error={"code": "NO", "message": "no"})
+        for item in await harness.claim():
+            await harness.report(item, "FAILED", error={"code": "NO", "message": "no"})
         told = [one for one in found(await flows.look(views)) if one[0] == "BROKEN"]
         assert [subject for _, subject, _ in told] == ["outer"]
         clock.advance(timedelta(days=1, minutes=1))

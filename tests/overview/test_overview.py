@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import threading
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,28 +16,27 @@ import pytest
 from penstock.overview.client import OverviewClient
 from penstock.overview.contract import Part
 from penstock.overview.machines import PART_OF
-from tests.harvest.crank import FEED, feed
-from tests.ingest.house import KEYED, SUPPLIER, House
-from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, penstock
-from tests.services.until import until
+from tests.harvest.stepper import FEED, feed
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
+from tests.services.postgres import module_database
+from tests.support.processes import Result, Up, penstock
+from tests.support.settings import write_config
+from tests.support.sse import parse_event
+from tests.support.types import Json
+from tests.support.waiting import until
 from tests.test_openapi import WITH_TOKENS, token
 
-Json = dict[str, Any]
 FILE, TENANT, RUN = "2026-11-17.events", "acme", "nightly"
 
 
 @pytest.fixture(scope="module")
 def databases() -> Iterator[list[str]]:
     """One for the platform, one for tracking, one for refdata."""
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
-        server = os.environ["PENSTOCK_TEST_POSTGRES_URL"]
-        yield [runner.run(stack.enter_async_context(fresh_database(server))) for _ in range(3)]
-        runner.run(stack.aclose())
+    with module_database() as platform, module_database() as tracking, module_database() as refdata:
+        yield [platform, tracking, refdata]
 
 
-class Plant:
+class OverviewHarness:
     """A Penstock with tokens whose journals are in three databases, and in which every part has moved something."""
 
     def __init__(self, up: Up, folder: Path, databases: list[str]) -> None:
@@ -63,8 +60,8 @@ class Plant:
         self.settle()
         answer = self.get("/events", {**self.operator, **(headers or {})}, follow="false", **params)
         assert answer.headers["content-type"].startswith("text/event-stream")
-        blocks = [block.split("\n") for block in answer.text.split("\n\n") if block.startswith("event: move")]
-        return [(one[1].removeprefix("id: "), json.loads(one[2].removeprefix("data: "))) for one in blocks]
+        events = [parse_event(block) for block in answer.text.split("\n\n") if block.startswith("event: move")]
+        return [(event["id"], json.loads(event["data"])) for event in events]
 
     def settle(self) -> None:
         """Wait until what was noted is told: transactions of other databases on the server hold it up too."""
@@ -93,58 +90,59 @@ class Plant:
 
 
 @pytest.fixture(scope="module")
-def plant(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    folder = tmp_path_factory.mktemp("plant")
+def harness(databases: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[OverviewHarness]:
+    folder = tmp_path_factory.mktemp("harness")
     platform, tracking, refdata = databases
     parts = urlsplit(refdata)
-    house = House(folder / "root", KEYED)
-    (folder / "penstock.yaml").write_text(
-        json.dumps(
-            {
-                "database": {"url": platform},
-                "tracking": {"database": {"url": tracking}},
-                "refdata": {
-                    "dictionaries": [{"code": "RATES"}],
-                    "postgres": {
-                        "jdbcUrl": f"jdbc:{refdata}",
-                        "username": parts.username,
-                        **({"passwordFromEnv": "DB_PASSWORD"} if parts.password else {}),
-                    },
+    ingest = IngestHarness(folder / "root", KEYED)
+    write_config(
+        folder,
+        {
+            "database": {"url": platform},
+            "tracking": {"database": {"url": tracking}},
+            "refdata": {
+                "dictionaries": [{"code": "RATES"}],
+                "postgres": {
+                    "jdbcUrl": f"jdbc:{refdata}",
+                    "username": parts.username,
+                    **({"passwordFromEnv": "DB_PASSWORD"} if parts.password else {}),
                 },
-                "ingest": {"root": str(house.root), "poll": 0.2},
-                "harvest": {"retry_after": 0.05, "feeds": {FEED: feed("http://127.0.0.1:1")}},
-            }
-        )
+            },
+            "ingest": {"root": str(ingest.root), "poll": 0.2},
+            "harvest": {"retry_after": 0.05, "feeds": {FEED: feed("http://127.0.0.1:1")}},
+        },
     )
     with Up(folder, env={**WITH_TOKENS, "DB_PASSWORD": parts.password or ""}) as up:
-        plant = Plant(up, folder, databases)
-        _move_everything(plant, house)
-        yield plant
+        harness = OverviewHarness(up, folder, databases)
+        _move_everything(harness, ingest)
+        yield harness
 
 
-def _move_everything(plant: Plant, house: House) -> None:
-    plant.post("/api/v1/pipeline/files/register", {"filename": FILE, "shards": [0, 1]})
-    plant.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
+def _move_everything(harness: OverviewHarness, ingest: IngestHarness) -> None:
+    harness.post("/api/v1/pipeline/files/register", {"filename": FILE, "shards": [0, 1]})
+    harness.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
     item = {"key": "EUR", "payload": {"rate": 1.1}}
     update = {"dictCode": "RATES", "eventType": "DELTA", "items": [item]}
-    plant.post(
+    harness.post(
         f"/v1/tenants/{TENANT}/updates?consistencyMode=WAIT_COMMIT&timeoutMs=1000", update, token(tenant_id=TENANT)
     )
-    plant.post("/api/v1/flow_runs", {"runId": RUN, "steps": {"gone": {"kind": "python", "inputs": {"call": "no:no"}}}})
-    house.drop(b"what is this\n")
-    plant.post(f"/api/v1/harvest/feeds/{FEED}/runs", {})
+    harness.post(
+        "/api/v1/flow_runs", {"runId": RUN, "steps": {"gone": {"kind": "python", "inputs": {"call": "no:no"}}}}
+    )
+    ingest.drop(b"what is this\n")
+    harness.post(f"/api/v1/harvest/feeds/{FEED}/runs", {})
     found: set[tuple[str, str]] = set()
 
     def have_all_ended() -> bool:
-        found.update((event["machine"], event["to"]) for _, event in plant.events(last=1000))
+        found.update((event["machine"], event["to"]) for _, event in harness.events(last=1000))
         return {("ingest.run", "FAIL"), ("harvest.plan", "failed"), ("flows.run", "FAILED")} <= found
 
     until(have_all_ended, "a run of ingest, one of harvest and one of flows have failed")
 
 
-def test_every_part_is_told_in_one_stream(plant: Plant) -> None:
+def test_every_part_is_told_in_one_stream(harness: OverviewHarness) -> None:
     """T17, F18: each move with its part, its subject, who and why, whichever database it was noted in."""
-    told = plant.events(last=1000)
+    told = harness.events(last=1000)
     assert {event["part"] for _, event in told} == set(Part)
     assert {event["part"] for _, event in told if event["part"] != PART_OF[event["machine"]]} == set()
     (failed,) = [event for _, event in told if event["subject"] == f"{FILE}/1" and event["to"] == "failed"]
@@ -153,58 +151,58 @@ def test_every_part_is_told_in_one_stream(plant: Plant) -> None:
     assert all(len(name.split(".")) == 3 for name, _ in told)  # how far each of three journals was told
 
 
-def test_whoever_comes_back_misses_nothing(plant: Plant) -> None:
+def test_whoever_comes_back_misses_nothing(harness: OverviewHarness) -> None:
     """T17: from any event on, all that come after it are told, each once."""
-    told = plant.events(last=1000)
+    told = harness.events(last=1000)
     names = [name for name, _ in told]
     assert len(set(names)) == len(names)
     for place in range(0, len(told), 3):
-        assert plant.events({"last-event-id": names[place]}) == told[place + 1 :]
+        assert harness.events({"last-event-id": names[place]}) == told[place + 1 :]
 
 
-def test_one_may_ask_for_less(plant: Plant) -> None:
+def test_one_may_ask_for_less(harness: OverviewHarness) -> None:
     """T17: some parts, some subjects, the last so many."""
-    everything = [event for _, event in plant.events(last=1000)]
+    everything = [event for _, event in harness.events(last=1000)]
     for part in Part:
-        assert [event for _, event in plant.events(last=1000, part=part)] == [
+        assert [event for _, event in harness.events(last=1000, part=part)] == [
             event for event in everything if event["part"] == part
         ]
-    assert {event["subject"] for _, event in plant.events(last=1000, subject=f"{TENANT}/RATES")} == {
+    assert {event["subject"] for _, event in harness.events(last=1000, subject=f"{TENANT}/RATES")} == {
         event["subject"] for event in everything if event["part"] == "refdata"
     }
-    assert [event["to"] for _, event in plant.events(last=1, part="flows")] == ["FAILED"]
-    assert plant.events() == []
+    assert [event["to"] for _, event in harness.events(last=1, part="flows")] == ["FAILED"]
+    assert harness.events() == []
 
 
-def test_moves_are_told_as_they_are_made(plant: Plant) -> None:
+def test_moves_are_told_as_they_are_made(harness: OverviewHarness) -> None:
     """T17: a stream that is followed goes on with what happens next."""
-    with plant.live() as stream:
+    with harness.live() as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith(": moves of")
-        plant.post("/api/v1/pipeline/stages/event-ingest/retry", {"filename": FILE})
+        harness.post("/api/v1/pipeline/stages/event-ingest/retry", {"filename": FILE})
         moved = next(json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
         assert (moved["part"], moved["from"], moved["to"]) == ("tracking", "failed", "new")
-    plant.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
+    harness.post("/api/v1/pipeline/stages/event-ingest/fail", {"filename": FILE})
 
 
 @pytest.mark.parametrize("name", ["", "1-2-3", "1-2-3.4-5-6", "1-2-3.4-5-6.7-8-x", "1-2-3.4-5-6.7-8-9.0-0-0"])
-def test_an_id_that_is_none_is_the_callers_mistake(plant: Plant, name: str) -> None:
+def test_an_id_that_is_none_is_the_callers_mistake(harness: OverviewHarness, name: str) -> None:
     """T9: 422, and a hint."""
-    answer = plant.get("/events", {**plant.operator, "last-event-id": name}, follow="false")
+    answer = harness.get("/events", {**harness.operator, "last-event-id": name}, follow="false")
     assert (answer.status_code, answer.json()["code"]) == (422, "BAD_EVENT_ID")
 
 
-def test_the_whole_belongs_to_no_tenant(plant: Plant) -> None:
+def test_the_whole_belongs_to_no_tenant(harness: OverviewHarness) -> None:
     """R28: a tenant sees nothing of the house, nor of other tenants; without a token nobody sees anything."""
     for path in ("/events", "/status"):
-        assert plant.get(path, {}).status_code == 401
-        refused = plant.get(path, token(tenant_id=TENANT))
+        assert harness.get(path, {}).status_code == 401
+        refused = harness.get(path, token(tenant_id=TENANT))
         assert (refused.status_code, refused.json()["code"]) == (403, "NOT_FOR_TENANTS")
 
 
-def test_what_is_broken_is_told_with_the_next_step(plant: Plant) -> None:
+def test_what_is_broken_is_told_with_the_next_step(harness: OverviewHarness) -> None:
     """T16, F18: by every part that has something to tell, and by no other."""
-    found = plant.findings()
+    found = harness.findings()
     assert set(found) == {"tracking", "ingest", "harvest", "flows"}
     assert [(one["severity"], one["subject"], one["what"]) for one in found["tracking"]] == [
         ("BROKEN", "event-ingest", "2 shards failed")
@@ -216,23 +214,24 @@ def test_what_is_broken_is_told_with_the_next_step(plant: Plant) -> None:
     assert run["hint"] == f"penstock flow show {RUN}; then penstock flow retry {RUN}"
 
 
-def test_the_commands_tell_the_same(plant: Plant) -> None:
+@pytest.mark.full
+def test_the_commands_tell_the_same(harness: OverviewHarness) -> None:
     """T16: one screen, exit code 1 while something is wrong; the stream a line a move."""
     for act in ("retry", "fail"):
-        plant.post(f"/api/v1/pipeline/stages/event-ingest/{act}", {"filename": FILE})
-    status = plant.command("status")
+        harness.post(f"/api/v1/pipeline/stages/event-ingest/{act}", {"filename": FILE})
+    status = harness.command("status")
     assert status.code == 1
     assert status.out.startswith("BROKEN  Penstock ")
     for line in ("BROKEN  tracking  event-ingest: 2 shards failed", f"BROKEN  flows  {RUN}: run failed"):
         assert line in status.out
-    assert json.loads(plant.command("status", "--json").out)["status"] == "BROKEN"
-    plant.settle()
-    events = plant.command("events", "--part", "tracking", "--last", "2")
+    assert json.loads(harness.command("status", "--json").out)["status"] == "BROKEN"
+    harness.settle()
+    events = harness.command("events", "--part", "tracking", "--last", "2")
     assert events.code == 0
     assert [line.split()[2:] for line in events.out.splitlines()] == [
         ["tracking.event-ingest", f"{FILE}/{shard}", "new", "→", "failed", "by", "ann"] for shard in (0, 1)
     ]
-    told = [json.loads(line) for line in plant.command("events", "--json", "--last", "1000").out.splitlines()]
+    told = [json.loads(line) for line in harness.command("events", "--json", "--last", "1000").out.splitlines()]
     assert {event["part"] for event in told} == set(Part)
 
 
@@ -244,9 +243,9 @@ def test_a_server_that_is_away_is_no_status(tmp_path: Path) -> None:
         assert "hint: is it running?" in done.err
 
 
-def test_whoever_follows_comes_back_after_an_end(plant: Plant, tmp_path: Path) -> None:
+def test_whoever_follows_comes_back_after_an_end(harness: OverviewHarness, tmp_path: Path) -> None:
     """T17: a stream that is cut goes on after the last event, without a gap and without a repetition."""
-    told = plant.events(last=1000)
+    told = harness.events(last=1000)
     cut = [b"".join(_event(*one) for one in told[:3]), b"", b"".join(_event(*one) for one in told[3:6])]
     asked: list[str | None] = []
 

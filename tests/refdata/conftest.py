@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from penstock.settings import Settings
-from tests.refdata.rig import Rig, create_schemas, opened, settings_on
+from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings
 from tests.services.kafka import Kafka, kafka
 
 
@@ -27,10 +27,10 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
     broker = request.getfixturevalue("broker") if bus_kind == "kafka" else None
     if broker is not None:
         broker.needs_real("makes no topics when it is asked to")
-    return settings_on(database_url, broker)
+    return refdata_settings(database_url, broker)
 
 
 @pytest.fixture
-async def rig(settings: Settings) -> AsyncIterator[Rig]:
-    async with opened(settings) as rig:
-        yield rig
+async def harness(settings: Settings) -> AsyncIterator[RefdataHarness]:
+    async with opened(settings) as harness:
+        yield harness

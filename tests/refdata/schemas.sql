@@ -39,7 +39,7 @@ BEGIN
 END
 $$;
 
--- Quite another house: a schema per tenant and no tenant column, keys that are numbers or UUIDs, a view, a join.
+-- Quite another harness: a schema per tenant and no tenant column, keys that are numbers or UUIDs, a view, a join.
 CREATE SCHEMA acme;
 CREATE SCHEMA globex;
 
@@ -55,30 +55,30 @@ INSERT INTO acme.brand VALUES (1, 'Anvil'), (2, 'Rocket');
 INSERT INTO globex.brand VALUES (1, 'Umbrella');
 
 CREATE VIEW all_products AS
-SELECT 'acme' AS house, p.sku, p.price, p.seen, b.label FROM acme.product p JOIN acme.brand b ON b.id = p.brand_id
+SELECT 'acme' AS harness, p.sku, p.price, p.seen, b.label FROM acme.product p JOIN acme.brand b ON b.id = p.brand_id
 UNION ALL
 SELECT 'globex', p.sku, p.price, p.seen, b.label FROM globex.product p JOIN globex.brand b ON b.id = p.brand_id;
 
-CREATE FUNCTION put_product(house text, sku bigint, body jsonb, seen timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION put_product(harness text, sku bigint, body jsonb, seen timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE format('INSERT INTO %I.product AS p VALUES ($1, $2, $3, $4)
-                    ON CONFLICT (sku) DO UPDATE SET brand_id = $2, price = $3, seen = $4', house)
+                    ON CONFLICT (sku) DO UPDATE SET brand_id = $2, price = $3, seen = $4', harness)
     USING sku, (body ->> 'brand')::int, (body ->> 'price')::numeric, seen;
 END
 $$;
 
-CREATE FUNCTION drop_product(house text, key bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION drop_product(harness text, key bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    EXECUTE format('DELETE FROM %I.product WHERE sku = $1', house) USING key;
+    EXECUTE format('DELETE FROM %I.product WHERE sku = $1', harness) USING key;
 END
 $$;
 
-CREATE TABLE incoming_product (house text, sku bigint, body jsonb);
+CREATE TABLE incoming_product (harness text, sku bigint, body jsonb);
 
 CREATE FUNCTION swap_products(tenant text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     EXECUTE format('DELETE FROM %I.product', tenant);
-    PERFORM put_product(house, sku, body, now()) FROM incoming_product WHERE house = tenant;
-    DELETE FROM incoming_product WHERE house = tenant;
+    PERFORM put_product(harness, sku, body, now()) FROM incoming_product WHERE harness = tenant;
+    DELETE FROM incoming_product WHERE harness = tenant;
 END
 $$;

@@ -21,8 +21,9 @@ from penstock.refdata.mapping import Mapped
 from penstock.refdata.model import Event
 from penstock.roles import adapting
 from penstock.settings import Settings
-from tests.refdata.rig import Json, Rig, create_schemas, opened, settings_on, upsert
+from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.services.kafka import Kafka
+from tests.support.types import Json
 
 PLAIN: Json = {"tenantId": "=acme", "dictCode": "=LOOSE"}
 COMMANDS: Json = {
@@ -215,121 +216,121 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
     mark = os.urandom(4).hex()
     topics = [{"topic": f"theirs.{mark}.{n}", **how} for n, how in enumerate((PLAIN, COMMANDS, CHANGES))]
     commands = CommandsSection.model_validate({"commandsTopic": f"refdata.test.{mark}", "externalTopics": topics})
-    known = settings_on(database_url, broker)
+    known = refdata_settings(database_url, broker)
     return known.model_copy(update={"refdata": known.refdata.model_copy(update={"kafka": commands})})
 
 
 @pytest.fixture
-async def rig(settings: Settings) -> AsyncIterator[Rig]:
-    async with opened(settings) as rig:
-        yield rig
+async def harness(settings: Settings) -> AsyncIterator[RefdataHarness]:
+    async with opened(settings) as harness:
+        yield harness
 
 
-async def post(rig: Rig, number: int, value: bytes, key: str = "k", **headers: str) -> None:
-    await rig.bus.publish([Message(topic(rig, number), key, value, headers)])
+async def post(harness: RefdataHarness, number: int, value: bytes, key: str = "k", **headers: str) -> None:
+    await harness.bus.publish([Message(topic(harness, number), key, value, headers)])
 
 
-def topic(rig: Rig, number: int) -> str:
-    return rig.platform.settings.refdata.kafka.external_topics[number].topic
+def topic(harness: RefdataHarness, number: int) -> str:
+    return harness.platform.settings.refdata.kafka.external_topics[number].topic
 
 
-async def adapted(rig: Rig) -> None:
+async def adapted(harness: RefdataHarness) -> None:
     """Have everything on the topics of others turned into commands, and these applied."""
-    async with asyncio.timeout(60), adapting(rig.platform):
-        for section in rig.platform.settings.refdata.kafka.external_topics:
-            while await rig.bus.backlog(section.topic):
+    async with asyncio.timeout(60), adapting(harness.platform):
+        for section in harness.platform.settings.refdata.kafka.external_topics:
+            while await harness.bus.backlog(section.topic):
                 pass
-    await rig.apply()
+    await harness.apply()
 
 
-async def test_the_lag_of_every_topic_is_told(rig: Rig) -> None:
+async def test_the_lag_of_every_topic_is_told(harness: RefdataHarness) -> None:
     """R26: whoever works on a topic tells how far behind it is."""
-    topics = [section.topic for section in rig.platform.settings.refdata.kafka.external_topics]
+    topics = [section.topic for section in harness.platform.settings.refdata.kafka.external_topics]
     lags = [f'kafka_consumer_lag{{topic="{topic}"}}' for topic in topics]
-    async with asyncio.timeout(60), adapting(rig.platform):
-        while not all(lag in rig.platform.telemetry.exposition().decode() for lag in lags):
-            await rig.bus.backlog(topics[0])
+    async with asyncio.timeout(60), adapting(harness.platform):
+        while not all(lag in harness.platform.telemetry.exposition().decode() for lag in lags):
+            await harness.bus.backlog(topics[0])
 
 
-async def test_messages_of_others_are_applied(rig: Rig) -> None:
+async def test_messages_of_others_are_applied(harness: RefdataHarness) -> None:
     """R10: three topics, three mappings, one dictionary; in order, and with no digit lost."""
     event_id = uuid4()
-    await post(rig, 0, b"1.10", key="a")
-    await post(rig, 0, b"123456789012345678901234567890", key="b")
-    await post(rig, 0, b"3", key="c")
-    await post(rig, 0, b"", key="c")
+    await post(harness, 0, b"1.10", key="a")
+    await post(harness, 0, b"123456789012345678901234567890", key="b")
+    await post(harness, 0, b"3", key="c")
+    await post(harness, 0, b"", key="c")
     said = {"eventId": str(event_id), "tenantId": "acme", "dictCode": "CURRENCY", "eventType": "DELTA"}
     currency = upsert("NOK", {"name": "Krone", "digits": 2})
-    await post(rig, 1, msgspec.json.encode({**said, "items": [currency]}))
+    await post(harness, 1, msgspec.json.encode({**said, "items": [currency]}))
     rows = [
         {"ids": [0, "x"], "after": {"x": 1}},
         {"ids": [0, "y"], "after": 2},
         {"ids": [0, "y"], "m~e": {"op": "gone"}},
     ]
     changes = msgspec.json.encode({"meta": {"dict/code": "LOOSE"}, "rows": rows})
-    await post(rig, 2, changes, tenant="globex", revision="5")
-    await adapted(rig)
+    await post(harness, 2, changes, tenant="globex", revision="5")
+    await adapted(harness)
     query = "SELECT item_key, payload::text FROM dictionary_item WHERE tenant_id = 'acme' AND NOT deleted"
-    kept = {row[0]: row[1] for row in await rig.db.fetch(query)}
+    kept = {row[0]: row[1] for row in await harness.db.fetch(query)}
     assert kept == {"a": "1.10", "b": "123456789012345678901234567890"}
-    assert await rig.items("LOOSE", "globex") == {"x": {"x": 1}}
-    update = await rig.update(event_id)
+    assert await harness.items("LOOSE", "globex") == {"x": {"x": 1}}
+    update = await harness.update(event_id)
     assert (update.status, update.committed_version) == (Status.COMMITTED, 1)
-    assert await rig.items("CURRENCY") == {"NOK": {"name": "Krone", "digits": 2}}
-    assert await rig.version("LOOSE") == 4
+    assert await harness.items("CURRENCY") == {"NOK": {"name": "Krone", "digits": 2}}
+    assert await harness.version("LOOSE") == 4
 
 
-async def test_what_cannot_be_mapped_is_set_aside(rig: Rig) -> None:
+async def test_what_cannot_be_mapped_is_set_aside(harness: RefdataHarness) -> None:
     """R10: it goes to the dead letters of its own topic, and the partition moves on; so does what nobody may change."""
     bad = {b"{": "MALFORMED", b"\xff\xfe": "MALFORMED", b"null": "MALFORMED", b'"\\u0000"': "MALFORMED"}
-    await post(rig, 0, b"0", key="a")
+    await post(harness, 0, b"0", key="a")
     for number, value in enumerate(bad, start=1):
-        await post(rig, 0, value, key="a")
-        await post(rig, 0, str(number).encode(), key="a")
-    await post(rig, 1, b'{"tenantId": "acme", "dictCode": "BRAND", "eventType": "DELTA", "items": []}')
-    await adapted(rig)
-    assert await rig.items("LOOSE") == {"a": len(bad)}
-    assert await rig.version("LOOSE") == len(bad) + 1
-    letters = await rig.bus.dead_letters(topic(rig, 0))
+        await post(harness, 0, value, key="a")
+        await post(harness, 0, str(number).encode(), key="a")
+    await post(harness, 1, b'{"tenantId": "acme", "dictCode": "BRAND", "eventType": "DELTA", "items": []}')
+    await adapted(harness)
+    assert await harness.items("LOOSE") == {"a": len(bad)}
+    assert await harness.version("LOOSE") == len(bad) + 1
+    letters = await harness.bus.dead_letters(topic(harness, 0))
     assert [(letter.message.value, letter.reason.partition(":")[0]) for letter in letters] == list(bad.items())
-    assert [reason.partition(":")[0] for reason in await rig.dead()] == ["DICTIONARY_READ_ONLY"]
+    assert [reason.partition(":")[0] for reason in await harness.dead()] == ["DICTIONARY_READ_ONLY"]
     assert (
-        await rig.db.fetchval("SELECT error_code FROM update_request WHERE dict_code = 'BRAND'")
+        await harness.db.fetchval("SELECT error_code FROM update_request WHERE dict_code = 'BRAND'")
         == "DICTIONARY_READ_ONLY"
     )
 
 
 @pytest.mark.parametrize("value", [b"1e99999999999999999999", b"[" * 300 + b"]" * 300])
-async def test_what_breaks_the_adapter_does_not_stop_it(rig: Rig, value: bytes) -> None:
+async def test_what_breaks_the_adapter_does_not_stop_it(harness: RefdataHarness, value: bytes) -> None:
     """R10: numbers and depths no library expects are set aside or taken; what follows is applied."""
-    await post(rig, 0, value, key="a")
-    await post(rig, 0, b"1", key="b")
+    await post(harness, 0, value, key="a")
+    await post(harness, 0, b"1", key="b")
     async with asyncio.timeout(8):
-        await adapted(rig)
-    assert (await rig.items("LOOSE"))["b"] == 1
+        await adapted(harness)
+    assert (await harness.items("LOOSE"))["b"] == 1
 
 
-async def test_a_message_that_is_read_twice_counts_once(rig: Rig) -> None:
+async def test_a_message_that_is_read_twice_counts_once(harness: RefdataHarness) -> None:
     """R10: handled again after a crash, it is the same event: it has the id its place gives it."""
-    section = Mapped(rig.platform.settings.refdata.kafka.external_topics[0])
+    section = Mapped(harness.platform.settings.refdata.kafka.external_topics[0])
     events = [section.event(delivery(b"1", "a")), section.event(delivery(b"1", "a"))]
     for event in events:
-        await rig.refdata.submit_all([event, event])
-    await rig.apply()
-    assert await rig.version("LOOSE") == 1
-    assert (await rig.update(events[0].event_id)).committed_version == 1
+        await harness.refdata.submit_all([event, event])
+    await harness.apply()
+    assert await harness.version("LOOSE") == 1
+    assert (await harness.update(events[0].event_id)).committed_version == 1
 
 
 @pytest.mark.parametrize("bus_kind", ["kafka"])  # PostgreSQL's bus has no such messages
-async def test_a_tombstone_of_kafka(rig: Rig, broker: Kafka) -> None:
+async def test_a_tombstone_of_kafka(harness: RefdataHarness, broker: Kafka) -> None:
     """R10: a record without a value, with a key that is no text, or without a key, as other writers make them."""
-    await rig.bus.publish([Message(topic(rig, 0), "z", b"0")])  # so that the topic is there
+    await harness.bus.publish([Message(topic(harness, 0), "z", b"0")])  # so that the topic is there
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     for key, value in ((b"a", b"1"), (b"a", None), (None, b"1"), (b"\xff", b"2")):
-        producer.produce(topic(rig, 0), key=key, value=value, partition=0)
+        producer.produce(topic(harness, 0), key=key, value=value, partition=0)
     assert producer.flush(10) == 0
-    await adapted(rig)
-    assert await rig.items("LOOSE") == {"z": 0}
-    reasons = [letter.reason for letter in await rig.bus.dead_letters(topic(rig, 0))]
+    await adapted(harness)
+    assert await harness.items("LOOSE") == {"z": 0}
+    reasons = [letter.reason for letter in await harness.bus.dead_letters(topic(harness, 0))]
     # Bytes that are no text are shown replaced, and two such keys might be one: so none is taken.
     assert reasons == ["UNMAPPED: key: missing", "UNMAPPED: key: it is not UTF-8"]

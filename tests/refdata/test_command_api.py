@@ -18,27 +18,25 @@ from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.roles import applying
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, forged, shared, signed
-from tests.refdata.rig import Json, Rig, command, create_schemas, opened, settings_on, upsert
+from tests.refdata.harness import RefdataHarness, command, create_schemas, opened, refdata_settings, upsert
+from tests.support.http import answered, problem
+from tests.support.types import Json
 
-PROBLEM = "application/problem+json"
 BAD = upsert("EUR", {"name": "Euro", "digits": 9})  # CURRENCY has at most 4
 
 
-class Api:
+class CommandApiClient:
     """Requests to one application, and what they must answer."""
 
-    def __init__(self, http: httpx.AsyncClient, rig: Rig) -> None:
+    def __init__(self, http: httpx.AsyncClient, harness: RefdataHarness) -> None:
         self.http = http
-        self.rig = rig
+        self.harness = harness
 
     async def post(self, body: bytes, tenant: str = "acme", **params: Any) -> httpx.Response:
         return await self.http.post(f"/v1/tenants/{tenant}/updates", content=body, params=params)
 
     async def taken(self, body: bytes, **params: Any) -> Json:
-        answer = await self.post(body, **params)
-        assert answer.status_code == 202, answer.text
-        found: Json = answer.json()
-        return found
+        return answered(await self.post(body, **params), 202)
 
     async def committed(self, body: bytes, tenant: str = "acme") -> Json:
         """Send it, and again under its id, until it is committed."""
@@ -47,59 +45,45 @@ class Api:
                 answer := await self.post(body, tenant, consistencyMode="WAIT_COMMIT", timeoutMs=1000)
             ).status_code != 200:
                 assert answer.status_code == 202, answer.text
-        found: Json = answer.json()
-        return found
+        return answered(answer)
 
     async def get(self, path: str, **params: Any) -> Json:
-        answer = await self.http.get(f"/v1/tenants/{path}", params=params)
-        assert answer.status_code == 200, answer.text
-        found: Json = answer.json()
-        return found
-
-
-def problem(answer: httpx.Response, status: int, code: str) -> Json:
-    """The body of a refusal: a problem with a stable code and a hint."""
-    body: Json = answer.json()
-    assert (answer.status_code, body.get("code"), answer.headers["content-type"]) == (status, code, PROBLEM), (
-        answer.text
-    )
-    assert body["hint"] and body["detail"]  # noqa: PT018
-    return body
+        return answered(await self.http.get(f"/v1/tenants/{path}", params=params))
 
 
 @asynccontextmanager
-async def serving(settings: Settings, authenticator: Authenticator | None = None) -> AsyncIterator[Api]:
+async def serving(settings: Settings, authenticator: Authenticator | None = None) -> AsyncIterator[CommandApiClient]:
     async with AsyncExitStack() as stack:
-        rig = await stack.enter_async_context(opened(settings))
-        telemetry = rig.platform.telemetry
+        harness = await stack.enter_async_context(opened(settings))
+        telemetry = harness.platform.telemetry
         web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator or NoAuthenticator())
-        app = make_command_api(web, Pulse({}, needs=[]), rig.refdata)
+        app = make_command_api(web, Pulse({}, needs=[]), harness.refdata)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
-        yield Api(await stack.enter_async_context(http), rig)
+        yield CommandApiClient(await stack.enter_async_context(http), harness)
 
 
 @pytest.fixture
 async def settings(database_url: str) -> Settings:
     await create_schemas(database_url)
-    return settings_on(database_url)
+    return refdata_settings(database_url)
 
 
 @pytest.fixture
-async def idle(settings: Settings) -> AsyncIterator[Api]:
+async def idle(settings: Settings) -> AsyncIterator[CommandApiClient]:
     """An API whose commands nobody applies."""
     async with serving(settings) as api:
         yield api
 
 
 @pytest.fixture
-async def api(idle: Api) -> AsyncIterator[Api]:
+async def api(idle: CommandApiClient) -> AsyncIterator[CommandApiClient]:
     """An API whose commands are applied at once."""
-    async with applying(idle.rig.platform):
+    async with applying(idle.harness.platform):
         yield idle
 
 
-async def test_async_answers_at_once_and_tells_where_to_ask(api: Api) -> None:
+async def test_async_answers_at_once_and_tells_where_to_ask(api: CommandApiClient) -> None:
     """R6, R7: 202 with eventId, status and a statusUrl; asked there, it ends COMMITTED with its version."""
     taken = await api.taken(command("LOOSE", upsert("a", 1)), consistencyMode="ASYNC")
     assert (set(taken), taken["status"]) == ({"eventId", "status", "statusUrl"}, "PENDING")
@@ -109,16 +93,16 @@ async def test_async_answers_at_once_and_tells_where_to_ask(api: Api) -> None:
     assert (found["status"], found["committedVersion"], found["error"]) == ("COMMITTED", 1, None)
 
 
-async def test_wait_commit_answers_with_the_version(api: Api) -> None:
+async def test_wait_commit_answers_with_the_version(api: CommandApiClient) -> None:
     """R6: 200 with eventId and committedVersion, and it is committed then."""
     event_id = str(uuid4())
     body = command("LOOSE", upsert("a", 1), eventId=event_id)
     assert await api.committed(body) == {"eventId": event_id, "committedVersion": 1}
-    assert await api.rig.items("LOOSE") == {"a": 1}
+    assert await api.harness.items("LOOSE") == {"a": 1}
     assert (await api.committed(command("LOOSE", upsert("a", 2))))["committedVersion"] == 2
 
 
-async def test_wait_commit_answers_202_when_it_takes_too_long(idle: Api) -> None:
+async def test_wait_commit_answers_202_when_it_takes_too_long(idle: CommandApiClient) -> None:
     """R6: at the time-out it is 202 PENDING, after 300 ms unless told otherwise; what was sent is applied later."""
     loop, taken = asyncio.get_running_loop(), dict[str, Any]()
 
@@ -133,11 +117,11 @@ async def test_wait_commit_answers_202_when_it_takes_too_long(idle: Api) -> None
     short = min([await seconds(timeoutMs=50) for _ in range(5)])
     assert 0.05 <= short < 0.3 <= await seconds()
     assert await seconds(timeoutMs=1000) >= 1.0
-    await idle.rig.apply()
+    await idle.harness.apply()
     assert (await idle.get(taken["statusUrl"].removeprefix("/v1/tenants/")))["committedVersion"] == 7
 
 
-async def test_wait_commit_tells_why_it_failed(api: Api) -> None:
+async def test_wait_commit_tells_why_it_failed(api: CommandApiClient) -> None:
     """R6: FAILED meanwhile is 422 with the reason, its code and the eventId; asked again, the same."""
     event_id = str(uuid4())
     body = command("CURRENCY", BAD, eventId=event_id)
@@ -153,7 +137,7 @@ async def test_wait_commit_tells_why_it_failed(api: Api) -> None:
 
 
 @pytest.mark.parametrize("waits", [49, 1001, 0, -1, "x", "1e2", "", 10**30])
-async def test_how_long_to_wait_has_bounds(idle: Api, waits: Any) -> None:
+async def test_how_long_to_wait_has_bounds(idle: CommandApiClient, waits: Any) -> None:
     """R6: timeoutMs is 50 to 1000; anything else is 422, and nothing is taken in."""
     answer = await idle.post(command("LOOSE", upsert("a", 1)), consistencyMode="WAIT_COMMIT", timeoutMs=waits)
     assert "timeoutMs" in problem(answer, 422, "MALFORMED")["detail"]
@@ -161,7 +145,7 @@ async def test_how_long_to_wait_has_bounds(idle: Api, waits: Any) -> None:
     assert (await idle.get("acme/updates", status="PENDING"))["updates"] == []
 
 
-async def test_the_same_again_is_the_same(idle: Api) -> None:
+async def test_the_same_again_is_the_same(idle: CommandApiClient) -> None:
     """R8: one id, one body, however it is spelt: one update, PENDING and COMMITTED alike."""
     event_id = str(uuid4())
     spelt = [
@@ -171,14 +155,14 @@ async def test_the_same_again_is_the_same(idle: Api) -> None:
     ]
     answers = [await idle.taken(text.encode()) for text in spelt * 2]
     assert answers == [answers[0]] * 4
-    await idle.rig.apply()
+    await idle.harness.apply()
     for text in spelt:
         assert await idle.committed(text.encode()) == {"eventId": event_id, "committedVersion": 1}
         assert (await idle.taken(text.encode()))["status"] == "COMMITTED"
-    assert await idle.rig.version("LOOSE") == 1
+    assert await idle.harness.version("LOOSE") == 1
 
 
-async def test_an_id_is_for_one_command(idle: Api) -> None:
+async def test_an_id_is_for_one_command(idle: CommandApiClient) -> None:
     """R8: another body or dictionary under a known id is 409, in every state; another tenant's id is another's."""
     event_id, bad = str(uuid4()), str(uuid4())
     await idle.taken(command("LOOSE", upsert("a", 1), eventId=event_id))
@@ -193,25 +177,25 @@ async def test_an_id_is_for_one_command(idle: Api) -> None:
             command("CURRENCY", upsert("EUR", {"name": "Euro", "digits": 2}), eventId=bad),
         ):
             problem(await idle.post(other), 409, "EVENT_ID_REUSED")
-        await idle.rig.apply()
+        await idle.harness.apply()
     answer = await idle.post(command("LOOSE", upsert("b", 1), eventId=event_id), "globex")
     assert answer.status_code == 202
-    assert await idle.rig.items("LOOSE") == {"a": 1}
+    assert await idle.harness.items("LOOSE") == {"a": 1}
 
 
 @pytest.mark.parametrize("digits", ["12345678901234567890123", "0.12345678901234567890123"])
-async def test_another_number_is_another_body(idle: Api, digits: str) -> None:
+async def test_another_number_is_another_body(idle: CommandApiClient, digits: str) -> None:
     """R8: bodies that differ in the last digit of a long number are not the same."""
     body = command("LOOSE", upsert("a", "N"), eventId=str(uuid4())).replace(b'"N"', b"%s")
     await idle.taken(body % digits.encode())
     problem(await idle.post(body % (digits[:-1] + "4").encode()), 409, "EVENT_ID_REUSED")
 
 
-async def test_limits(idle: Api) -> None:
+async def test_limits(idle: CommandApiClient) -> None:
     """R8: what is too large is 413, too many items or too long a key 422; what is just within is taken."""
     fits, over = "k" * 512, "k" * 513
     problem(await idle.post(command("LOOSE", upsert("a", "x" * COMMAND_LIMIT))), 413, "COMMAND_TOO_LARGE")
-    problem(await idle.post(b" " * (idle.rig.platform.settings.server.body_limit + 1)), 413, "BODY_TOO_LARGE")
+    problem(await idle.post(b" " * (idle.harness.platform.settings.server.body_limit + 1)), 413, "BODY_TOO_LARGE")
     many = [upsert(str(n), 0) for n in range(ITEM_LIMIT + 1)]
     assert "20000" in problem(await idle.post(command("LOOSE", *many)), 422, "MALFORMED")["detail"]
     assert "items[0].key" in problem(await idle.post(command("LOOSE", upsert(over, 1))), 422, "MALFORMED")["detail"]
@@ -222,24 +206,24 @@ async def test_limits(idle: Api) -> None:
         command("LOOSE"),
     ):
         await idle.taken(body)
-    await idle.rig.apply()
-    assert await idle.rig.dead() == []
-    assert await idle.rig.version("LOOSE") == 4
+    await idle.harness.apply()
+    assert await idle.harness.dead() == []
+    assert await idle.harness.version("LOOSE") == 4
 
 
-async def test_what_is_taken_is_not_too_large_afterwards(idle: Api) -> None:
+async def test_what_is_taken_is_not_too_large_afterwards(idle: CommandApiClient) -> None:
     """R8: a body just within the limit is applied, though it grows by its id and tenant on the way."""
     bare = len(command("LOOSE", upsert("a", "")))
     taken = await idle.taken(command("LOOSE", upsert("a", "x" * (COMMAND_LIMIT - bare))))
-    await idle.rig.apply()
-    assert (await idle.rig.update(UUID(taken["eventId"]))).error_message is None
+    await idle.harness.apply()
+    assert (await idle.harness.update(UUID(taken["eventId"]))).error_message is None
 
 
 def nested(depth: int) -> bytes:
     return command("LOOSE", upsert("a", "N")).replace(b'"N"', b"[" * depth + b"]" * depth)
 
 
-async def test_what_is_nested_too_deeply_is_refused(idle: Api) -> None:
+async def test_what_is_nested_too_deeply_is_refused(idle: CommandApiClient) -> None:
     """R8: a hundred levels are taken, hundreds of thousands are not, and nothing breaks."""
     await idle.taken(nested(100))
     for depth in (2_000, 100_000, 400_000):
@@ -247,7 +231,7 @@ async def test_what_is_nested_too_deeply_is_refused(idle: Api) -> None:
 
 
 @pytest.mark.parametrize("depth", [300, 900])
-async def test_no_depth_breaks_the_api(idle: Api, depth: int) -> None:
+async def test_no_depth_breaks_the_api(idle: CommandApiClient, depth: int) -> None:
     """R8: a few hundred levels are taken or refused, never a 500."""
     assert (await idle.post(nested(depth))).status_code in (202, 422)
 
@@ -269,7 +253,7 @@ REFUSED: dict[tuple[int, str], list[bytes]] = {
 }
 
 
-async def test_every_refusal_is_a_problem(idle: Api) -> None:
+async def test_every_refusal_is_a_problem(idle: CommandApiClient) -> None:
     """R6, R8: whatever is wrong is said under a stable code with a hint, in both modes, and nothing stays PENDING."""
     for expected, bodies in REFUSED.items():
         for body in bodies:
@@ -291,10 +275,10 @@ async def test_every_refusal_is_a_problem(idle: Api) -> None:
     ):
         problem(await idle.http.get(f"/v1/tenants/{path}"), status, code)
     problem(await idle.http.delete("/v1/tenants/acme/updates"), 405, "METHOD_NOT_ALLOWED")
-    assert await idle.rig.db.fetch("SELECT FROM update_request") == []
+    assert await idle.harness.db.fetch("SELECT FROM update_request") == []
 
 
-async def walked(api: Api, path: str, name: str, **params: Any) -> list[Json]:
+async def walked(api: CommandApiClient, path: str, name: str, **params: Any) -> list[Json]:
     """All pages of a listing, three at a time."""
     found: list[Json] = []
     cursor: Json = {}
@@ -307,7 +291,7 @@ async def walked(api: Api, path: str, name: str, **params: Any) -> list[Json]:
         cursor = {"cursor": page["next"]}
 
 
-async def test_updates_are_listed_page_by_page(idle: Api) -> None:
+async def test_updates_are_listed_page_by_page(idle: CommandApiClient) -> None:
     """R7: the PENDING and the FAILED of a tenant, the latest first, each once; of one dictionary when asked."""
     ids = [(await idle.taken(command("CURRENCY", BAD)))["eventId"] for _ in range(8)]
     other = (await idle.taken(command("LOOSE", upsert("a", 1))))["eventId"]
@@ -315,7 +299,7 @@ async def test_updates_are_listed_page_by_page(idle: Api) -> None:
     pending = await walked(idle, "acme/updates", "updates", status="PENDING")
     assert [one["eventId"] for one in pending] == [other, *reversed(ids)]
     assert await walked(idle, "acme/updates", "updates") == []
-    await idle.rig.apply()
+    await idle.harness.apply()
     failed = await walked(idle, "acme/updates", "updates", status="FAILED")
     assert sorted(one["eventId"] for one in failed) == sorted(ids)
     assert {(one["status"], one["errorCode"]) for one in failed} == {("FAILED", "SQL_ERROR")}
@@ -325,12 +309,12 @@ async def test_updates_are_listed_page_by_page(idle: Api) -> None:
     assert (await idle.get("acme/updates", limit=8))["next"] is None
 
 
-async def test_history_is_told_page_by_page(idle: Api) -> None:
+async def test_history_is_told_page_by_page(idle: CommandApiClient) -> None:
     """R30: every version and what made it, the latest first, of this tenant only."""
     for n in range(7):
         await idle.taken(command("LOOSE", upsert(f"k{n}", n), sourceRevision=n))
     await idle.post(command("LOOSE", upsert("a", 1)), "globex")
-    await idle.rig.apply()
+    await idle.harness.apply()
     versions = await walked(idle, "acme/history/LOOSE", "versions")
     assert [(one["version"], one["keys"], one["sourceRevision"]) for one in versions] == [
         (n + 1, [f"k{n}"], n) for n in reversed(range(7))
@@ -339,7 +323,7 @@ async def test_history_is_told_page_by_page(idle: Api) -> None:
     assert (await idle.get("globex/history/LOOSE"))["versions"][0]["version"] == 1
 
 
-async def test_a_cursor_is_nobodys_to_make_up(idle: Api) -> None:
+async def test_a_cursor_is_nobodys_to_make_up(idle: CommandApiClient) -> None:
     """R7: whatever is not a cursor of the listing is 422 BAD_CURSOR, never a crash."""
     now, good = "2026-01-01T00:00:00+00:00", str(uuid4())
     made: list[list[Any]] = [
@@ -374,7 +358,7 @@ TOKENS: dict[str, list[str | None]] = {
 
 async def test_only_a_tenants_token_acts_for_it(database_url: str) -> None:
     """R25: no token or a bad one is 401, another tenant's 403, on every route; X-Tenant-Id is nobody's to use."""
-    async with serving(settings_on(database_url), shared()) as api:
+    async with serving(refdata_settings(database_url), shared()) as api:
         routes = [("POST", "updates"), ("GET", "updates"), ("GET", f"updates/{uuid4()}"), ("GET", "history/LOOSE")]
         for method, path in routes:
             url = f"/v1/tenants/acme/{path}"
@@ -390,13 +374,15 @@ async def test_only_a_tenants_token_acts_for_it(database_url: str) -> None:
             answer = await api.http.post(f"/v1/tenants/{path}/updates", content=command("LOOSE"), headers=mine)
             assert answer.status_code in (403, 404, 422), path
         await api.http.post("/v1/tenants/acme/updates", content=command("LOOSE"), headers=mine)
-        assert [row["tenant_id"] for row in await api.rig.db.fetch("SELECT tenant_id FROM update_request")] == ["acme"]
+        assert [row["tenant_id"] for row in await api.harness.db.fetch("SELECT tenant_id FROM update_request")] == [
+            "acme"
+        ]
 
 
 async def test_a_trusted_client_names_its_tenant(database_url: str) -> None:
     """R25: where it is allowed, the subjects that are listed act for the tenant of X-Tenant-Id, and only for that."""
     tenant = {"allowHeaderOverrideForTrustedClients": True, "trustedClients": ["gateway"]}
-    async with serving(settings_on(database_url, security={"tenant": tenant}), shared()) as api:
+    async with serving(refdata_settings(database_url, security={"tenant": tenant}), shared()) as api:
         may_not = [("gateway", "acme"), ("gateway", None), ("daemon-7", "globex"), (None, "globex")]
         for subject, named in [("gateway", "globex"), *may_not]:
             headers = {"Authorization": f"Bearer {signed(sub=subject)}", **({"X-Tenant-Id": named} if named else {})}

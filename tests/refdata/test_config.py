@@ -18,9 +18,18 @@ from penstock.kernel.errors import BadConfig
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection
 from penstock.settings import Settings, load_settings
-from tests.refdata.rig import DOCUMENT, OTHER, Json, Rig, create_schemas, dictionaries, settings_on, upsert
+from tests.refdata.harness import (
+    DOCUMENT,
+    OTHER,
+    RefdataHarness,
+    create_schemas,
+    dictionaries,
+    refdata_settings,
+    upsert,
+)
 from tests.services.postgres import fresh_database
-from tests.services.program import penstock
+from tests.support.processes import penstock
+from tests.support.types import Json
 
 COUNTRY, CURRENCY = dictionaries(DOCUMENT)
 HEAD = "refdata:\n  dictionaries:\n    - code: D\n"
@@ -321,9 +330,9 @@ def postgres_of(url: str, **more: Any) -> Json:
 
 
 @asynccontextmanager
-async def opened_on(settings: Settings) -> AsyncIterator[Rig]:
+async def opened_on(settings: Settings) -> AsyncIterator[RefdataHarness]:
     async with open_refdata(settings, Telemetry()) as platform:
-        yield Rig(platform)
+        yield RefdataHarness(platform)
 
 
 async def tables_in(url: str, schema: str) -> set[str]:
@@ -339,14 +348,14 @@ async def test_refdata_has_a_database_of_its_own(database_url: str, postgres_url
     """R1: with refdata.postgres its tables, its bus and the dictionaries are there, and nothing in the platform's."""
     async with fresh_database(postgres_url, empty=True) as own:
         await create_schemas(own)
-        async with opened_on(settings_on(database_url, postgres=postgres_of(own))) as rig:
-            event_id = await rig.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}))
-            await rig.send("LOOSE", upsert("a", 1))
-            await rig.apply()
-            assert (await rig.update(event_id)).committed_version == 1
-            assert await rig.items("CURRENCY") == {"NOK": {"name": "Krone", "digits": 2}}
-            assert await rig.items("LOOSE") == {"a": 1}
-            assert await rig.relay() == 2
+        async with opened_on(refdata_settings(database_url, postgres=postgres_of(own))) as harness:
+            event_id = await harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 2}))
+            await harness.send("LOOSE", upsert("a", 1))
+            await harness.apply()
+            assert (await harness.update(event_id)).committed_version == 1
+            assert await harness.items("CURRENCY") == {"NOK": {"name": "Krone", "digits": 2}}
+            assert await harness.items("LOOSE") == {"a": 1}
+            assert await harness.relay() == 2
         found = await tables_in(own, "public")
         assert {"dictionary_meta", "outbox_event", "journal"} <= found
         assert "pipeline_tracking" not in found
@@ -362,19 +371,21 @@ async def test_refdata_has_a_schema_of_its_own(database_url: str, postgres_url: 
         await connection.execute('CREATE SCHEMA "Ref ""data"; CREATE SCHEMA second')
         await connection.close()
         for schema in ('Ref "data', "second"):
-            settings = settings_on(database_url, postgres=postgres_of(own, schema=schema), dictionaries=[{"code": "L"}])
-            async with opened_on(settings) as rig:
-                await rig.send("L", upsert("a", schema))
-                await rig.apply()
-                assert (await rig.items("L"), await rig.version("L")) == ({"a": schema}, 1)
-                assert await rig.relay() == 1
+            settings = refdata_settings(
+                database_url, postgres=postgres_of(own, schema=schema), dictionaries=[{"code": "L"}]
+            )
+            async with opened_on(settings) as harness:
+                await harness.send("L", upsert("a", schema))
+                await harness.apply()
+                assert (await harness.items("L"), await harness.version("L")) == ({"a": schema}, 1)
+                assert await harness.relay() == 1
             assert {"dictionary_meta", "dictionary_item", "journal"} <= await tables_in(own, schema)
         assert await tables_in(own, "public") == set()
 
 
 async def test_an_unknown_schema_is_a_mistake_in_the_configuration(database_url: str) -> None:
     """R1: nothing is created in another place than the one that was named."""
-    settings = settings_on(database_url, postgres=postgres_of(database_url, schema="nowhere"))
+    settings = refdata_settings(database_url, postgres=postgres_of(database_url, schema="nowhere"))
     with pytest.raises(BadConfig, match="no schema 'nowhere'"):
         async with opened_on(settings):
             pass
@@ -385,7 +396,7 @@ async def test_a_password_that_is_not_there_is_told_by_its_variable(
 ) -> None:
     """R1: passwordFromEnv names the variable; without it nothing is tried."""
     monkeypatch.delenv("NO_SUCH_PASSWORD", raising=False)
-    settings = settings_on(database_url, postgres=postgres_of(database_url, passwordFromEnv="NO_SUCH_PASSWORD"))
+    settings = refdata_settings(database_url, postgres=postgres_of(database_url, passwordFromEnv="NO_SUCH_PASSWORD"))
     with pytest.raises(BadConfig, match="environment variable NO_SUCH_PASSWORD is not set") as told:
         async with opened_on(settings):
             pass
@@ -403,9 +414,9 @@ async def test_the_password_is_taken_from_the_environment(
         await connection.execute(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD '{secret}'")
         monkeypatch.setenv("THE_PASSWORD", secret)
         block = postgres_of(database_url, passwordFromEnv="THE_PASSWORD") | {"username": role}
-        async with opened_on(settings_on(database_url, postgres=block)) as rig:
-            assert await rig.db.fetchval("SELECT current_user") == role
-            assert unquote(urlsplit(rig.db.dsn).password or "") == secret
+        async with opened_on(refdata_settings(database_url, postgres=block)) as harness:
+            assert await harness.db.fetchval("SELECT current_user") == role
+            assert unquote(urlsplit(harness.db.dsn).password or "") == secret
     finally:
         await connection.execute(f"DROP ROLE {role}")
         await connection.close()

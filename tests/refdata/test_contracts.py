@@ -23,7 +23,8 @@ from penstock.refdata import contract
 from penstock.refdata.config import KEY_TEMPLATE, RefdataSection
 from penstock.refdata.contract import INVALIDATIONS, decode, encode, message_key
 from penstock.refdata.model import KEYS_TOLD
-from tests.refdata.rig import Json, Rig, chunk, command, delete, heard, on_bus, published, upsert
+from tests.refdata.harness import RefdataHarness, chunk, command, delete, heard, on_bus, published, upsert
+from tests.support.types import Json
 
 ROOT = Path(__file__).parent.parent.parent
 CONTRACTS = ROOT / "docs" / "contracts"
@@ -67,11 +68,11 @@ SENT = {
 }
 
 
-async def test_commands_on_the_bus_are_as_published(rig: Rig) -> None:
+async def test_commands_on_the_bus_are_as_published(harness: RefdataHarness) -> None:
     """R9, R27: what the API puts on the bus is valid under the schema, its key and its headers as AsyncAPI says."""
     for body in SENT.values():
-        await rig.refdata.submit("acme", decode(body))
-    messages = [message async for message in published(rig, len(SENT))]
+        await harness.refdata.submit("acme", decode(body))
+    messages = [message async for message in published(harness, len(SENT))]
     for message in messages:
         said = json.loads(message.value)
         assert list(COMMAND.iter_errors(said)) == []
@@ -81,15 +82,15 @@ async def test_commands_on_the_bus_are_as_published(rig: Rig) -> None:
     assert {name for message in messages for name in message.headers} <= set(declared["headers"]["properties"])
 
 
-async def test_announcements_are_as_published(rig: Rig) -> None:
+async def test_announcements_are_as_published(harness: RefdataHarness) -> None:
     """R15, R27: what the relay announces is valid under the schema, with keys, without, and with a trace."""
-    async with rig.platform.signals.listen("contracts") as feed:
+    async with harness.platform.signals.listen("contracts") as feed:
         assert isinstance(await anext(feed), Resync)
         value, key = on_bus(command("LOOSE", upsert("a", 1), delete("b")))
-        await rig.bus.publish([Message(rig.topic, key, value, {TRACEPARENT: TRACE})])
-        await rig.send("LOOSE", *(upsert(f"k{number}", number) for number in range(KEYS_TOLD + 1)))
-        await rig.apply()
-        assert await rig.relay() == 2
+        await harness.bus.publish([Message(harness.topic, key, value, {TRACEPARENT: TRACE})])
+        await harness.send("LOOSE", *(upsert(f"k{number}", number) for number in range(KEYS_TOLD + 1)))
+        await harness.apply()
+        assert await harness.relay() == 2
         told = [json.loads(item.body) async for item in heard(feed, 2)]
     for one in told:
         assert list(INVALIDATION.iter_errors(one)) == []

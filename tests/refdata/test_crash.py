@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.refdata.crashing import ADAPTING, CHANGING, REFUSING, RELAYING, REPLACING, SENDING, SWEEPING
-from tests.refdata.house import ROLES, House, housed, load, one_delta
+from tests.refdata.crash_points import ADAPTING, CHANGING, REFUSING, RELAYING, REPLACING, SENDING, SWEEPING
+from tests.refdata.role_processes import ROLES, RoleProcesses, load, one_delta, role_processes
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer, redis_binary
-from tests.services.require import require
-from tests.services.soak import examples
+from tests.support.require import require
+from tests.support.soak import Campaign, examples
 
 
 @pytest.fixture(scope="session")
@@ -23,105 +23,105 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-async def house(
+async def harness(
     tmp_path: Path, database_url: str, bus_kind: str, request: pytest.FixtureRequest
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RoleProcesses]:
     """All on PostgreSQL, as it is embedded; or on Kafka and Redis, as it is in production."""
     is_kafka = bus_kind == "kafka"
     broker: Kafka | None = request.getfixturevalue("broker") if is_kafka else None
     redis: RedisServer | None = request.getfixturevalue("redis_server") if is_kafka else None
     if broker is not None:
         broker.needs_real("makes no topics when it is asked to")
-    async with housed(tmp_path, database_url, broker, redis, is_static=True) as house:
-        yield house
+    async with role_processes(tmp_path, database_url, broker, redis, is_static=True) as harness:
+        yield harness
 
 
-async def test_an_applier_may_die_anywhere(house: House) -> None:
+async def test_an_applier_may_die_anywhere(harness: RoleProcesses) -> None:
     """R11, R13: killed after the take, inside the transaction, at its end and after it; in snapshots and refusals."""
-    await house.start("command-api", "apply", "relay")
+    await harness.start("command-api", "apply", "relay")
     for point in (*CHANGING, *REPLACING, *REFUSING):
-        house.order("apply", point, 2 if point in CHANGING else 1)
+        harness.order("apply", point, 2 if point in CHANGING else 1)
         async with asyncio.TaskGroup() as group:
-            group.create_task(house.died_and_came_back("apply"))
-            group.create_task(house.send(load()))
-        await house.grow_old()  # so that the sweeper looks for them, too
-        await house.settled()
-        await house.check()
+            group.create_task(harness.died_and_came_back("apply"))
+            group.create_task(harness.send(load()))
+        await harness.grow_old()  # so that the sweeper looks for them, too
+        await harness.settled()
+        await harness.check()
 
 
-async def test_the_command_api_may_die_anywhere(house: House) -> None:
+async def test_the_command_api_may_die_anywhere(harness: RoleProcesses) -> None:
     """R8: killed before and after the note and the produce; who repeats gets one commit, who does not gets an end."""
-    await house.start("command-api", "apply", "relay")
+    await harness.start("command-api", "apply", "relay")
     ends = {"opening": None, "opened": "NOT_DELIVERED", "published": "COMMITTED"}
     for point in SENDING:
-        house.order("command-api", point, 3)
+        harness.order("command-api", point, 3)
         async with asyncio.TaskGroup() as group:
-            group.create_task(house.died_and_came_back("command-api"))
-            group.create_task(house.send(load()))
-        house.order("command-api", point)
-        assert not await house.send_once(one_delta("acme"), ends[point])
-        await house.died_and_came_back("command-api")
-        await house.grow_old()
-        await house.settled()
-        await house.check()
+            group.create_task(harness.died_and_came_back("command-api"))
+            group.create_task(harness.send(load()))
+        harness.order("command-api", point)
+        assert not await harness.send_once(one_delta("acme"), ends[point])
+        await harness.died_and_came_back("command-api")
+        await harness.grow_old()
+        await harness.settled()
+        await harness.check()
 
 
-async def test_the_sweeper_may_die_anywhere(house: House) -> None:
+async def test_the_sweeper_may_die_anywhere(harness: RoleProcesses) -> None:
     """R8: killed before and after its produce; what nobody repeated ends all the same, what is on the bus commits."""
-    await house.start("command-api", "apply", "relay")
+    await harness.start("command-api", "apply", "relay")
     for point in SWEEPING:
-        house.order("command-api", "opened")
-        assert not await house.send_once(one_delta("acme"), "NOT_DELIVERED")
-        await house.died_and_came_back("command-api")
-        house.order("apply", point)
-        await house.grow_old()
-        await house.died_and_came_back("apply")
-        await house.send(load())
-        await house.grow_old()
-        await house.settled()
-        await house.check()
+        harness.order("command-api", "opened")
+        assert not await harness.send_once(one_delta("acme"), "NOT_DELIVERED")
+        await harness.died_and_came_back("command-api")
+        harness.order("apply", point)
+        await harness.grow_old()
+        await harness.died_and_came_back("apply")
+        await harness.send(load())
+        await harness.grow_old()
+        await harness.settled()
+        await harness.check()
 
 
-async def test_the_adapter_may_die_anywhere(house: House) -> None:
+async def test_the_adapter_may_die_anywhere(harness: RoleProcesses) -> None:
     """R10: killed after the take, before and after the note and the produce, before and after it settles."""
-    await house.start("kafka-adapter", "apply", "relay")
+    await harness.start("kafka-adapter", "apply", "relay")
     for point in ADAPTING:
-        house.order("kafka-adapter", point, 2)
+        harness.order("kafka-adapter", point, 2)
         async with asyncio.TaskGroup() as group:
-            group.create_task(house.died_and_came_back("kafka-adapter"))
-            group.create_task(house.publish_foreign(8))
-        await house.settled()
-        await house.check()
+            group.create_task(harness.died_and_came_back("kafka-adapter"))
+            group.create_task(harness.publish_foreign(8))
+        await harness.settled()
+        await harness.check()
 
 
-async def test_what_a_dead_adapter_holds_is_not_given_up(house: House) -> None:
+async def test_what_a_dead_adapter_holds_is_not_given_up(harness: RoleProcesses) -> None:
     """R8, R10: nobody can repeat a foreign message under another id, so the sweeper must not end it."""
-    await house.start("kafka-adapter", "apply", "relay")
-    house.order("kafka-adapter", "opened")
-    await house.publish_foreign(2)
-    await house.died("kafka-adapter")
-    await house.grow_old()
-    await house.nothing_pends()
-    await house.start("kafka-adapter")
-    await house.settled()
-    await house.check()
+    await harness.start("kafka-adapter", "apply", "relay")
+    harness.order("kafka-adapter", "opened")
+    await harness.publish_foreign(2)
+    await harness.died("kafka-adapter")
+    await harness.grow_old()
+    await harness.nothing_pends()
+    await harness.start("kafka-adapter")
+    await harness.settled()
+    await harness.check()
 
 
-async def test_the_relay_may_die_anywhere(house: House) -> None:
+async def test_the_relay_may_die_anywhere(harness: RoleProcesses) -> None:
     """R15: killed before and after it announced, before and after its mark is committed; every commit is told."""
-    await house.start("command-api", "apply", "relay")
+    await harness.start("command-api", "apply", "relay")
     for point in RELAYING:
-        house.order("relay", point, 2)
+        harness.order("relay", point, 2)
         async with asyncio.TaskGroup() as group:
-            group.create_task(house.died_and_came_back("relay"))
-            group.create_task(house.send(load()))
-        await house.settled()
-        await house.check()
+            group.create_task(harness.died_and_came_back("relay"))
+            group.create_task(harness.send(load()))
+        await harness.settled()
+        await harness.check()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_anybody_may_die_anywhere(house: House) -> None:
+async def test_anybody_may_die_anywhere(harness: RoleProcesses, campaign: Campaign) -> None:
     """R8, R10, R11, R13, R15: round after round, some role is killed at some step of its work."""
     points = {
         "command-api": SENDING,
@@ -129,19 +129,21 @@ async def test_anybody_may_die_anywhere(house: House) -> None:
         "kafka-adapter": ADAPTING,
         "relay": RELAYING,
     }
-    await house.start(*ROLES)
+    campaign.counts_items = True
+    await harness.start(*ROLES)
     for number in range(examples(2, soak=100)):
         role = random.choice(list(points))
         point = random.choice(points[role])
         nth = 1 if point in REPLACING else random.randint(1, 2)  # there is one snapshot a round
-        house.order(role, point, nth)
+        harness.order(role, point, nth)
         async with asyncio.TaskGroup() as group:
-            group.create_task(house.died_and_came_back(role))
-            group.create_task(house.send(load()))
-            group.create_task(house.publish_foreign(8))
-        await house.settled()
+            group.create_task(harness.died_and_came_back(role))
+            group.create_task(harness.send(load()))
+            group.create_task(harness.publish_foreign(8))
+        await harness.settled()
         try:
-            await house.check()
+            await harness.check()
         except AssertionError as error:
             error.add_note(f"round {number}: {role} died at {point}, passage {nth}")
             raise
+        campaign.end_round(faults=1)

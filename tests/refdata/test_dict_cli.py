@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,15 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from tests.refdata.rig import DOCUMENT, create_schemas, dictionaries
-from tests.services.postgres import fresh_database
-from tests.services.program import Result, Up, penstock_here
+from tests.refdata.harness import DOCUMENT, create_schemas, dictionaries
+from tests.services.postgres import module_database
+from tests.support.processes import Result, Up, penstock_here
+from tests.support.settings import write_config
 
 WRONG_DIGITS = '{"name": "Krone", "digits": 9}'
 
 
-class Cli:
+class DictCli:
     """`penstock dict` in a folder, asked of one server; each test has a tenant of its own."""
 
     def __init__(self, up: Up, folder: Path) -> None:
@@ -63,12 +63,9 @@ async def _items(url: str, tenant: str, code: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def server_database(request: pytest.FixtureRequest) -> Iterator[str]:
     """A database the module's server has to itself, with the tables of the document's dictionaries."""
-    with asyncio.Runner() as runner:
-        opened = fresh_database(os.environ["PENSTOCK_TEST_POSTGRES_URL"])
-        url = runner.run(opened.__aenter__())
-        runner.run(create_schemas(url))
+    with module_database() as url:
+        asyncio.run(create_schemas(url))
         yield url
-        runner.run(opened.__aexit__(None, None, None))
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +73,17 @@ def server(server_database: str, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("server")
     known = [*dictionaries(DOCUMENT), {"code": "LOOSE"}, {"code": "READ", "loadSql": "select 'a' k, :tenantId v"}]
     config = {"database": {"url": server_database}, "refdata": {"dictionaries": known}}
-    (folder / "penstock.yaml").write_text(json.dumps(config))
+    write_config(folder, config)
     with Up(folder) as up:
         yield up
 
 
 @pytest.fixture
-def cli(server: Up, tmp_path: Path) -> Cli:
-    return Cli(server, tmp_path)
+def cli(server: Up, tmp_path: Path) -> DictCli:
+    return DictCli(server, tmp_path)
 
 
-def test_put_tells_the_version(cli: Cli, server_database: str) -> None:
+def test_put_tells_the_version(cli: DictCli, server_database: str) -> None:
     """R6: the item is committed when the command returns, under the version it prints."""
     first = cli.put("NO", '{"name": "Norway"}')
     assert (first.code, first.err) == (0, "")
@@ -97,7 +94,7 @@ def test_put_tells_the_version(cli: Cli, server_database: str) -> None:
     assert cli.items(server_database) == {"NO": {"name": "Norway"}, "SE": "Sweden"}
 
 
-def test_put_reads_standard_input_and_deletes(cli: Cli, server_database: str) -> None:
+def test_put_reads_standard_input_and_deletes(cli: DictCli, server_database: str) -> None:
     """R6: `-` takes the payload from standard input; --delete takes the key away."""
     assert cli.put("k", "-", given=b'{"x": [1, 2]}\n').code == 0
     assert cli.items(server_database) == {"k": {"x": [1, 2]}}
@@ -105,7 +102,7 @@ def test_put_reads_standard_input_and_deletes(cli: Cli, server_database: str) ->
     assert cli.items(server_database) == {}
 
 
-def test_a_repeated_put_counts_once(cli: Cli) -> None:
+def test_a_repeated_put_counts_once(cli: DictCli) -> None:
     """R8: the same --event-id gives the same answer; with another payload it is a conflict."""
     event_id = str(uuid4())
     first = cli.put("k", "1", "--event-id", event_id)
@@ -117,7 +114,7 @@ def test_a_repeated_put_counts_once(cli: Cli) -> None:
     assert len(cli.versions()) == 1
 
 
-def test_put_need_not_wait(cli: Cli) -> None:
+def test_put_need_not_wait(cli: DictCli) -> None:
     """R6: --no-wait tells the id at once; `dict status` then tells the rest."""
     told = cli.json("put", cli.tenant, "LOOSE", "k", "1", "--no-wait")
     assert told["status"] in ("PENDING", "COMMITTED")  # it may be quicker than the question
@@ -127,7 +124,7 @@ def test_put_need_not_wait(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("args", [["k"], ["k", "1", "--delete"], ["k", "{"], ["k", ""], ["k", "null"], ["", "1"]])
-def test_a_put_that_makes_no_sense_is_refused(cli: Cli, args: list[str]) -> None:
+def test_a_put_that_makes_no_sense_is_refused(cli: DictCli, args: list[str]) -> None:
     """R8: exit code 2, a sentence, and no version."""
     done = cli.put(*args)
     assert (done.code, done.out) == (2, "")
@@ -136,7 +133,7 @@ def test_a_put_that_makes_no_sense_is_refused(cli: Cli, args: list[str]) -> None
     assert cli.versions() == []
 
 
-def test_what_there_is_not_is_told(cli: Cli) -> None:
+def test_what_there_is_not_is_told(cli: DictCli) -> None:
     """R2: an unknown dictionary is exit code 5, one that is read-only 2, each with what to do."""
     unknown = cli.put("k", "1", code="NOPE")
     assert (unknown.code, unknown.err.count("hint: ")) == (5, 1)
@@ -146,7 +143,7 @@ def test_what_there_is_not_is_told(cli: Cli) -> None:
     assert (read_only.code, json.loads(read_only.err)["error"]["code"]) == (2, "DICTIONARY_READ_ONLY")
 
 
-def test_a_failed_update_tells_why(cli: Cli) -> None:
+def test_a_failed_update_tells_why(cli: DictCli) -> None:
     """R7: what PostgreSQL refuses, and a stale revision, fail with the reason; `dict status` lists them."""
     refused = cli.run("put", cli.tenant, "CURRENCY", "NOK", WRONG_DIGITS, "--json")
     assert (refused.code != 0, refused.out) == (True, "")
@@ -164,12 +161,12 @@ def test_a_failed_update_tells_why(cli: Cli) -> None:
     assert [one["eventId"] for one in only["updates"]] == [error["eventId"]]
 
 
-def test_a_failed_update_is_work_that_failed(cli: Cli) -> None:
+def test_a_failed_update_is_work_that_failed(cli: DictCli) -> None:
     """R7: exit code 1, however quickly it is known."""
     assert cli.put("NOK", WRONG_DIGITS, code="CURRENCY").code == 1
 
 
-def test_a_repeated_put_need_not_wait_either(cli: Cli) -> None:
+def test_a_repeated_put_need_not_wait_either(cli: DictCli) -> None:
     """R8: the same --event-id with --no-wait tells how it stands."""
     args = ["k", "1", "--event-id", str(uuid4())]
     assert cli.put(*args).code == 0
@@ -178,7 +175,7 @@ def test_a_repeated_put_need_not_wait_either(cli: Cli) -> None:
     assert again.code == 0
 
 
-def test_a_put_that_failed_before_is_told_without_waiting(cli: Cli) -> None:
+def test_a_put_that_failed_before_is_told_without_waiting(cli: DictCli) -> None:
     """R8: the same --event-id of a failed update tells the reason again."""
     args = ["NOK", WRONG_DIGITS, "--event-id", str(uuid4())]
     assert cli.put(*args, code="CURRENCY").code != 0
@@ -186,26 +183,26 @@ def test_a_put_that_failed_before_is_told_without_waiting(cli: Cli) -> None:
     assert "SQL_ERROR" in again.out + again.err
 
 
-def test_a_key_that_is_no_text_is_refused(cli: Cli) -> None:
+def test_a_key_that_is_no_text_is_refused(cli: DictCli) -> None:
     """R8: bytes of the shell that are not UTF-8 are a mistake of the caller's."""
     assert cli.put(b"\xff", "1").code == 2
 
 
 @pytest.mark.parametrize("by", ["put", "import"])
-def test_what_is_nested_too_deep_is_refused(cli: Cli, by: str) -> None:
+def test_what_is_nested_too_deep_is_refused(cli: DictCli, by: str) -> None:
     """R8: JSON no parser reads is a mistake of the caller's."""
     deep = b'{"a":' * 100_000
     assert (cli.put("k", "-", given=deep) if by == "put" else cli.load("deep.json", deep)).code == 2
 
 
-def test_status_lists_nothing_as_nothing(cli: Cli) -> None:
+def test_status_lists_nothing_as_nothing(cli: DictCli) -> None:
     """R7: no update under way or failed is said so."""
     assert cli.run("status", cli.tenant).out == "no update is FAILED\n"
     assert cli.run("status", cli.tenant, "--status", "PENDING").out == "no update is PENDING\n"
     assert cli.json("status", cli.tenant) == {"updates": [], "next": None}
 
 
-def test_history_tells_the_versions_the_latest_first(cli: Cli) -> None:
+def test_history_tells_the_versions_the_latest_first(cli: DictCli) -> None:
     """R30: what made each version; a longer history says so."""
     assert cli.run("history", cli.tenant, "LOOSE").out == "LOOSE has no version yet\n"
     cli.put("a", "1", "--revision", "7")
@@ -231,7 +228,7 @@ def test_history_tells_the_versions_the_latest_first(cli: Cli) -> None:
         ("lines.ndjson", b'{"key":"NO","payload":{"name":"Norway"}}\r\n{"key":"SE","payload":{"name":"Sweden"}}'),
     ],
 )
-def test_a_file_becomes_the_dictionary(cli: Cli, server_database: str, name: str, content: bytes) -> None:
+def test_a_file_becomes_the_dictionary(cli: DictCli, server_database: str, name: str, content: bytes) -> None:
     """R13: whatever its form, a file's items are all there is, under one version."""
     cli.put("gone", "1")
     done = cli.load(name, content)
@@ -240,7 +237,7 @@ def test_a_file_becomes_the_dictionary(cli: Cli, server_database: str, name: str
     assert cli.items(server_database) == {"NO": {"name": "Norway"}, "SE": {"name": "Sweden"}}
 
 
-def test_csv_has_a_column_for_the_key(cli: Cli, server_database: str) -> None:
+def test_csv_has_a_column_for_the_key(cli: DictCli, server_database: str) -> None:
     """R13: a row is an object of texts; quotes, line ends in cells and a byte order mark are understood."""
     content = '\ufeffcode,name\r\nNO,"Nor\nway"\r\nCI,"Côte d\'Ivoire, ""CI"""\r\n'
     told = cli.load("c.csv", content.encode(), "--key", "code", "--json")
@@ -249,7 +246,7 @@ def test_csv_has_a_column_for_the_key(cli: Cli, server_database: str) -> None:
     assert cli.items(server_database) == expected
 
 
-def test_csv_lines_end_where_csv_says(cli: Cli, server_database: str) -> None:
+def test_csv_lines_end_where_csv_says(cli: DictCli, server_database: str) -> None:
     """R13: a file is read exactly: a cell may hold any sign but the line's end."""
     content = "code,name\nNO,Nor\u2028way\nSE,Swe\x85den\n"
     assert cli.load("c.csv", content.encode(), "--key", "code").code == 0
@@ -257,17 +254,17 @@ def test_csv_lines_end_where_csv_says(cli: Cli, server_database: str) -> None:
     assert found == {"NO": "Nor\u2028way", "SE": "Swe\x85den"}
 
 
-def test_a_row_with_too_many_cells_is_refused(cli: Cli) -> None:
+def test_a_row_with_too_many_cells_is_refused(cli: DictCli) -> None:
     """R13: a CSV whose rows do not match its head is a mistake of the file's."""
     assert cli.load("c.csv", b"code,name\nNO,Norway,more\n", "--key", "code").code == 2
 
 
-def test_a_key_that_is_twice_in_an_object_is_refused(cli: Cli) -> None:
+def test_a_key_that_is_twice_in_an_object_is_refused(cli: DictCli) -> None:
     """R13: a snapshot names each key once, also as an object."""
     assert cli.load("twice.json", b'{"a": 1, "a": 2}').code == 2
 
 
-def test_a_delta_leaves_the_rest(cli: Cli, server_database: str) -> None:
+def test_a_delta_leaves_the_rest(cli: DictCli, server_database: str) -> None:
     """R13: with --delta a file adds, changes and deletes."""
     cli.load("all.json", b'{"a": 1, "b": 2, "c": 3}')
     done = cli.load("some.json", b'[{"key": "a", "op": "DELETE"}, {"key": "b", "payload": 20}]', "--delta")
@@ -275,7 +272,7 @@ def test_a_delta_leaves_the_rest(cli: Cli, server_database: str) -> None:
     assert cli.items(server_database) == {"b": 20, "c": 3}
 
 
-def test_an_empty_list_empties_the_dictionary(cli: Cli, server_database: str) -> None:
+def test_an_empty_list_empties_the_dictionary(cli: DictCli, server_database: str) -> None:
     """R13: a file that says there is nothing is taken at its word; one that says nothing is not."""
     cli.put("a", "1")
     assert cli.load("none.json", b"").code == 2
@@ -284,7 +281,7 @@ def test_an_empty_list_empties_the_dictionary(cli: Cli, server_database: str) ->
     assert cli.items(server_database) == {}
 
 
-def test_a_large_file_goes_in_several_commands_and_becomes_one_version(cli: Cli, server_database: str) -> None:
+def test_a_large_file_goes_in_several_commands_and_becomes_one_version(cli: DictCli, server_database: str) -> None:
     """R13: what one command cannot carry is cut into chunks; progress goes to standard error."""
     items = {f"k{number}": {"text": "x" * 100, "number": number} for number in range(25_000)}
     done = cli.load("large.json", json.dumps(items).encode(), "--revision", "3")
@@ -298,7 +295,7 @@ def test_a_large_file_goes_in_several_commands_and_becomes_one_version(cli: Cli,
     assert (only["items"], only["sourceRevision"]) == (25_000, 3)
 
 
-def test_a_large_file_that_is_refused_changes_nothing(cli: Cli) -> None:
+def test_a_large_file_that_is_refused_changes_nothing(cli: DictCli) -> None:
     """R13: one bad item among thousands, and none is taken."""
     cli.put("NOK", '{"name": "Krone", "digits": 2}', code="CURRENCY")
     good = [f"{chr(65 + n // 676)}{chr(65 + n // 26 % 26)}{chr(65 + n % 26)}" for n in range(10_000)]
@@ -310,7 +307,7 @@ def test_a_large_file_that_is_refused_changes_nothing(cli: Cli) -> None:
     assert len(cli.versions("CURRENCY")) == 1
 
 
-def test_a_large_delta_tells_that_a_part_of_it_failed(cli: Cli) -> None:
+def test_a_large_delta_tells_that_a_part_of_it_failed(cli: DictCli) -> None:
     """R7: success means that all of the file is there."""
     good = [f"{chr(65 + n // 676)}{chr(65 + n // 26 % 26)}{chr(65 + n % 26)}" for n in range(10_000)]
     items = {key: {"name": "x" * 100, "digits": 9 if key == good[3] else 2} for key in good}
@@ -340,7 +337,7 @@ def test_a_large_delta_tells_that_a_part_of_it_failed(cli: Cli) -> None:
         ("rubbish.csv", b"code,name\nNO,\x00\n", ["--key", "code"]),
     ],
 )
-def test_rubbish_is_refused(cli: Cli, name: str, content: bytes, args: list[str]) -> None:
+def test_rubbish_is_refused(cli: DictCli, name: str, content: bytes, args: list[str]) -> None:
     """R8: exit code 2, a reason, a hint, and no version."""
     done = cli.load(name, content, *args)
     assert (done.code, done.out) == (2, "")
@@ -350,7 +347,7 @@ def test_rubbish_is_refused(cli: Cli, name: str, content: bytes, args: list[str]
     assert cli.versions() == []
 
 
-def test_a_file_that_is_not_there_is_told(cli: Cli) -> None:
+def test_a_file_that_is_not_there_is_told(cli: DictCli) -> None:
     """R8: exit code 5, and its name."""
     for name in ("nowhere.json", "."):
         done = cli.run("import", cli.tenant, "LOOSE", name)
@@ -362,7 +359,7 @@ def test_a_file_that_is_not_there_is_told(cli: Cli) -> None:
     "args",
     [["put", "t", "LOOSE", "k", "1"], ["status", "t"], ["history", "t", "LOOSE"], ["import", "t", "LOOSE", "f.json"]],
 )
-def test_a_server_that_is_away_is_told(cli: Cli, tmp_path: Path, args: list[str]) -> None:
+def test_a_server_that_is_away_is_told(cli: DictCli, tmp_path: Path, args: list[str]) -> None:
     """R8: exit code 7, and how to start it."""
     (tmp_path / "f.json").write_text("{}")
     cli.up = type("Away", (), {"api": "http://127.0.0.1:1"})()

@@ -14,13 +14,13 @@ import asyncpg
 import httpx
 import pytest
 
-from tests.refdata.rig import DOCUMENT, create_schemas, delete, upsert
+from tests.refdata.harness import DOCUMENT, create_schemas, delete, upsert
 from tests.services.collector import Collector
 from tests.services.kafka import Kafka
 from tests.services.postgres import fresh_database
-from tests.services.program import CommandApi, Up, Work, penstock
 from tests.services.redis import RedisCluster, redis_binary
-from tests.services.require import require
+from tests.support.processes import CommandApi, Up, Work, penstock
+from tests.support.require import require
 
 STREAM = "refdata:inv:stream"
 USER = "app_user"  # as the document has it
@@ -139,6 +139,7 @@ async def test_the_founding_document_as_it_stands(
         await connection.close()
 
 
+@pytest.mark.full
 def test_a_trace_goes_through_every_process(env: dict[str, str], tmp_path: Path) -> None:
     """R26: what a caller follows is seen in each process it passes, under one id, and in their logs."""
     trace = os.urandom(16).hex()
@@ -163,6 +164,7 @@ async def test_everything_in_one_place(env: dict[str, str], cluster: RedisCluste
         assert up.stop() == 0
 
 
+@pytest.mark.full
 def test_a_role_says_what_it_misses(tmp_path: Path) -> None:
     """R10: an adapter without topics, and a second process on an embedded database, are told what to do."""
     told = penstock("work", "kafka-adapter", cwd=tmp_path)

@@ -6,84 +6,87 @@ from pathlib import Path
 
 import pytest
 
-from tests.refdata.house import House, housed, load
+from tests.refdata.role_processes import RoleProcesses, load, role_processes
 from tests.services.kafka import Kafka
-from tests.services.until import becomes
+from tests.support.waiting import becomes
 
 FROZEN = {"apply.1": "taken", "apply.2": "noted", "apply.3": "written", "apply.4": "applied"}
 AWAKE = "apply.5"
 
 
 @pytest.fixture
-async def house(
+async def harness(
     tmp_path: Path, database_url: str, bus_kind: str, request: pytest.FixtureRequest
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RoleProcesses]:
     broker: Kafka | None = request.getfixturevalue("broker") if bus_kind == "kafka" else None
     if broker is not None:
         broker.needs_real("makes no topics when it is asked to")
-    async with housed(tmp_path, database_url, broker, None) as house:
-        await house.start("command-api", "relay")
-        yield house
+    async with role_processes(tmp_path, database_url, broker, None) as harness:
+        await harness.start("command-api", "relay")
+        yield harness
 
 
-async def freeze(house: House, orders: dict[str, str]) -> None:
+async def freeze(harness: RoleProcesses, orders: dict[str, str]) -> None:
     """Give them work until each has frozen at its point."""
     for name, point in orders.items():
-        house.order(name, point, how=signal.SIGSTOP)
+        harness.order(name, point, how=signal.SIGSTOP)
 
     async def are_frozen() -> bool:
-        if all(house.is_frozen(name) for name in orders):
+        if all(harness.is_frozen(name) for name in orders):
             return True
-        await house.send(load())
-        if "kafka-adapter" in house.running:
-            await house.publish_foreign(8)
+        await harness.send(load())
+        if "kafka-adapter" in harness.running:
+            await harness.publish_foreign(8)
         return False
 
     await becomes(are_frozen, "they do not freeze")
 
 
-async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(house: House) -> None:
+@pytest.mark.full
+async def test_a_frozen_applier_wakes_up_and_applies_nothing_twice(harness: RoleProcesses) -> None:
     """R11: frozen after the take, inside the transaction, before its end and after it; others go on without them."""
-    await house.start(*FROZEN, AWAKE)
-    await freeze(house, FROZEN)
-    await house.settled()
-    await house.check()
+    await harness.start(*FROZEN, AWAKE)
+    await freeze(harness, FROZEN)
+    await harness.settled()
+    await harness.check()
     for name in FROZEN:
-        house.wake(name)
-    await house.send(load())
-    await house.settled()
-    await house.check()
-    await house.stop(AWAKE)
-    await house.send(load())
-    await house.settled()
-    await house.check()
+        harness.wake(name)
+    await harness.send(load())
+    await harness.settled()
+    await harness.check()
+    await harness.stop(AWAKE)
+    await harness.send(load())
+    await harness.settled()
+    await harness.check()
 
 
-async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(house: House) -> None:
+@pytest.mark.full
+async def test_a_frozen_relay_and_a_frozen_adapter_hold_up_nobody(harness: RoleProcesses) -> None:
     """R10, R15: frozen between their two steps, others do both; when they wake up, nothing is applied twice."""
     frozen = {"relay.1": "announced", "kafka-adapter.1": "opened"}
-    await house.start("apply", "kafka-adapter", *frozen)
-    await freeze(house, frozen)
-    await house.settled()
-    await house.check()
+    await harness.start("apply", "kafka-adapter", *frozen)
+    await freeze(harness, frozen)
+    await harness.settled()
+    await harness.check()
     for name in frozen:
-        house.wake(name)
-    await house.stop("relay")
-    await house.stop("kafka-adapter")
-    await house.send(load())
-    await house.publish_foreign(2)
-    await house.settled()
-    await house.check()
+        harness.wake(name)
+    await harness.stop("relay")
+    await harness.stop("kafka-adapter")
+    await harness.send(load())
+    await harness.publish_foreign(2)
+    await harness.settled()
+    await harness.check()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bus_kind", ["postgres"])
-async def test_an_applier_that_freezes_while_it_settles_holds_up_nobody(house: House) -> None:
+async def test_an_applier_that_freezes_while_it_settles_holds_up_nobody(harness: RoleProcesses) -> None:
     """R11: what it was about to settle is another's after the lease, though it froze in the bus's own transaction."""
-    await house.start("apply.1", "apply.2")
-    await freeze(house, {"apply.1": "freeing"})
-    await house.settled(within=10)
-    house.wake("apply.1")
-    await house.stop("apply.2")
-    await house.send(load())
-    await house.settled()
-    await house.check()
+    await harness.start("apply.1", "apply.2")
+    await freeze(harness, {"apply.1": "freeing"})
+    await harness.settled(within=10)
+    harness.wake("apply.1")
+    await harness.stop("apply.2")
+    await harness.send(load())
+    await harness.settled()
+    await harness.check()

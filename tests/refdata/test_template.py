@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.kernel.db import Database
 from penstock.refdata.template import TYPES, Template, parse
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 OCCURRED = datetime(2026, 3, 1, 12, 30, 15, 250_000, tzinfo=UTC)
 VALUES: dict[str, Any] = {
@@ -429,6 +429,8 @@ def check_parameters(pieces: list[str]) -> Template:
     return template
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(max_examples=examples(300, soak=10_000))
 @given(statements())
 def test_exactly_the_parameters_are_found(statement: tuple[list[str], list[object]]) -> None:
@@ -436,6 +438,8 @@ def test_exactly_the_parameters_are_found(statement: tuple[list[str], list[objec
     check_parameters(statement[0])
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 @settings(
     max_examples=examples(60, soak=3_000),
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # statements only read: one database serves them all

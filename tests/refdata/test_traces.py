@@ -20,14 +20,15 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.mapping import Mapped
 from penstock.settings import Settings
-from tests.refdata.rig import Json, Rig, chunk, command, on_bus, upsert
+from tests.refdata.harness import RefdataHarness, chunk, command, on_bus, upsert
+from tests.support.types import Json
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
-class Traced(Rig):
-    """A rig whose spans are kept."""
+class TracedHarness(RefdataHarness):
+    """A harness whose spans are recorded."""
 
     kept: InMemorySpanExporter
 
@@ -40,28 +41,28 @@ class Traced(Rig):
 
 
 @pytest.fixture
-async def traced(settings: Settings) -> AsyncIterator[Traced]:
+async def traced(settings: Settings) -> AsyncIterator[TracedHarness]:
     kept = InMemorySpanExporter()
     async with open_refdata(settings, Telemetry(spans=[SimpleSpanProcessor(kept)])) as platform:
-        rig = Traced(platform)
-        rig.kept = kept
-        yield rig
+        harness = TracedHarness(platform)
+        harness.kept = kept
+        yield harness
 
 
 def traces(spans: list[ReadableSpan]) -> list[str]:
     return [format(span.context.trace_id, "032x") for span in spans if span.context]
 
 
-async def post(rig: Rig, headers: dict[str, str]) -> httpx.Response:
-    telemetry = rig.platform.telemetry
-    web = Web(rig.platform.settings, telemetry, HttpMetrics(telemetry), NoAuthenticator())
-    app = make_command_api(web, Pulse({}, needs=()), rig.refdata)
+async def post(harness: RefdataHarness, headers: dict[str, str]) -> httpx.Response:
+    telemetry = harness.platform.telemetry
+    web = Web(harness.platform.settings, telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    app = make_command_api(web, Pulse({}, needs=()), harness.refdata)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         body = command("LOOSE", upsert("a", 1))
         return await client.post("/v1/tenants/acme/updates", content=body, headers=headers)
 
 
-async def test_every_stage_is_in_the_callers_trace(traced: Traced) -> None:
+async def test_every_stage_is_in_the_callers_trace(traced: TracedHarness) -> None:
     """R26: a caller's trace goes over the bus and through the outbox; each stage says what it was about."""
     event_id = (await post(traced, {"traceparent": CALLER})).json()["eventId"]
     await traced.apply()
@@ -77,7 +78,7 @@ async def test_every_stage_is_in_the_callers_trace(traced: Traced) -> None:
     assert {span.parent.span_id for span in stages if span.parent} <= ours
 
 
-async def test_a_refusal_is_an_error_in_the_trace(traced: Traced) -> None:
+async def test_a_refusal_is_an_error_in_the_trace(traced: TracedHarness) -> None:
     """R26: what failed is seen as failed, with its reason, and nothing is announced."""
     value, key = on_bus(command("NOPE", upsert("a", 1)))
     await traced.bus.publish([Message(traced.topic, key, value, {"traceparent": CALLER})])
@@ -89,7 +90,7 @@ async def test_a_refusal_is_an_error_in_the_trace(traced: Traced) -> None:
     assert await traced.told() == []
 
 
-async def test_a_snapshot_belongs_to_the_trace_of_the_chunk_that_completed_it(traced: Traced) -> None:
+async def test_a_snapshot_belongs_to_the_trace_of_the_chunk_that_completed_it(traced: TracedHarness) -> None:
     """R26: each chunk is a stage of its own trace; the version belongs to the last one's."""
     other, snapshot_id = TRACE[::-1], uuid4()
     for index, trace in enumerate((TRACE, other), 1):
@@ -106,7 +107,7 @@ async def test_a_snapshot_belongs_to_the_trace_of_the_chunk_that_completed_it(tr
     "header",
     [None, "", "rubbish", f"00-{TRACE}-b7ad6b7169203331-00", f"00-{'0' * 32}-b7ad6b7169203331-01", "ü"],
 )
-async def test_what_nobody_follows_is_not_traced(traced: Traced, header: str | None) -> None:
+async def test_what_nobody_follows_is_not_traced(traced: TracedHarness, header: str | None) -> None:
     """R26: without a trace, with an unsampled one or with rubbish in its place, the command is applied all the same."""
     value, key = on_bus(command("LOOSE", upsert("a", 1)))
     headers = {} if header is None else {"traceparent": header}
@@ -119,7 +120,7 @@ async def test_what_nobody_follows_is_not_traced(traced: Traced, header: str | N
     assert told["version"] == 1
 
 
-async def test_a_trace_is_handed_on_in_its_shortest_form(traced: Traced) -> None:
+async def test_a_trace_is_handed_on_in_its_shortest_form(traced: TracedHarness) -> None:
     """R26: what a later form of the header adds is not: a signal is short, and one too long would never get out."""
     value, key = on_bus(command("LOOSE", upsert("a", 1)))
     headers = {"traceparent": f"cc{CALLER[2:]}-{'x' * 400}"}
@@ -129,11 +130,11 @@ async def test_a_trace_is_handed_on_in_its_shortest_form(traced: Traced) -> None
     assert await traced.relay() == 1
 
 
-async def test_a_process_that_sends_no_traces_hands_them_on(rig: Rig) -> None:
+async def test_a_process_that_sends_no_traces_hands_them_on(harness: RefdataHarness) -> None:
     """R26: the trace survives a stage whose process has no collector."""
-    await post(rig, {"traceparent": CALLER})
-    await rig.apply()
-    payload = await rig.db.fetchval("SELECT payload FROM outbox_event")
+    await post(harness, {"traceparent": CALLER})
+    await harness.apply()
+    payload = await harness.db.fetchval("SELECT payload FROM outbox_event")
     assert json.loads(payload)["traceparent"].split("-")[1] == TRACE
 
 

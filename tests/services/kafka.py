@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import cimpl
 
-from tests.services.require import is_required, require
+from tests.support.require import is_required, require
 
 ADDRESS = "PENSTOCK_TEST_KAFKA"
 _PRODUCER = 0

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.services.until import until
+from tests.support.waiting import until
 
 
 def mariadb_binary() -> str | None:
     """Where the server is, or None."""
-    return shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/local/sbin")
+    return shutil.which("mariadbd")
 
 
 @contextmanager

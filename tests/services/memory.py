@@ -12,7 +12,7 @@ _ROOM = 4 << 30
 _OURS = "penstock-suite-"
 
 
-class Folder:
+class MemoryFolder:
     """A folder for as long as this process lives; what killed processes left is removed by the next."""
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
 """One real PostgreSQL for the whole test run, and a fresh database per test from a migrated template."""
 
+import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
 
@@ -12,6 +13,7 @@ from penstock.kernel import migrate
 from penstock.kernel.db import Database
 from penstock.settings import Settings
 
+SERVER_URL = "PENSTOCK_TEST_POSTGRES_URL"  # environment variable: where the server of the test run is
 TEMPLATE = "penstock_template"
 # Tests kill processes, never the machine: what the system holds in memory is safe, so no fsync is needed.
 SETTINGS = {
@@ -21,6 +23,14 @@ SETTINGS = {
     "max_connections": "400",
     "max_wal_size": "1GB",
 }
+# Locks of every database are in pg_locks, and all tests share one server.
+OWN_ADVISORY_LOCKS = """
+    (SELECT * FROM pg_locks WHERE locktype = 'advisory'
+     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS own_locks"""
+LOCK_AWAITED = f"SELECT count(*) FROM {OWN_ADVISORY_LOCKS} WHERE NOT granted"
+# Waits until the session has ended: a session that was only signalled still has its locks.
+STOP_LOCK_HOLDERS = f"""
+    SELECT pg_terminate_backend(pid, 10000) FROM {OWN_ADVISORY_LOCKS} WHERE granted AND pid <> pg_backend_pid()"""
 _numbers = itertools.count()
 
 
@@ -30,6 +40,18 @@ async def make_template(url: str) -> None:
         await admin.execute(f'CREATE DATABASE "{TEMPLATE}"')
     async with Database.open(database_url(url, TEMPLATE), size=1) as db:
         await migrate.migrate(db, known_migrations(Settings()))
+
+
+@contextmanager
+def module_database(*, empty: bool = False) -> Iterator[str]:
+    """Yield the URL of a fresh database, for fixtures that several tests share; drop it afterwards."""
+    with asyncio.Runner() as runner:
+        opened = fresh_database(os.environ[SERVER_URL], empty=empty)
+        url = runner.run(opened.__aenter__())
+        try:
+            yield url
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
 
 
 @asynccontextmanager

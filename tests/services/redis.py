@@ -18,8 +18,8 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from tests.services.require import is_required
-from tests.services.until import until
+from tests.support.require import is_required
+from tests.support.waiting import until
 
 MASTERS = 3
 SLOTS = 16_384

@@ -18,7 +18,7 @@ _KEY, _SECRET = "penstock-test", "penstock-test-secret"
 
 
 @dataclass(frozen=True)
-class S3Place:
+class S3Bucket:
     """An empty bucket, and how to reach it."""
 
     url: str
@@ -26,13 +26,13 @@ class S3Place:
 
 
 @contextmanager
-def s3_place() -> Iterator[S3Place]:
+def open_s3_bucket() -> Iterator[S3Bucket]:
     """A bucket of its own on a running server; both are gone afterwards."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     with _atomic_puts(), _server() as endpoint:
         bucket = f"penstock-{uuid.uuid4().hex}"
         httpx.put(f"{endpoint}/{bucket}", trust_env=False).raise_for_status()
-        yield S3Place(
+        yield S3Bucket(
             f"s3://{bucket}",
             {
                 "endpoint": endpoint,

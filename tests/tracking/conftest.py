@@ -1,7 +1,5 @@
 """The pipeline under test: its service under a clock of the test's own, its API without a network, its program with."""
 
-import asyncio
-import os
 from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
@@ -20,12 +18,11 @@ from penstock.settings import Settings
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
-from tests.services.postgres import fresh_database
-from tests.services.program import PipelineApid
-from tests.tracking.rig import BASE, Api
+from tests.services.postgres import module_database
+from tests.support.processes import PipelineApid
+from tests.tracking.harness import BASE, TrackingHarness
 
 MAX_ATTEMPTS = 3
-POSTGRES_URL = "PENSTOCK_TEST_POSTGRES_URL"  # the run's server, see tests/conftest.py
 
 
 @pytest.fixture
@@ -57,21 +54,18 @@ async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-def api(http: httpx.AsyncClient) -> Api:
-    return Api(http)
+def api(http: httpx.AsyncClient) -> TrackingHarness:
+    return TrackingHarness(http)
 
 
 @pytest.fixture(scope="module")
 def apid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PipelineApid, str]]:
     """One `pipeline-apid` for all tests of a module, and its database."""
-    opened, loop = fresh_database(os.environ[POSTGRES_URL]), asyncio.new_event_loop()
-    url = loop.run_until_complete(opened.__aenter__())
-    try:
-        with PipelineApid(tmp_path_factory.mktemp("apid"), "--database", url) as running:
-            yield running, url
-    finally:
-        loop.run_until_complete(opened.__aexit__(None, None, None))
-        loop.close()
+    with (
+        module_database() as url,
+        PipelineApid(tmp_path_factory.mktemp("apid"), "--database", url) as running,
+    ):
+        yield running, url
 
 
 @pytest.fixture
@@ -87,7 +81,7 @@ async def server(apid: tuple[PipelineApid, str]) -> str:
 
 
 @pytest.fixture
-async def live(server: str) -> AsyncIterator[Api]:
+async def live(server: str) -> AsyncIterator[TrackingHarness]:
     """The API of that server, over the network."""
     async with httpx.AsyncClient(base_url=server + BASE, timeout=60) as client:
-        yield Api(client)
+        yield TrackingHarness(client)

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.services.program import Up
+from tests.support.processes import Up
 
 PATHS = [
     "queues/shard-splitter?updated_since=0001-01-01T00:00:00%2B14:00",

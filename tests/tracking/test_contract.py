@@ -13,7 +13,9 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.tracking.contract import Stage
 from penstock.tracking.service import Tracking
-from tests.tracking.rig import FILE, INGEST, SENDER, SPLITTER, WORKER, Api, Json, answered, problem
+from tests.support.http import answered, problem
+from tests.support.types import Json
+from tests.tracking.harness import FILE, INGEST, SENDER, SPLITTER, WORKER, TrackingHarness
 
 SECOND = timedelta(seconds=1)
 PATIENCE = 20  # seconds; only who waits for a lock takes so long
@@ -41,7 +43,7 @@ TABLE: dict[tuple[str, str], str | None] = {
 }
 
 
-async def stand(api: Api, stage: Stage, state: str, filename: str) -> None:
+async def stand(api: TrackingHarness, stage: Stage, state: str, filename: str) -> None:
     """A new file of one shard that stands so in *stage*, with every stage before it done."""
     if stage is INGEST:
         await api.post("/files/register", filename=filename, shards=[0])
@@ -53,7 +55,7 @@ async def stand(api: Api, stage: Stage, state: str, filename: str) -> None:
         await api.move(stage, step, filename)
 
 
-async def test_the_document_from_end_to_end(api: Api) -> None:
+async def test_the_document_from_end_to_end(api: TrackingHarness) -> None:
     """T1, T2, T3, T4, T5: every request of the founding document gets the answer printed below it."""
     assert await api.post("/files/register", filename=FILE, shards=[0, 1]) == {
         "filename": FILE,
@@ -88,7 +90,7 @@ async def test_the_document_from_end_to_end(api: Api) -> None:
     }
 
 
-async def test_a_file_shows_its_shards(api: Api, clock: ManualClock) -> None:
+async def test_a_file_shows_its_shards(api: TrackingHarness, clock: ManualClock) -> None:
     """T6: all shards in order, with the four statuses and when each last moved, as the document prints them."""
     await api.queue_up(WORKER, FILE, 1, 0)
     clock.advance(timedelta(minutes=5))
@@ -99,7 +101,7 @@ async def test_a_file_shows_its_shards(api: Api, clock: ManualClock) -> None:
     assert await api.get(f"/files/{FILE}") == {"filename": FILE, "shards": [moved, waiting]}
 
 
-async def test_registering_begins_event_ingest(api: Api) -> None:
+async def test_registering_begins_event_ingest(api: TrackingHarness) -> None:
     """T1: one row per shard, with event-ingest started and the rest new."""
     await api.post("/files/register", filename=FILE, shards=[2, 0])
     rows = (await api.get(f"/files/{FILE}"))["shards"]
@@ -108,7 +110,7 @@ async def test_registering_begins_event_ingest(api: Api) -> None:
         assert [row[f"{stage.field}_status"] for stage in Stage] == ["started", "new", "new", "new"]
 
 
-async def test_registering_again_is_a_success(api: Api) -> None:
+async def test_registering_again_is_a_success(api: TrackingHarness) -> None:
     """T1: the same shards, some of them, and the same after event-ingest is done: `created` is false."""
     await api.post("/files/register", filename=FILE, shards=[0, 1])
     before = await api.get(f"/files/{FILE}")
@@ -120,7 +122,7 @@ async def test_registering_again_is_a_success(api: Api) -> None:
     assert (await api.post("/files/register", filename=FILE, shards=[0, 1]))["created"] is False
 
 
-async def test_new_shards_join_until_the_file_is_complete(api: Api) -> None:
+async def test_new_shards_join_until_the_file_is_complete(api: TrackingHarness) -> None:
     """T1: new shards of a known file are inserted while its event-ingest is not done; after that 409."""
     await api.post("/files/register", filename=FILE, shards=[0])
     assert (await api.post("/files/register", filename=FILE, shards=[0, 1]))["created"] is True
@@ -130,14 +132,14 @@ async def test_new_shards_join_until_the_file_is_complete(api: Api) -> None:
     assert len((await api.get(f"/files/{FILE}"))["shards"]) == 2
 
 
-async def test_of_many_registrations_at_once_one_creates(api: Api) -> None:
+async def test_of_many_registrations_at_once_one_creates(api: TrackingHarness) -> None:
     """T1: ten producers that register one file at once leave one row per shard; one of them created it."""
     answers = await asyncio.gather(*(api.post("/files/register", filename=FILE, shards=[0, 1]) for _ in range(10)))
     assert sorted(answer["created"] for answer in answers) == [False] * 9 + [True]
     assert (await api.get("/metrics/summary"))["total"] == 2
 
 
-async def test_event_ingest_moves_the_whole_file(api: Api) -> None:
+async def test_event_ingest_moves_the_whole_file(api: TrackingHarness) -> None:
     """T2: done, fail, retry and start concern all shards, and a repeat answers the same."""
     await api.post("/files/register", filename=FILE, shards=[0, 1, 2])
     for transition, status in (("fail", "failed"), ("retry", "new"), ("start", "started"), ("done", "done")):
@@ -148,7 +150,7 @@ async def test_event_ingest_moves_the_whole_file(api: Api) -> None:
             assert await api.move(INGEST, transition, FILE) == {"filename": FILE, "updated_rows": 3}
 
 
-async def test_a_file_has_one_producer(api: Api) -> None:
+async def test_a_file_has_one_producer(api: TrackingHarness) -> None:
     """T2, T8: shards somebody adds belong to the file's producer, who alone may repeat its start and end it."""
     await api.post("/files/register", filename=FILE, shards=[0], worker="a")
     await api.post("/files/register", filename=FILE, shards=[1], worker="b")
@@ -159,7 +161,7 @@ async def test_a_file_has_one_producer(api: Api) -> None:
 
 
 @pytest.mark.parametrize("stage", list(Stage))
-async def test_every_move_from_every_state(api: Api, clock: ManualClock, stage: Stage) -> None:
+async def test_every_move_from_every_state(api: TrackingHarness, clock: ManualClock, stage: Stage) -> None:
     """T3, T4, T8: what may move does, what is there already changes nothing, all else is 409 with the current state."""
     for (state, transition), target in TABLE.items():
         filename = f"{state}-{transition}"
@@ -180,7 +182,7 @@ async def test_every_move_from_every_state(api: Api, clock: ManualClock, stage: 
         assert (after["updated_at"] == before["updated_at"]) is (target in (None, state)), filename
 
 
-async def test_a_repeat_leaves_no_trace(api: Api, clock: ManualClock) -> None:
+async def test_a_repeat_leaves_no_trace(api: TrackingHarness, clock: ManualClock) -> None:
     """T8: asking for the state a row is in is noted nowhere."""
     await stand(api, WORKER, "done", FILE)
     before = await api.steps(FILE)
@@ -189,7 +191,7 @@ async def test_a_repeat_leaves_no_trace(api: Api, clock: ManualClock) -> None:
     assert await api.steps(FILE) == before
 
 
-async def test_start_is_a_claim(api: Api, clock: ManualClock) -> None:
+async def test_start_is_a_claim(api: TrackingHarness, clock: ManualClock) -> None:
     """T8: a second `start` succeeds only for the same worker; for another, or with none named, 409."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE, worker="a")
@@ -203,7 +205,7 @@ async def test_start_is_a_claim(api: Api, clock: ManualClock) -> None:
     assert await api.row(FILE) == before
 
 
-async def test_a_start_without_a_name_cannot_be_repeated(api: Api) -> None:
+async def test_a_start_without_a_name_cannot_be_repeated(api: TrackingHarness) -> None:
     """T8: who gave no name cannot show that it is the same worker."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE)
@@ -211,14 +213,14 @@ async def test_a_start_without_a_name_cannot_be_repeated(api: Api) -> None:
         await api.refused(409, "ALREADY_STARTED", "/stages/shard-worker/start", filename=FILE, shard=0, **again)
 
 
-async def test_the_producer_may_repeat_its_start(api: Api) -> None:
+async def test_the_producer_may_repeat_its_start(api: TrackingHarness) -> None:
     """T1, T8: registering is the start of event-ingest; the worker it names holds it."""
     await api.post("/files/register", filename=FILE, shards=[0, 1], worker="a")
     assert (await api.move(INGEST, "start", FILE, worker="a"))["updated_rows"] == 2
     await api.refused(409, "ALREADY_STARTED", "/stages/event-ingest/start", filename=FILE, worker="b")
 
 
-async def test_of_many_starts_at_once_one_succeeds(api: Api) -> None:
+async def test_of_many_starts_at_once_one_succeeds(api: TrackingHarness) -> None:
     """T8: `start` is a claim: of ten workers at once one holds the row, the others get 409."""
     await api.queue_up(WORKER, FILE)
     body = {"filename": FILE, "shard": 0}
@@ -228,7 +230,7 @@ async def test_of_many_starts_at_once_one_succeeds(api: Api) -> None:
     assert await api.steps(FILE, WORKER) == [("new", "started")]
 
 
-async def test_only_its_holder_ends_a_row(api: Api) -> None:
+async def test_only_its_holder_ends_a_row(api: TrackingHarness) -> None:
     """T8: a worker that names itself cannot end what another one holds; who names nobody, an operator, can."""
     await api.queue_up(WORKER, FILE)
     await api.move(WORKER, "start", FILE, worker="a")
@@ -240,7 +242,7 @@ async def test_only_its_holder_ends_a_row(api: Api) -> None:
 
 
 @pytest.mark.parametrize("stage", QUEUED)
-async def test_stages_start_in_order(api: Api, stage: Stage) -> None:
+async def test_stages_start_in_order(api: TrackingHarness, stage: Stage) -> None:
     """T8: a stage starts only when the one before it is done: 409 while that is new, started or failed."""
     assert stage.before is not None
     for state in ("new", "started", "failed"):
@@ -254,7 +256,7 @@ async def test_stages_start_in_order(api: Api, stage: Stage) -> None:
 
 
 async def test_a_later_stage_that_fails_leaves_the_running_one_its_lease(
-    api: Api, clock: ManualClock, tracking: Tracking
+    api: TrackingHarness, clock: ManualClock, tracking: Tracking
 ) -> None:
     """T8, T14: `new → failed` of a later stage takes no lease from the stage under way: it still runs out."""
     await api.queue_up(SPLITTER, FILE)
@@ -266,7 +268,7 @@ async def test_a_later_stage_that_fails_leaves_the_running_one_its_lease(
     assert await api.status(FILE, SPLITTER) == "new"
 
 
-async def test_a_file_under_way_is_found_after_a_later_stage_failed(api: Api) -> None:
+async def test_a_file_under_way_is_found_after_a_later_stage_failed(api: TrackingHarness) -> None:
     """T6, T8: rows that are started are listed as such, whatever else was said of them."""
     await api.post("/files/register", filename=FILE, shards=[0])
     await api.move(SENDER, "fail", FILE)
@@ -275,7 +277,7 @@ async def test_a_file_under_way_is_found_after_a_later_stage_failed(api: Api) ->
 
 
 @pytest.mark.parametrize("stage", QUEUED)
-async def test_the_queues_of_the_document(api: Api, stage: Stage) -> None:
+async def test_the_queues_of_the_document(api: TrackingHarness, stage: Stage) -> None:
     """T5: in a queue stands what is new in its stage and done in the one before, and nothing else."""
     for state in STATES:
         await stand(api, stage, state, state)
@@ -285,7 +287,7 @@ async def test_the_queues_of_the_document(api: Api, stage: Stage) -> None:
     assert (page["stage"], page["next"]) == (stage, None)
 
 
-async def test_queues_are_oldest_first_and_limited(api: Api, clock: ManualClock) -> None:
+async def test_queues_are_oldest_first_and_limited(api: TrackingHarness, clock: ManualClock) -> None:
     """T5: oldest first; 100 items unless `limit` says otherwise, `offset` skips."""
     await api.queue_up(SPLITTER, "b", *range(101))
     clock.advance(SECOND)
@@ -296,7 +298,7 @@ async def test_queues_are_oldest_first_and_limited(api: Api, clock: ManualClock)
     assert [(item["filename"], item["shard"]) for item in rest] == [("b", 100), ("a", 0)]
 
 
-async def test_nonsense_in_a_query_is_refused(api: Api) -> None:
+async def test_nonsense_in_a_query_is_refused(api: TrackingHarness) -> None:
     """T5, T9: `limit` is 1 to 1000, `offset` not negative, times are times, a cursor is one that was given."""
     nonsense: list[tuple[str, str | int]] = [("limit", 0), ("limit", 1001), ("limit", "x"), ("offset", -1)]
     for name, value in [*nonsense, ("updated_since", "yesterday")]:
@@ -305,7 +307,7 @@ async def test_nonsense_in_a_query_is_refused(api: Api) -> None:
     assert problem(await api.http.get("/queues/shard-worker", params={"cursor": "x"}), 422, "BAD_CURSOR")["hint"]
 
 
-async def test_files_are_found_by_filters(api: Api, clock: ManualClock) -> None:
+async def test_files_are_found_by_filters(api: TrackingHarness, clock: ManualClock) -> None:
     """T6: `GET /files` by status in a stage or in any, by shard, prefix and time, each with the shards that fit."""
     await api.queue_up(WORKER, "2025-a", 0, 1)
     clock.advance(SECOND)
@@ -330,7 +332,7 @@ async def test_files_are_found_by_filters(api: Api, clock: ManualClock) -> None:
     assert await found(updated_since="2026-01-01T00:00:01Z") == everything[1:]
 
 
-async def test_files_come_in_pages(api: Api) -> None:
+async def test_files_come_in_pages(api: TrackingHarness) -> None:
     """T6: page by page, by name and shard, each once; a page is bounded however many shards a file has."""
     for name in ("c", "a", "b"):
         await api.post("/files/register", filename=name, shards=[1, 0])
@@ -345,7 +347,7 @@ async def test_files_come_in_pages(api: Api) -> None:
     assert found == [(name, shard) for name in "abc" for shard in (0, 1)]
 
 
-async def test_the_summary(api: Api, tracking: Tracking) -> None:
+async def test_the_summary(api: TrackingHarness, tracking: Tracking) -> None:
     """T7: the total, all four stages by status, and each shard by mysql-sender; the same before and after folding."""
     await api.queue_up(SENDER, "a", 0, 1)
     await api.queue_up(WORKER, "b", 1)
@@ -372,14 +374,14 @@ async def test_the_summary(api: Api, tracking: Tracking) -> None:
     assert await api.get("/metrics/summary") == summary
 
 
-async def test_an_empty_pipeline_has_a_summary(api: Api) -> None:
+async def test_an_empty_pipeline_has_a_summary(api: TrackingHarness) -> None:
     """T7: all four stages are told, also when there is nothing to count."""
     summary = await api.get("/metrics/summary")
     assert (summary["total"], summary["by_shard"]) == (0, [])
     assert summary["by_stage"] == {stage.field: dict.fromkeys(STATES, 0) for stage in Stage}
 
 
-async def test_the_summary_reads_no_row(api: Api, db: Database) -> None:
+async def test_the_summary_reads_no_row(api: TrackingHarness, db: Database) -> None:
     """T7: it is told while nobody can read the table, so it takes as long with ten rows as with ten million."""
     await api.queue_up(SPLITTER, FILE, 0, 1)
     async with db.transaction() as tx:
@@ -389,7 +391,7 @@ async def test_the_summary_reads_no_row(api: Api, db: Database) -> None:
     assert (summary["total"], summary["by_stage"]["shard_splitter"]["new"]) == (2, 2)
 
 
-async def test_nobody_waits_for_a_counter(api: Api, db: Database, tracking: Tracking) -> None:
+async def test_nobody_waits_for_a_counter(api: TrackingHarness, db: Database, tracking: Tracking) -> None:
     """T7: while one move is not committed, others of the same stage and shard are made, counted and folded."""
     await api.queue_up(SPLITTER, "a")
     await api.queue_up(SPLITTER, "b")
@@ -431,7 +433,7 @@ UNKNOWN: list[tuple[str, str, Json | None, str]] = [
 ]
 
 
-async def test_what_is_unknown_is_404(api: Api) -> None:
+async def test_what_is_unknown_is_404(api: TrackingHarness) -> None:
     """T9: unknown stages, transitions, files and rows are problems with status 404, a code of their own and a hint."""
     await api.queue_up(WORKER, FILE)
     for method, path, body, code in UNKNOWN:
@@ -459,7 +461,7 @@ SHARDS: list[Any] = [
 ]
 
 
-async def test_bad_shards_are_422(api: Api) -> None:
+async def test_bad_shards_are_422(api: TrackingHarness) -> None:
     """T1, T9: an empty list, a negative, double, non-integer or huge shard is malformed, and nothing is registered."""
     for shards in SHARDS:
         refused = await api.refused(422, "MALFORMED", "/files/register", filename=FILE, shards=shards)
@@ -470,7 +472,7 @@ async def test_bad_shards_are_422(api: Api) -> None:
 NAMES: list[Any] = ["", ".", "..", "a/b", "a\nb", "a\0b", "\ud800", "x" * 256, 7, None, ["a"]]
 
 
-async def test_bad_filenames_are_422(api: Api) -> None:
+async def test_bad_filenames_are_422(api: TrackingHarness) -> None:
     """T9: a filename is text that can stand in a path; anything else is malformed, whatever it is sent to."""
     for name in NAMES:
         for path, more in (("/files/register", {"shards": [0]}), ("/stages/shard-worker/start", {"shard": 0})):
@@ -515,7 +517,7 @@ BODIES: list[tuple[str, Any]] = [
 ]
 
 
-async def test_malformed_bodies_are_422(api: Api) -> None:
+async def test_malformed_bodies_are_422(api: TrackingHarness) -> None:
     """T9: a missing, wrong or unknown field is a problem with status 422 that says where, and nothing changes."""
     await api.queue_up(WORKER, FILE)
     before = await api.get(f"/files/{FILE}")
@@ -547,14 +549,14 @@ async def test_what_is_no_json_is_422(http: httpx.AsyncClient) -> None:
         problem(answer, 422, "MALFORMED")
 
 
-async def test_what_is_malformed_gets_a_hint(api: Api) -> None:
+async def test_what_is_malformed_gets_a_hint(api: TrackingHarness) -> None:
     """T9: every error has a hint, also that of a malformed body, query or path."""
     assert (await api.refused(422, "MALFORMED", "/files/register"))["hint"]
     assert problem(await api.http.get("/queues/shard-worker", params={"limit": 0}), 422, "MALFORMED")["hint"]
     assert problem(await api.http.get(f"/files/{FILE}/x/why"), 422, "MALFORMED")["hint"]
 
 
-async def test_event_ingest_is_not_handed_out(api: Api) -> None:
+async def test_event_ingest_is_not_handed_out(api: TrackingHarness) -> None:
     """T2, T9: files pass event-ingest as a whole; claims, reports and heartbeats of it are refused with a hint."""
     await api.post("/files/register", filename=FILE, shards=[0])
     report = [{**ROW, "fence": 0, "outcome": "done"}]
@@ -563,7 +565,7 @@ async def test_event_ingest_is_not_handed_out(api: Api) -> None:
     await api.refused(409, "NOT_HANDED_OUT", "/queues/event-ingest/heartbeat", worker="w")
 
 
-async def test_names_of_all_kinds_stand_in_paths(api: Api) -> None:
+async def test_names_of_all_kinds_stand_in_paths(api: TrackingHarness) -> None:
     """T6: whatever name is accepted can be asked for by its path."""
     for name in ("a b", "a?b=c#d", "100%", "Ёлка", "register", "x" * 255, "a.event-ingest.txt", "-", "a;b"):
         await api.post("/files/register", filename=name, shards=[0])

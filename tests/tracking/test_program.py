@@ -16,7 +16,8 @@ from penstock.tracking import store
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
 from tests.services.postgres import fresh_database
-from tests.services.program import PipelineApid, Result, Up, penstock
+from tests.support.processes import PipelineApid, Result, Up, penstock
+from tests.support.settings import write_config
 
 ROOT = Path(__file__).parents[2]
 DDL = ROOT / "db" / "pipeline_ddl.sql"
@@ -110,6 +111,7 @@ def test_it_runs_alone_on_an_embedded_database_and_survives_kill_9(tmp_path: Pat
         assert again.stop() == 0
 
 
+@pytest.mark.full
 def test_an_open_event_stream_does_not_hold_up_a_stop(tmp_path: Path) -> None:
     """T17: SIGTERM ends the streams, and with them the process, at once."""
     with Up(tmp_path) as up, httpx.stream("GET", f"{up.api}/api/v1/pipeline/events") as stream:
@@ -119,11 +121,12 @@ def test_an_open_event_stream_does_not_hold_up_a_stop(tmp_path: Path) -> None:
         assert list(lines)[-1:] in ([], [""])
 
 
+@pytest.mark.full
 async def test_up_keeps_the_pipeline_in_a_database_of_its_own(tmp_path: Path, postgres_url: str) -> None:
     """T10: with tracking.database the platform's has no pipeline tables; `db migrate` and `doctor` know both."""
     async with fresh_database(postgres_url, empty=True) as platform, fresh_database(postgres_url, empty=True) as own:
         config = {"database": {"url": platform}, "tracking": {"database": {"url": own}}}
-        (tmp_path / "penstock.yaml").write_text(json.dumps(config))
+        write_config(tmp_path, config)
         applied = json.loads(penstock("db", "migrate", "--json", cwd=tmp_path).out)["applied"]
         assert applied.count("tracking 0001 pipeline_ddl") == 1
         with Up(tmp_path) as up:
@@ -179,6 +182,7 @@ def test_the_command_line_leads_a_file_through(server: Up, tmp_path: Path) -> No
     assert "new → started" in track(server, tmp_path, "history", "cli").out
 
 
+@pytest.mark.full
 def test_the_command_line_retries_and_pauses(server: Up, tmp_path: Path) -> None:
     """T4, T19: one row, or all that failed with an error; a stage is paused with its reason and resumed."""
     pipeline = f"{server.api}/api/v1/pipeline"

@@ -14,8 +14,8 @@ import pytest
 
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.tracking.sdk import Item, StageDaemon, SyncStageDaemon
-from tests.services.program import PipelineApid
-from tests.tracking.rig import BASE, FILE, SPLITTER, WORKER, Api, reported
+from tests.support.processes import PipelineApid
+from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness, reported
 
 ROOT = Path(__file__).parents[2]
 WITHIN = 30.0
@@ -72,18 +72,18 @@ class Until:
         return [item.shard for item in self.items]
 
 
-async def statuses(api: Api, filename: str = FILE) -> list[str]:
+async def statuses(api: TrackingHarness, filename: str = FILE) -> list[str]:
     rows = (await api.get(f"/files/{filename}"))["shards"]
     return [row["shard_worker_status"] for row in rows]
 
 
-async def attempts_left_as_they_were(api: Api, *shards: int) -> bool:
+async def attempts_left_as_they_were(api: TrackingHarness, *shards: int) -> bool:
     """Whether just these rows can be claimed at once, as if for the first time."""
     items = await api.claim(WORKER, "next")
     return [(item["shard"], item["attempt"]) for item in items] == [(shard, 1) for shard in shards]
 
 
-async def test_items_are_done_when_the_loop_goes_on(run: Run, live: Api, server: str) -> None:
+async def test_items_are_done_when_the_loop_goes_on(run: Run, live: TrackingHarness, server: str) -> None:
     """T18: the loop gets every row once, oldest first; asking for the next one is the report of the last."""
     await live.queue_up(WORKER, FILE, *range(7))
     body = Until(7)
@@ -95,7 +95,7 @@ async def test_items_are_done_when_the_loop_goes_on(run: Run, live: Api, server:
     assert {move["actor"] for move in moves if move["stage"] == WORKER} == {"me"}
 
 
-async def test_an_item_says_how_it_ended(run: Run, live: Api, server: str) -> None:
+async def test_an_item_says_how_it_ended(run: Run, live: TrackingHarness, server: str) -> None:
     """T18: done, fail, retry and release, each as it was said; what the loop does after does not change it."""
     await live.queue_up(WORKER, FILE, *range(4))
 
@@ -118,7 +118,7 @@ async def test_an_item_says_how_it_ended(run: Run, live: Api, server: str) -> No
     assert await attempts_left_as_they_were(live, 3)
 
 
-async def test_a_retried_item_comes_again(run: Run, live: Api, server: str) -> None:
+async def test_a_retried_item_comes_again(run: Run, live: TrackingHarness, server: str) -> None:
     """T18: an item that is retried is handed out again, as the next attempt."""
     await live.queue_up(WORKER, FILE)
     body = Until(3, lambda item: item.retry("busy", after=0) if item.attempt < 3 else item.done())
@@ -128,7 +128,9 @@ async def test_a_retried_item_comes_again(run: Run, live: Api, server: str) -> N
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-async def test_leaving_the_loop_gives_back_what_is_not_done(run: Run, live: Api, server: str, batch: int) -> None:
+async def test_leaving_the_loop_gives_back_what_is_not_done(
+    run: Run, live: TrackingHarness, server: str, batch: int
+) -> None:
     """T18: `break` says nothing of the current item: it and those not begun can be claimed again at once."""
     await live.queue_up(WORKER, FILE, *range(3))
     await run(server, lambda _daemon, item: item.shard == batch - 1, batch=batch)
@@ -137,7 +139,7 @@ async def test_leaving_the_loop_gives_back_what_is_not_done(run: Run, live: Api,
     assert await attempts_left_as_they_were(live, *range(len(done), 3))
 
 
-async def test_an_item_done_before_the_break_is_done(run: Run, live: Api, server: str) -> None:
+async def test_an_item_done_before_the_break_is_done(run: Run, live: TrackingHarness, server: str) -> None:
     """T18: what was said stands, also when the loop is left right after."""
     await live.queue_up(WORKER, FILE, 0, 1)
 
@@ -150,7 +152,7 @@ async def test_an_item_done_before_the_break_is_done(run: Run, live: Api, server
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-async def test_an_exception_is_a_retry_of_its_item(run: Run, live: Api, server: str, batch: int) -> None:
+async def test_an_exception_is_a_retry_of_its_item(run: Run, live: TrackingHarness, server: str, batch: int) -> None:
     """T18: an exception that leaves the loop is raised, is the reason of a retry, and gives back the others."""
     await live.queue_up(WORKER, FILE, *range(batch))
 
@@ -167,7 +169,7 @@ async def test_an_exception_is_a_retry_of_its_item(run: Run, live: Api, server: 
     assert {item["shard"]: item["attempt"] for item in later} == {0: 2, **dict.fromkeys(range(1, batch), 1)}
 
 
-async def test_stop_ends_the_loop_after_the_current_item(run: Run, live: Api, server: str) -> None:
+async def test_stop_ends_the_loop_after_the_current_item(run: Run, live: TrackingHarness, server: str) -> None:
     """T18: `stop()` lets the current item end, and gives back those not begun."""
     await live.queue_up(WORKER, FILE, *range(4))
     body = Until(2)
@@ -177,7 +179,7 @@ async def test_stop_ends_the_loop_after_the_current_item(run: Run, live: Api, se
     assert await attempts_left_as_they_were(live, 2, 3)
 
 
-async def test_stop_ends_a_loop_that_waits(live: Api, server: str) -> None:
+async def test_stop_ends_a_loop_that_waits(live: TrackingHarness, server: str) -> None:
     """T18: a daemon without work can be stopped, in both forms."""
     async with asyncio.timeout(WITHIN), StageDaemon(WORKER, server, handle_signals=False) as daemon:
         waiting = asyncio.create_task(anext(daemon, None))
@@ -194,7 +196,7 @@ async def test_stop_ends_a_loop_that_waits(live: Api, server: str) -> None:
     await asyncio.to_thread(wait_in_thread)
 
 
-async def test_a_daemon_waits_for_work(live: Api, server: str) -> None:
+async def test_a_daemon_waits_for_work(live: TrackingHarness, server: str) -> None:
     """T18: a loop that found nothing gets the row that comes later."""
     body = Until(1)
     async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
@@ -203,7 +205,7 @@ async def test_a_daemon_waits_for_work(live: Api, server: str) -> None:
     assert await statuses(live) == ["done"]
 
 
-async def test_flush_waits_for_the_record(live: Api, server: str) -> None:
+async def test_flush_waits_for_the_record(live: TrackingHarness, server: str) -> None:
     """T18: after `flush` everything said so far can be read back."""
     await live.queue_up(WORKER, FILE)
     async with StageDaemon(WORKER, server, handle_signals=False) as daemon:
@@ -213,7 +215,7 @@ async def test_flush_waits_for_the_record(live: Api, server: str) -> None:
         assert await statuses(live) == ["done"]
 
 
-async def test_heartbeats_keep_long_work(run: Run, live: Api, server: str) -> None:
+async def test_heartbeats_keep_long_work(run: Run, live: TrackingHarness, server: str) -> None:
     """T14, T18: an item worked on for longer than its lease is not taken away; one without heartbeats is."""
     await live.queue_up(WORKER, FILE, 0, 1)
     begun, may_end = threading.Event(), threading.Event()
@@ -243,7 +245,7 @@ async def test_heartbeats_keep_long_work(run: Run, live: Api, server: str) -> No
     assert await live.steps(FILE, WORKER, 0) == [("new", "started"), ("started", "done")]
 
 
-async def test_who_lost_its_item_is_told(live: Api, server: str) -> None:
+async def test_who_lost_its_item_is_told(live: TrackingHarness, server: str) -> None:
     """T13, T14, T18: an item somebody took away is marked lost, by the next heartbeat; items not begun are skipped."""
     await live.queue_up(WORKER, FILE, 0, 1, 2)
     async with asyncio.timeout(WITHIN), StageDaemon(WORKER, server, batch=3, lease=1.5, handle_signals=False) as daemon:
@@ -272,7 +274,7 @@ async def next_heartbeat(daemon: StageDaemon) -> None:
     daemon._client.heartbeat = send  # type: ignore[method-assign]
 
 
-async def test_a_late_report_is_told_that_it_is_lost(run: Run, live: Api, server: str) -> None:
+async def test_a_late_report_is_told_that_it_is_lost(run: Run, live: TrackingHarness, server: str) -> None:
     """T13, T18: the report of an item that was taken away changes nothing, and marks the item as lost."""
     await live.queue_up(WORKER, FILE)
     body = Until(1, lambda item: httpx.post(f"{server}{BASE}/stages/{WORKER}/fail", json=row(item)))
@@ -285,7 +287,7 @@ def row(item: Item) -> dict[str, Any]:
     return {"filename": item.filename, "shard": item.shard}
 
 
-async def test_a_daemon_that_holds_a_row_again_knows_the_old_item_is_lost(live: Api, server: str) -> None:
+async def test_a_daemon_that_holds_a_row_again_knows_the_old_item_is_lost(live: TrackingHarness, server: str) -> None:
     """T14, T18: the same daemon gets the row it lost once more; only the new item is its own."""
     await live.queue_up(WORKER, FILE)
     async with asyncio.timeout(WITHIN), StageDaemon(WORKER, server, batch=1, lease=1.5, handle_signals=False) as daemon:
@@ -299,7 +301,7 @@ async def test_a_daemon_that_holds_a_row_again_knows_the_old_item_is_lost(live: 
 
 
 @pytest.mark.parametrize("form", ["async", "sync"])
-async def test_sigterm_gives_back_the_rest(live: Api, server: str, form: str) -> None:
+async def test_sigterm_gives_back_the_rest(live: TrackingHarness, server: str, form: str) -> None:
     """T18: SIGTERM in mid-batch: the current item is ended, the others are given back at once, the exit is clean."""
     await live.queue_up(WORKER, FILE, *range(5))
     async with child(form, server) as process:
@@ -322,7 +324,7 @@ async def test_sigterm_gives_back_the_rest(live: Api, server: str, form: str) ->
 async def child(form: str, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A daemon in a process of its own; killed at the end, should it still live."""
     pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, "-m", "tests.tracking.daemon_child", form, url]
+    command = [sys.executable, "-m", "tests.tracking.daemon_process", form, url]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
     try:
         async with asyncio.timeout(WITHIN):
@@ -333,7 +335,7 @@ async def child(form: str, url: str) -> AsyncIterator[asyncio.subprocess.Process
         await process.wait()
 
 
-async def test_a_killed_daemon_loses_nothing(live: Api, server: str) -> None:
+async def test_a_killed_daemon_loses_nothing(live: TrackingHarness, server: str) -> None:
     """T14, T18: what a daemon held when it was killed is handed to another one, as the next attempt."""
     await live.queue_up(WORKER, FILE)
     (item,) = await live.claim(WORKER, "killed", lease_seconds=0.5)
@@ -349,7 +351,7 @@ async def test_a_server_that_was_away_loses_nothing(run: Run, database_url: str,
     with ExitStack() as stack:
         first = stack.enter_context(PipelineApid(tmp_path, "--database", database_url))
         async with httpx.AsyncClient(base_url=first.api + BASE) as client:
-            await Api(client).queue_up(WORKER, FILE, *range(6))
+            await TrackingHarness(client).queue_up(WORKER, FILE, *range(6))
         body = Until(6, lambda item: first.kill() if item.shard == 1 else None)
         async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
             group.create_task(run(first.api, body, batch=4))
@@ -358,14 +360,14 @@ async def test_a_server_that_was_away_loses_nothing(run: Run, database_url: str,
                 stack.enter_context, PipelineApid(tmp_path, "--database", database_url, port=first.port)
             )
         async with httpx.AsyncClient(base_url=second.api + BASE) as client:
-            assert await statuses(Api(client)) == ["done"] * 6
-            moves = (await Api(client).get(f"/files/{FILE}/history"))["moves"]
+            assert await statuses(TrackingHarness(client)) == ["done"] * 6
+            moves = (await TrackingHarness(client).get(f"/files/{FILE}/history"))["moves"]
     done = sorted(move["shard"] for move in moves if (move["stage"], move["to"]) == (WORKER, "done"))
     assert done == list(range(6))
     assert sorted(set(body.shards)) == list(range(6))
 
 
-async def test_a_daemon_says_what_the_server_will_not_take(live: Api, server: str) -> None:
+async def test_a_daemon_says_what_the_server_will_not_take(live: TrackingHarness, server: str) -> None:
     """T18: a stage that does not exist, or is not handed out, is told before anything begins, and leaves no thread."""
     threads = set(threading.enumerate())
     for stage, kind in (("no-such", NotFound), ("event-ingest", Conflict)):
@@ -376,7 +378,7 @@ async def test_a_daemon_says_what_the_server_will_not_take(live: Api, server: st
     assert set(threading.enumerate()) == threads
 
 
-async def test_two_daemons_share_the_work(live: Api, server: str) -> None:
+async def test_two_daemons_share_the_work(live: TrackingHarness, server: str) -> None:
     """T12, T18: two daemons on one stage get every row between them, and none of them twice."""
     await live.queue_up(WORKER, FILE, *range(20))
     got: list[int] = []
@@ -399,7 +401,7 @@ async def test_two_daemons_share_the_work(live: Api, server: str) -> None:
     assert await statuses(live) == ["done"] * 20
 
 
-async def test_stages_follow_one_another(live: Api, server: str) -> None:
+async def test_stages_follow_one_another(live: TrackingHarness, server: str) -> None:
     """T18: a row goes through the stages from daemon to daemon, as fast as they report."""
 
     async def pass_on(stage: str) -> None:

@@ -75,11 +75,15 @@ def _files(tree: Tree, folder: str, age: timedelta, now: datetime) -> Iterator[O
 
 
 def _accepted(tree: Tree, supplier: str, age: timedelta, now: datetime, current: Pointer | None) -> Iterator[Old]:
+    kept = None
+    if current is not None:
+        # Found by its content: a run that was killed after the switch has not renewed the mark an earlier run left.
+        manifest = _json(tree, layout.state(supplier, current.run_id, layout.MANIFEST))
+        if "input_sha256" not in manifest:
+            return  # the state is damaged: which mark must stay is not known
+        kept = layout.accepted(supplier, manifest["input_sha256"])
     for one in tree.files(f"{layout.ACCEPTED}/{supplier}"):
-        if now - one.since <= age or _is_draft(one):
-            continue
-        told = _json(tree, one.path)
-        if current is None or told.get("run_id") != current.run_id:
+        if one.path != kept and now - one.since > age and not _is_draft(one):
             yield Old(one.path, one.size, f"accepted more than {_days(age)} ago")
 
 

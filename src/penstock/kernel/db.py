@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
 else:  # asyncpg's classes are generic only in their stubs
     Connection = asyncpg.Connection | PoolConnectionProxy
+OLDEST_POSTGRES = 15  # major version; scripts/postgres tests from here on
 ACQUIRE_TIMEOUT = 30.0
 _RELEASE_TIMEOUT = 5.0
 _NET = 10.0  # seconds more than a statement may take, should the server be frozen
@@ -87,6 +88,7 @@ class Database:
         server_clock = ServerClock()
 
         async def prepare(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+            _check_version(connection.get_server_version().major)
             _notice_silence(connection)
             if decodes_json:
                 await _teach_json(connection)
@@ -221,6 +223,14 @@ def _known(error: BaseException) -> PenstockError | None:
             "DATABASE_DOWN", f"PostgreSQL does not answer: {str(error) or type(error).__name__}", hint=hint
         )
     return None
+
+
+def _check_version(major: int) -> None:
+    if major < OLDEST_POSTGRES:
+        hint = "upgrade the server, or set database.url to another one"
+        raise BadConfig(
+            "POSTGRES_TOO_OLD", f"the server is PostgreSQL {major}; Penstock needs {OLDEST_POSTGRES} or newer", hint=hint
+        )
 
 
 def _notice_silence(connection: "asyncpg.Connection[asyncpg.Record]") -> None:

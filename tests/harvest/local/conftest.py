@@ -7,7 +7,7 @@ import pytest
 
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.asking import Client
+from tests.harvest.local.client import LocalSourceClient
 
 RECORDS = 400
 
@@ -20,6 +20,6 @@ async def source(clock: ManualClock) -> AsyncIterator[LocalSource]:
 
 
 @pytest.fixture
-async def client(source: LocalSource) -> AsyncIterator[Client]:
-    async with Client.of(source.url) as asking:
+async def client(source: LocalSource) -> AsyncIterator[LocalSourceClient]:
+    async with LocalSourceClient.of(source.url) as asking:
         yield asking

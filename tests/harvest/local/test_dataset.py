@@ -13,7 +13,7 @@ from penstock.harvest.local.dataset import FIRST_MOMENT, Dataset, Filter, Order
 from penstock.harvest.local.records import Prices, micros
 from penstock.harvest.local.rest import read_moment
 from penstock.kernel.clock import ManualClock
-from tests.services.soak import examples
+from tests.support.soak import examples
 
 Record = dict[str, Any]
 SIZES = st.sampled_from((0, 1, 40, 3_000))  # of the largest, one change is made in place, many by sorting anew
@@ -73,6 +73,7 @@ def filters(draw: st.DrawFn, records: list[Record]) -> Filter:
     return Filter(is_null=draw(st.booleans()), after=draw(moment), upto=draw(moment))
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @settings(max_examples=examples(60, soak=2_000))
 @given(st.data(), SIZES, STEPS, SPREADS, ORDERS)

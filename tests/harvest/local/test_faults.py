@@ -10,12 +10,12 @@ import pytest
 from penstock.harvest.local.churn import Rates
 from penstock.harvest.local.faults import Dealer, Faults
 from penstock.harvest.local.server import LocalSource
-from tests.harvest.local.asking import COUNT, PAGE, Client, in_order
-from tests.services.until import becomes
+from tests.harvest.local.client import COUNT, PAGE, LocalSourceClient, in_order
+from tests.support.waiting import becomes
 
 
 @pytest.mark.parametrize(("asked", "told"), [(0, "0"), (0.2, "1"), (7, "7")])
-async def test_throttled(client: Client, source: LocalSource, asked: float, told: str) -> None:
+async def test_throttled(client: LocalSourceClient, source: LocalSource, asked: float, told: str) -> None:
     """H17: 429 with Retry-After in whole seconds, to REST and GraphQL alike."""
     source.set_faults(Faults(rate_429=1, retry_after=asked))
     async with client.session.get("/records") as answer:
@@ -25,7 +25,7 @@ async def test_throttled(client: Client, source: LocalSource, asked: float, told
     assert source.stats()["faults"] == {"429": 2}
 
 
-async def test_errors_and_garbage(client: Client, source: LocalSource) -> None:
+async def test_errors_and_garbage(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: 500; or 200 with JSON that ends too early."""
     source.set_faults(Faults(rate_500=1))
     assert (await client.get("/records/count", status=500))["error"]["code"] == "INTERNAL"
@@ -34,7 +34,7 @@ async def test_errors_and_garbage(client: Client, source: LocalSource) -> None:
         await client.get("/records")
 
 
-async def test_a_cut_connection(client: Client, source: LocalSource) -> None:
+async def test_a_cut_connection(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: the connection ends in the middle of an answer."""
     source.set_faults(Faults(rate_cut=1))
     with pytest.raises(aiohttp.ClientPayloadError):
@@ -43,7 +43,7 @@ async def test_a_cut_connection(client: Client, source: LocalSource) -> None:
     assert (await client.get("/records"))["total"] == 400
 
 
-async def test_a_timeout_ends_when_the_client_hangs_up(client: Client, source: LocalSource) -> None:
+async def test_a_timeout_ends_when_the_client_hangs_up(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: a request that is never answered; others are."""
     source.set_faults(Faults(rate_timeout=1))
     asked = asyncio.create_task(client.get("/records"))
@@ -56,7 +56,7 @@ async def test_a_timeout_ends_when_the_client_hangs_up(client: Client, source: L
         await asked
 
 
-async def test_a_timeout_may_end_by_itself(client: Client, source: LocalSource) -> None:
+async def test_a_timeout_may_end_by_itself(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: after timeout_for seconds the answer comes all the same; so it does after a latency."""
     loop = asyncio.get_running_loop()
     for faults in (Faults(rate_timeout=1, timeout_for=0.05), Faults(latency_ms=50)):
@@ -66,7 +66,7 @@ async def test_a_timeout_may_end_by_itself(client: Client, source: LocalSource) 
         assert loop.time() - began >= 0.04
 
 
-async def test_short_pages_lose_nothing(client: Client, source: LocalSource) -> None:
+async def test_short_pages_lose_nothing(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: a short page lacks rows at its end, tells that more follow, and is gone on with behind its last row."""
     source.set_faults(Faults(rate_short=1))
     found, cursors, lengths = list[Any](), list[Any](), set[int]()
@@ -86,7 +86,7 @@ async def test_short_pages_lose_nothing(client: Client, source: LocalSource) -> 
     assert len(lengths) > 3  # they are short by more than a row, and not all alike
 
 
-async def test_short_pages_by_graphql(client: Client, source: LocalSource) -> None:
+async def test_short_pages_by_graphql(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: GraphQL has short pages too; its total stays."""
     token = await client.token()
     source.set_faults(Faults(rate_short=1))
@@ -109,7 +109,7 @@ def test_faults_repeat_by_seed() -> None:
     assert 300 < kinds.count("500") < 420
 
 
-async def test_faults_are_set_over_http_and_spare_the_admin(client: Client, source: LocalSource) -> None:
+async def test_faults_are_set_over_http_and_spare_the_admin(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: admin requests never fail; what is not told is as without faults; what makes no sense is refused."""
     assert (await client.post("/admin/faults", {"rate_500": 1}))["rate_500"] == 1
     await client.get("/records", status=500)
@@ -121,7 +121,7 @@ async def test_faults_are_set_over_http_and_spare_the_admin(client: Client, sour
     await client.get("/records")
 
 
-async def test_changes_over_http(client: Client, source: LocalSource) -> None:
+async def test_changes_over_http(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: random changes are told by id, counted by generation, and visible at once to everybody."""
     before = source.truth()
     told = await client.post("/admin/changes", {"updates": 3, "inserts": 2, "deletes": 4})
@@ -133,7 +133,7 @@ async def test_changes_over_http(client: Client, source: LocalSource) -> None:
     await client.post("/admin/changes", {"updates": -1}, status=400)
 
 
-async def test_churn_goes_on_until_it_is_stopped(client: Client, source: LocalSource) -> None:
+async def test_churn_goes_on_until_it_is_stopped(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: records change in the background, so many a second; 0 stops it."""
     await client.post("/admin/changes", {"churn": {"updates": 1_000, "inserts": 10}})
     await becomes(lambda: _has_moved(source), "records change by themselves")
@@ -143,7 +143,7 @@ async def test_churn_goes_on_until_it_is_stopped(client: Client, source: LocalSo
     await becomes(lambda: _is_empty(source), "all are deleted")
 
 
-async def test_the_whole_truth_can_be_read(client: Client, source: LocalSource) -> None:
+async def test_the_whole_truth_can_be_read(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: all records as they are now, a line each."""
     async with client.session.get("/admin/records") as answer:
         lines = (await answer.text()).splitlines()

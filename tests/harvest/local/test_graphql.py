@@ -7,7 +7,7 @@ import pytest
 
 from penstock.harvest.local.server import LocalSource
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.asking import AUTHENTICATE, COUNT, PAGE, Client, in_order
+from tests.harvest.local.client import AUTHENTICATE, COUNT, PAGE, LocalSourceClient, in_order
 
 
 def code_of(told: Any) -> str:
@@ -17,7 +17,7 @@ def code_of(told: Any) -> str:
     return code
 
 
-async def test_pages_by_graphql_are_all_records(client: Client, source: LocalSource) -> None:
+async def test_pages_by_graphql_are_all_records(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: the same records as by REST, at most 50 a page."""
     token, found = await client.token(), list[Any]()
     while len(found) < 400:
@@ -29,7 +29,7 @@ async def test_pages_by_graphql_are_all_records(client: Client, source: LocalSou
     assert code_of(await client.graphql(PAGE, token=token, query={}, offset=0, limit=51)) == "BAD_USER_INPUT"
 
 
-async def test_both_ends_of_a_dollar_range_belong_to_it(client: Client, source: LocalSource) -> None:
+async def test_both_ends_of_a_dollar_range_belong_to_it(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: from and to are inclusive; has_price: false are the records without a price."""
     token = await client.token()
     prices = sorted(one["price"] for one in source.truth().values() if one["price"] is not None)
@@ -49,7 +49,7 @@ async def test_both_ends_of_a_dollar_range_belong_to_it(client: Client, source: 
     assert await count(None) == 400
 
 
-async def test_windows_by_graphql(client: Client, source: LocalSource, clock: ManualClock) -> None:
+async def test_windows_by_graphql(client: LocalSourceClient, source: LocalSource, clock: ManualClock) -> None:
     """H17: updated_at takes what changed after one moment and not after another."""
     token, before = await client.token(), clock.now().isoformat()
     clock.advance(timedelta(seconds=1))
@@ -61,7 +61,7 @@ async def test_windows_by_graphql(client: Client, source: LocalSource, clock: Ma
     assert told["data"]["as"]["diamonds_by_query_count"] == 396
 
 
-async def test_only_a_good_token_lets_ask(client: Client, source: LocalSource, clock: ManualClock) -> None:
+async def test_only_a_good_token_lets_ask(client: LocalSourceClient, source: LocalSource, clock: ManualClock) -> None:
     """H17: wrong credentials, and tokens that are unknown, expired or called back, are UNAUTHENTICATED."""
     assert code_of(await client.graphql(AUTHENTICATE, username="demo@example.com", password="x")) == "UNAUTHENTICATED"
     assert code_of(await client.graphql(COUNT, token="x", query={})) == "UNAUTHENTICATED"
@@ -84,12 +84,12 @@ async def test_only_a_good_token_lets_ask(client: Client, source: LocalSource, c
         {"updated_at": {"after": "2026-01-01"}},
     ],
 )
-async def test_a_query_that_is_not_understood_is_refused(client: Client, query: dict[str, Any]) -> None:
+async def test_a_query_that_is_not_understood_is_refused(client: LocalSourceClient, query: dict[str, Any]) -> None:
     """H17: a filter that is not known is an error, never left out."""
     assert code_of(await client.graphql(COUNT, token=await client.token(), query=query)) == "BAD_USER_INPUT"
 
 
-async def test_what_is_no_question(client: Client) -> None:
+async def test_what_is_no_question(client: LocalSourceClient) -> None:
     """H17: another field is an error of GraphQL's, a body that is no JSON one of HTTP's."""
     assert code_of(await client.graphql("query { me { id } }")) == "GRAPHQL_VALIDATION_FAILED"
     async with client.session.post("/graphql", data=b"{") as answer:

@@ -12,7 +12,8 @@ from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
-from tests.harvest.local.asking import Client, Json, in_order
+from tests.harvest.local.client import LocalSourceClient, in_order
+from tests.support.types import Json
 
 
 class Line:
@@ -89,7 +90,7 @@ async def test_a_long_answer_waits_for_its_reader(clock: ManualClock) -> None:
         await writer.wait_closed()
 
 
-async def test_paths_and_methods(client: Client) -> None:
+async def test_paths_and_methods(client: LocalSourceClient) -> None:
     """H17: what is not there is 404, what is done the wrong way 405; the root tells what there is."""
     assert (await client.get("/diamonds", status=404))["error"]["code"] == "NO_SUCH_PATH"
     assert (await client.get("/graphql", status=405))["error"]["code"] == "WRONG_METHOD"
@@ -105,7 +106,10 @@ async def test_only_this_machine_is_served(source: LocalSource) -> None:
             await local_source(LocalOptions(records=1, host=host)).__aenter__()
     with pytest.raises(Conflict):
         await local_source(LocalOptions(records=1, port=int(source.url.rpartition(":")[2]))).__aenter__()
-    async with local_source(LocalOptions(records=3, host="localhost")) as other, Client.of(other.url) as client:
+    async with (
+        local_source(LocalOptions(records=3, host="localhost")) as other,
+        LocalSourceClient.of(other.url) as client,
+    ):
         assert (await client.get("/records"))["total"] == 3
 
 

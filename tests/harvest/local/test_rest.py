@@ -8,10 +8,11 @@ import pytest
 from penstock.harvest.local.dataset import Order
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.asking import Client, Json, in_order
+from tests.harvest.local.client import LocalSourceClient, in_order
+from tests.support.types import Json
 
 
-async def walk(client: Client, paging: str, limit: int, **filters: Any) -> list[Json]:
+async def walk(client: LocalSourceClient, paging: str, limit: int, **filters: Any) -> list[Json]:
     """All pages, as a client of this kind of paging asks for them."""
     found: list[Json] = []
     place: Json = {} if paging == "cursor" else {paging: 0 if paging == "offset" else 1}
@@ -30,12 +31,14 @@ async def walk(client: Client, paging: str, limit: int, **filters: Any) -> list[
 
 
 @pytest.mark.parametrize("paging", ["offset", "page", "cursor"])
-async def test_all_pages_are_all_records(client: Client, source: LocalSource, paging: str) -> None:
+async def test_all_pages_are_all_records(client: LocalSourceClient, source: LocalSource, paging: str) -> None:
     """H17: by offset, page or cursor, pages side by side are the whole, by price and id, nulls last."""
     assert await walk(client, paging, 37) == in_order(source.truth())
 
 
-async def test_a_page_has_thirty_records_and_tells_how_many_there_are(client: Client, source: LocalSource) -> None:
+async def test_a_page_has_thirty_records_and_tells_how_many_there_are(
+    client: LocalSourceClient, source: LocalSource
+) -> None:
     """H17: a page of 30 by default, the total, whether more follow, and the cursor behind it."""
     page = await client.get("/records")
     assert page["items"] == in_order(source.truth())[:30]
@@ -46,7 +49,7 @@ async def test_a_page_has_thirty_records_and_tells_how_many_there_are(client: Cl
     assert (await client.get("/records", offset=5_000))["items"] == []
 
 
-async def test_ranges_are_half_open(client: Client, source: LocalSource) -> None:
+async def test_ranges_are_half_open(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: price_from belongs to a range, price_below does not, and a range holds no nulls."""
     prices = sorted(one["price"] for one in source.truth().values() if one["price"] is not None)
     lower, upper = prices[100], prices[200]
@@ -60,7 +63,7 @@ async def test_ranges_are_half_open(client: Client, source: LocalSource) -> None
     assert (below + above, nulls, everything) == (len(prices), 400 - len(prices), 400)
 
 
-async def test_windows_take_what_changed(client: Client, source: LocalSource, clock: ManualClock) -> None:
+async def test_windows_take_what_changed(client: LocalSourceClient, source: LocalSource, clock: ManualClock) -> None:
     """H17: updated_after is exclusive, updated_upto inclusive."""
     before = clock.now()
     clock.advance(timedelta(seconds=1))
@@ -72,7 +75,7 @@ async def test_windows_take_what_changed(client: Client, source: LocalSource, cl
     assert (await client.get("/records/count", updated_upto=before.isoformat()))["total"] == 399
 
 
-async def test_a_cursor_survives_deletes(client: Client, source: LocalSource) -> None:
+async def test_a_cursor_survives_deletes(client: LocalSourceClient, source: LocalSource) -> None:
     """H17: what is still there behind a cursor comes once, whatever was deleted, be it the row it stands on."""
     first = await client.get("/records", limit=100)
     seen = {one["id"] for one in first["items"]}
@@ -82,7 +85,7 @@ async def test_a_cursor_survives_deletes(client: Client, source: LocalSource) ->
     assert rest == [one for one in in_order(source.truth()) if one["id"] not in seen]
 
 
-async def walk_on(client: Client, cursor: str | None) -> list[Json]:
+async def walk_on(client: LocalSourceClient, cursor: str | None) -> list[Json]:
     found: list[Json] = []
     while cursor is not None:
         page = await client.get("/records", limit=20, cursor=cursor)
@@ -95,7 +98,7 @@ async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
     """H17: by id, updates move nothing, also within a range."""
     async with (
         local_source(LocalOptions(records=200, order=Order.ID), clock) as source,
-        Client.of(source.url) as client,
+        LocalSourceClient.of(source.url) as client,
     ):
         cheap = [name for name, one in source.truth().items() if one["price"] is not None and one["price"] < 200_000]
         assert [one["id"] for one in await walk(client, "cursor", 7)] == sorted(source.truth())
@@ -123,7 +126,7 @@ async def test_pages_can_be_sorted_by_id(clock: ManualClock) -> None:
         {"price": 1},
     ],
 )
-async def test_a_bad_parameter_is_refused(client: Client, asked: Json) -> None:
+async def test_a_bad_parameter_is_refused(client: LocalSourceClient, asked: Json) -> None:
     """H17: what cannot be meant is 400, never a page of something else."""
     told = await client.get("/records", status=400, **asked)
     assert told["error"]["code"] == "BAD_PARAMETER"

@@ -11,13 +11,13 @@ from penstock.harvest.source import Source
 from penstock.harvest.sources import open_source
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
-from tests.harvest.sources.api import Api, running
+from tests.harvest.sources.scripted_api import ScriptedApi, running
 
 Opened = Callable[..., AbstractAsyncContextManager[Source]]
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[Api]:
+async def api() -> AsyncIterator[ScriptedApi]:
     async with running() as one:
         yield one
 
@@ -29,7 +29,7 @@ async def harvest_db(db: Database) -> Database:
 
 
 @pytest.fixture
-def rest(api: Api, harvest_db: Database) -> Opened:
+def rest(api: ScriptedApi, harvest_db: Database) -> Opened:
     """Opens a REST source over the scripted API."""
 
     def opened(**options: Any) -> AbstractAsyncContextManager[Source]:
@@ -40,7 +40,7 @@ def rest(api: Api, harvest_db: Database) -> Opened:
 
 
 @pytest.fixture
-def nivoda(api: Api, harvest_db: Database, monkeypatch: pytest.MonkeyPatch) -> Opened:
+def nivoda(api: ScriptedApi, harvest_db: Database, monkeypatch: pytest.MonkeyPatch) -> Opened:
     """Opens a Nivoda source over the scripted API."""
     monkeypatch.setenv("NIVODA_PASSWORD", "s3same")
 

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Position, Range, Window
 from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
-from tests.harvest.sources.api import Answer, Api, says
 from tests.harvest.sources.conftest import Opened
+from tests.harvest.sources.scripted_api import Answer, ScriptedApi, says
 
 
 def token(word: str) -> Answer:
@@ -30,7 +30,7 @@ def error(code: str | None, message: str = "no") -> Answer:
     return says({"data": None, "errors": [{"message": message, "extensions": {"code": code}}]})
 
 
-def asked(api: Api, place: int = -1) -> dict[str, Any]:
+def asked(api: ScriptedApi, place: int = -1) -> dict[str, Any]:
     variables: dict[str, Any] = api.bodies[place]["variables"]
     return variables
 
@@ -54,7 +54,7 @@ def asked(api: Api, place: int = -1) -> dict[str, Any]:
     ],
 )
 async def test_ranges_become_nivodas(
-    api: Api, nivoda: Opened, range_: Range, window: Window, expected: dict[str, Any]
+    api: ScriptedApi, nivoda: Opened, range_: Range, window: Window, expected: dict[str, Any]
 ) -> None:
     """H14: a half-open range is asked for with both ends in it, for a count and for a page alike."""
     api.will(token("t1"), counts(7), items(2))
@@ -69,14 +69,14 @@ async def test_ranges_become_nivodas(
     assert asked(api, 0) == {"username": "buyer@example.com", "password": "s3same"}
 
 
-async def test_an_empty_page_is_the_end(api: Api, nivoda: Opened) -> None:
+async def test_an_empty_page_is_the_end(api: ScriptedApi, nivoda: Opened) -> None:
     """H16: and only that."""
     api.will(token("t1"), items(0))
     async with nivoda() as source:
         assert (await source.fetch(EVERYTHING, ALWAYS, Position(7), 30)).next is None
 
 
-async def test_no_more_than_fifty_are_asked_for(api: Api, nivoda: Opened) -> None:
+async def test_no_more_than_fifty_are_asked_for(api: ScriptedApi, nivoda: Opened) -> None:
     """H14: Nivoda gives at most 50 a page."""
     api.will(token("t1"), items(50))
     async with nivoda() as source:
@@ -85,7 +85,7 @@ async def test_no_more_than_fifty_are_asked_for(api: Api, nivoda: Opened) -> Non
     assert page.next == Position(50)
 
 
-async def test_one_token_is_asked_for(api: Api, nivoda: Opened) -> None:
+async def test_one_token_is_asked_for(api: ScriptedApi, nivoda: Opened) -> None:
     """H14: many requests that need a token at the same time share one, and keep it."""
 
     async def any_answer(request: web.Request) -> web.StreamResponse:
@@ -98,7 +98,7 @@ async def test_one_token_is_asked_for(api: Api, nivoda: Opened) -> None:
     assert sum("password" in body["variables"] for body in api.bodies) == 1
 
 
-async def test_an_old_token_is_replaced_in_time(api: Api, nivoda: Opened) -> None:
+async def test_an_old_token_is_replaced_in_time(api: ScriptedApi, nivoda: Opened) -> None:
     """H14: after `token_for` a new one is asked for, before the source refuses the old."""
     api.will(token("t1"), counts(1), token("t2"), counts(2))
     async with nivoda(token_for=0.000_001) as source:
@@ -107,7 +107,7 @@ async def test_an_old_token_is_replaced_in_time(api: Api, nivoda: Opened) -> Non
 
 
 @pytest.mark.parametrize("refusal", [error("UNAUTHENTICATED"), says(status=401)], ids=["graphql", "http"])
-async def test_a_token_the_source_forgot_is_renewed(api: Api, nivoda: Opened, refusal: Answer) -> None:
+async def test_a_token_the_source_forgot_is_renewed(api: ScriptedApi, nivoda: Opened, refusal: Answer) -> None:
     """H14: a refused token is replaced, and the request asked again."""
     api.will(token("t1"), counts(1), refusal, token("t2"), counts(2))
     async with nivoda() as source:
@@ -116,7 +116,7 @@ async def test_a_token_the_source_forgot_is_renewed(api: Api, nivoda: Opened, re
     assert asked(api)["token"] == "t2"
 
 
-async def test_a_token_is_renewed_once(api: Api, nivoda: Opened) -> None:
+async def test_a_token_is_renewed_once(api: ScriptedApi, nivoda: Opened) -> None:
     """H14: whoever is refused with a new token is told so."""
     api.will(token("t1"), error("UNAUTHENTICATED"), token("t2"), error("UNAUTHENTICATED"))
     async with nivoda() as source:
@@ -125,7 +125,7 @@ async def test_a_token_is_renewed_once(api: Api, nivoda: Opened) -> None:
     assert len(api.bodies) == 4
 
 
-async def test_a_wrong_password_is_told(api: Api, nivoda: Opened) -> None:
+async def test_a_wrong_password_is_told(api: ScriptedApi, nivoda: Opened) -> None:
     """H14: and is not in what is told, whatever the source says."""
     api.will(error("UNAUTHENTICATED", "s3same is not the password"))
     async with nivoda() as source:
@@ -152,7 +152,7 @@ async def test_a_wrong_password_is_told(api: Api, nivoda: Opened) -> None:
     ids=range(10),
 )
 async def test_errors_are_told_for_what_they_are(
-    api: Api, nivoda: Opened, answer: Answer, kind: type[SourceFailed], code: str
+    api: ScriptedApi, nivoda: Opened, answer: Answer, kind: type[SourceFailed], code: str
 ) -> None:
     """H14: a GraphQL error, though it comes with status 200, is a failure, a refusal or a pause."""
     api.will(token("t1"), answer)

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Kind, Page, Position, Range, Window
 from penstock.harvest.source import Source, SourceFailed
-from tests.harvest.sources.api import Api, pages, says
 from tests.harvest.sources.conftest import Opened
+from tests.harvest.sources.scripted_api import ScriptedApi, pages, says
 
 WINDOW = Window(
     datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2))), datetime(2026, 1, 2, microsecond=5, tzinfo=UTC)
@@ -30,7 +30,7 @@ def sizes(found: list[Page]) -> list[int]:
     return [len(page.records) for page in found]
 
 
-async def test_offsets_go_on_behind_what_came(api: Api, rest: Opened) -> None:
+async def test_offsets_go_on_behind_what_came(api: ScriptedApi, rest: Opened) -> None:
     """H16: after a short page the next begins where it ended; only an empty one is the end, whatever the total says."""
     api.will(*pages(3, 1, 3, 0, total=4))
     async with rest() as source:
@@ -40,7 +40,7 @@ async def test_offsets_go_on_behind_what_came(api: Api, rest: Opened) -> None:
     assert {asked["limit"] for asked in api.asked} == {"3"}
 
 
-async def test_pages_are_numbered(api: Api, rest: Opened) -> None:
+async def test_pages_are_numbered(api: ScriptedApi, rest: Opened) -> None:
     """H14: by page, a short page does not move the numbers."""
     api.will(*pages(3, 1, 2, 0))
     async with rest(paging="page", page_param="p", limit_param="size") as source:
@@ -51,7 +51,7 @@ async def test_pages_are_numbered(api: Api, rest: Opened) -> None:
     assert api.asked == [{"size": "3", "p": str(number)} for number in (1, 2, 3, 4)]
 
 
-async def test_pages_may_begin_with_zero(api: Api, rest: Opened) -> None:
+async def test_pages_may_begin_with_zero(api: ScriptedApi, rest: Opened) -> None:
     """H14: `first_page: 0`; and a position within a page is taken from the page's beginning."""
     api.will(*pages(3))
     async with rest(paging="page", first_page=0) as source:
@@ -60,7 +60,7 @@ async def test_pages_may_begin_with_zero(api: Api, rest: Opened) -> None:
     assert page.next == Position(9)
 
 
-async def test_cursors_lead_on(api: Api, rest: Opened) -> None:
+async def test_cursors_lead_on(api: ScriptedApi, rest: Opened) -> None:
     """H14: each page names the next; the one that names none is the last, empty or not."""
     items = [[{"id": "1"}, {"id": "2"}], [], [{"id": "3"}]]
     cursors = ["a+b&c", 17, None]
@@ -72,7 +72,7 @@ async def test_cursors_lead_on(api: Api, rest: Opened) -> None:
     assert api.asked == [{"limit": "2"}, {"limit": "2", "from": "a+b&c"}, {"limit": "2", "from": "17"}]
 
 
-async def test_a_cursor_that_stands_still_is_refused(api: Api, rest: Opened) -> None:
+async def test_a_cursor_that_stands_still_is_refused(api: ScriptedApi, rest: Opened) -> None:
     """H16: a source that leads in a circle is not followed for ever."""
     api.will(says({"items": [{"id": "1"}], "nextCursor": "a"}))
     async with rest(paging="cursor", call={"attempts": 1}) as source:
@@ -81,7 +81,7 @@ async def test_a_cursor_that_stands_still_is_refused(api: Api, rest: Opened) -> 
 
 
 @pytest.mark.parametrize("paging", ["offset", "page"])
-async def test_a_source_may_say_that_no_more_follow(api: Api, rest: Opened, paging: str) -> None:
+async def test_a_source_may_say_that_no_more_follow(api: ScriptedApi, rest: Opened, paging: str) -> None:
     """H16: `has_more` is believed, on a full page as on a short one."""
     answers = [says({"items": [{"id": "1"}], "meta": {"more": more}}) for more in (True, False)]
     api.will(*answers)
@@ -89,7 +89,7 @@ async def test_a_source_may_say_that_no_more_follow(api: Api, rest: Opened, pagi
         assert sizes(await walked(source, 2)) == [1, 1]
 
 
-async def test_short_pages_end_where_that_is_promised(api: Api, rest: Opened) -> None:
+async def test_short_pages_end_where_that_is_promised(api: ScriptedApi, rest: Opened) -> None:
     """H16: `short_page_ends` saves the last request."""
     api.will(*pages(3, 2))
     async with rest(short_page_ends=True) as source:
@@ -119,7 +119,7 @@ async def test_short_pages_end_where_that_is_promised(api: Api, rest: Opened) ->
     ],
 )
 async def test_ranges_and_windows_are_asked_for(
-    api: Api, rest: Opened, range_: Range, window: Window, options: dict[str, Any], expected: dict[str, str]
+    api: ScriptedApi, rest: Opened, range_: Range, window: Window, options: dict[str, Any], expected: dict[str, str]
 ) -> None:
     """H14: a range and a window become the source's own parameters, for a page and for a count alike."""
     api.will(says({"items": [], "total": 12}))
@@ -132,7 +132,7 @@ async def test_ranges_and_windows_are_asked_for(
     assert counted == expected
 
 
-async def test_a_listing_can_count(api: Api, rest: Opened) -> None:
+async def test_a_listing_can_count(api: ScriptedApi, rest: Opened) -> None:
     """H14: without a place to count, one record is listed, and the total told with it is the count."""
     api.will(says({"data": {"rows": [{"id": "1"}], "of": 77}}))
     async with rest(records="data.rows", total="data.of") as source:
@@ -141,7 +141,7 @@ async def test_a_listing_can_count(api: Api, rest: Opened) -> None:
     assert api.asked[0] == {"price_from": "5", "limit": "1", "offset": "0"}
 
 
-async def test_what_cannot_be_asked_for_is_nothing(api: Api, rest: Opened) -> None:
+async def test_what_cannot_be_asked_for_is_nothing(api: ScriptedApi, rest: Opened) -> None:
     """H14: a source that cannot list records without a value is not asked; the total shows whether there are any."""
     async with rest(null_param=None) as source:
         assert await source.count(Range(Kind.NULL), ALWAYS) == 0
@@ -149,7 +149,7 @@ async def test_what_cannot_be_asked_for_is_nothing(api: Api, rest: Opened) -> No
     assert api.asked == []
 
 
-async def test_records_keep_every_digit(api: Api, rest: Opened) -> None:
+async def test_records_keep_every_digit(api: ScriptedApi, rest: Opened) -> None:
     """H14: a record is the very text that came."""
     records = [b'{"id": "a", "price": 0.10000000000000000000001}', b'{"id":12345678901234567890123, "n": [1, {}]}']
     api.will(says(text=b'{"total": 2, "items": [' + b" ,\n".join(records) + b"]}"))
@@ -168,7 +168,7 @@ async def test_records_keep_every_digit(api: Api, rest: Opened) -> None:
         ('{"a":"ä😀"}'.encode(), '{"a":"ä😀"}'.encode()),
     ],
 )
-async def test_text_no_database_keeps_is_replaced(api: Api, rest: Opened, sent: bytes, kept: bytes) -> None:
+async def test_text_no_database_keeps_is_replaced(api: ScriptedApi, rest: Opened, sent: bytes, kept: bytes) -> None:
     """H14: half a character in one record does not cost the page; all the rest stays as it came."""
     api.will(says(text=b'{"items": [' + sent + rb', {"id": "\\b\n\u00e4"}]}'))
     async with rest() as source:
@@ -193,7 +193,7 @@ async def test_text_no_database_keeps_is_replaced(api: Api, rest: Opened, sent: 
         b'{"items": [' + b"[" * 100_000,
     ],
 )
-async def test_an_answer_that_is_no_page_fails(api: Api, rest: Opened, answer: bytes) -> None:
+async def test_an_answer_that_is_no_page_fails(api: ScriptedApi, rest: Opened, answer: bytes) -> None:
     """H14: what is not a list of at most as many objects as were asked for is garbage, never an end."""
     api.will(says(text=answer))
     async with rest(call={"attempts": 1}) as source:
@@ -203,7 +203,7 @@ async def test_an_answer_that_is_no_page_fails(api: Api, rest: Opened, answer: b
 
 
 @pytest.mark.parametrize("total", ["x", None, -1, [3], 1.5])
-async def test_a_count_that_is_none_fails(api: Api, rest: Opened, total: Any) -> None:
+async def test_a_count_that_is_none_fails(api: ScriptedApi, rest: Opened, total: Any) -> None:
     """H3: a count is a number, or it is no proof."""
     api.will(says({"items": [], "total": total}))
     async with rest(call={"attempts": 1}) as source:

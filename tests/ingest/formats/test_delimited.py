@@ -10,7 +10,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import CELLS, COLUMNS, delimited, open_tables
 from penstock.ingest.gate import bind
 from penstock.ingest.supplier import Limits, Source
-from tests.ingest.formats.rig import STOCK, made, refused, supplier, tables
+from tests.ingest.formats.extraction import STOCK, made, refused, supplier, tables
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}
@@ -259,6 +259,7 @@ def test_texts_that_begin_like_something_else(file: Path) -> None:
         assert tables(written(file, f"{start},qty\nA,1\n"))[""] == [[start, "qty"], ["A", "1"]]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stray", ["", '5" tire\n'])
 @pytest.mark.parametrize("wide", [",", "x,"])
 def test_a_wide_header_above_many_short_rows(file: Path, stray: str, wide: str) -> None:

@@ -17,7 +17,7 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import BATCH, CELLS, HEAD, open_tables, workbook, workbook_child
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Limits, Source
-from tests.ingest.formats.rig import STOCK, made, refused, supplier
+from tests.ingest.formats.extraction import STOCK, made, refused, supplier
 from tests.ingest.formats.test_workbooks import ROWS, WRITERS, A, B
 from tests.ingest.formats.workbooks import raw_ods, zipped
 

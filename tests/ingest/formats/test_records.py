@@ -11,7 +11,7 @@ from penstock.ingest import extract
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import CELLS, json_items, open_tables, records
 from penstock.ingest.supplier import Limits, Source
-from tests.ingest.formats.rig import STOCK, made, refused, supplier
+from tests.ingest.formats.extraction import STOCK, made, refused, supplier
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}

@@ -9,7 +9,7 @@ import xlsxwriter  # type: ignore[import-untyped]
 import xlwt  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
-from tests.ingest.formats.rig import STOCK, made, refused, supplier, tables
+from tests.ingest.formats.extraction import STOCK, made, refused, supplier, tables
 from tests.ingest.formats.workbooks import Sheets, ods, raw_ods, xlsb
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}

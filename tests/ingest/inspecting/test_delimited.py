@@ -12,7 +12,7 @@ import pytest
 
 from penstock.ingest.contract import Status
 from penstock.ingest.inspecting import reading
-from tests.ingest.inspecting.rig import columns, proposed, ran
+from tests.ingest.inspecting.proposals import columns, proposed, ran
 
 MESSY_HEADER = [
     "№ п/п",

@@ -9,7 +9,7 @@ import pytest
 import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import Status
-from tests.ingest.inspecting.rig import columns, proposed, ran
+from tests.ingest.inspecting.proposals import columns, proposed, ran
 
 _SPELLINGS = {
     "sku": ("Артикул", "Арт.", "Код", "Код товара", "Vendor code"),
@@ -83,6 +83,7 @@ def _product(number: int, row: int, random: Random) -> tuple[dict[str, Any], dic
     return {**fact, **shown, "aktsiya": "да" if fact["aktsiya"] else "нет"}, fact
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
 def test_sheets_of_many_hands_become_one_configuration(seed: int, tmp_path: Path) -> None:
     """I17, I18: one proposal reads every row of every sheet; only sections become bad rows, and they are told of."""

@@ -27,10 +27,11 @@ from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict
 from penstock.roles import ROLES
 from penstock.settings import Settings
+from tests.refdata.harness import RefdataHarness, command, delete, opened, upsert
 from tests.refdata.pod.history import History, Hold, Read, Write
-from tests.refdata.rig import Json, Rig, command, delete, opened, upsert
-from tests.services.program import QueryApi
 from tests.services.redis import RedisCluster
+from tests.support.processes import QueryApi
+from tests.support.types import Json
 
 # A commit that was answered must outlive a server that is killed, so unlike elsewhere it is written at once.
 SERVER = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
@@ -76,7 +77,7 @@ def document(url: str, redis: RedisCluster) -> Json:
     return {"database": {"url": url}, "server": {"drain_timeout": "PT2S"}, "refdata": refdata}
 
 
-class Pod:
+class CampaignPod:
     """`penstock serve query-api`, always on the port it had first."""
 
     def __init__(self, number: int, folder: Path, document: Json) -> None:
@@ -110,10 +111,10 @@ class Pod:
             self._server.__exit__(None, None, None)
 
 
-class Asked(NamedTuple):
+class ReadRequest(NamedTuple):
     """What a reader is about to ask."""
 
-    pod: Pod
+    pod: CampaignPod
     target: Dict
     least: int | None
 
@@ -123,10 +124,10 @@ class Campaign:
     """The stage, and all that happened on it."""
 
     random: Random
-    rig: Rig
+    harness: RefdataHarness
     redis: RedisCluster
     postgres: Path
-    pods: list[Pod]
+    pods: list[CampaignPod]
     history: History = field(default_factory=History)
     barriers: int = 0  # answers to those who named a version
     known: dict[Dict, int] = field(default_factory=lambda: dict.fromkeys(TARGETS, 0))
@@ -139,7 +140,7 @@ class Campaign:
     _numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     @contextmanager
-    def hold(self, pod: Pod) -> Iterator[None]:
+    def hold(self, pod: CampaignPod) -> Iterator[None]:
         """A time in which nobody can blame *pod* for no answer."""
         hold = Hold(pod.number, time.monotonic())
         self.history.holds.append(hold)
@@ -147,7 +148,7 @@ class Campaign:
         hold.until = time.monotonic()
 
     async def relay_again(self) -> None:
-        await self.relay.enter_async_context(ROLES["relay"](self.rig.platform))
+        await self.relay.enter_async_context(ROLES["relay"](self.harness.platform))
 
     async def write(self) -> None:
         """Write, one command after the other, each until its version is known."""
@@ -161,7 +162,7 @@ class Campaign:
             write.sent_at = time.monotonic()
             while not write.version:
                 try:
-                    update = await self.rig.refdata.submit(write.target.tenant_id, body, timedelta(seconds=1))
+                    update = await self.harness.refdata.submit(write.target.tenant_id, body, timedelta(seconds=1))
                 except Transient:
                     await _a_moment()  # also at the end: who spins there keeps the guard from starting the primary
                     continue
@@ -189,25 +190,28 @@ class Campaign:
     async def read(self) -> None:
         """Read, whenever something was committed and also otherwise."""
         async with aiohttp.ClientSession(timeout=_PATIENCE, skip_auto_headers=_PLAIN) as session:
-            reader, ways = Reader(self, session), ("item",) * 4 + ("items",) * 3 + ("version", "page", "all", "again")
+            reader, ways = (
+                CampaignReader(self, session),
+                ("item",) * 4 + ("items",) * 3 + ("version", "page", "all", "again"),
+            )
             while not self.ending.is_set():
                 await happens(self._news, self.random.uniform(0, 0.2))
                 await getattr(reader, self.random.choice(ways))(self._question())
 
-    def _question(self) -> Asked:
+    def _question(self) -> ReadRequest:
         pod = self.random.choice(self.pods)
         target = self._latest if self.random.random() < 0.5 else self.random.choice(TARGETS)
         known, chance = self.known[target], self.random.random()
         if chance < 0.15:
-            return Asked(pod, target, None)
+            return ReadRequest(pod, target, None)
         if chance < 0.25:
-            return Asked(pod, target, self.random.randint(0, known))
+            return ReadRequest(pod, target, self.random.randint(0, known))
         if chance < 0.35:
-            return Asked(pod, target, known + self.random.choice((1, 1, 1, 1_000_000_000)))
-        return Asked(pod, target, known)
+            return ReadRequest(pod, target, known + self.random.choice((1, 1, 1, 1_000_000_000)))
+        return ReadRequest(pod, target, known)
 
 
-class Reader:
+class CampaignReader:
     """Asks, and notes what was answered."""
 
     def __init__(self, campaign: Campaign, session: aiohttp.ClientSession) -> None:
@@ -216,11 +220,11 @@ class Reader:
         self._session = session
         self._walk = 0
 
-    async def item(self, asked: Asked) -> None:
+    async def item(self, asked: ReadRequest) -> None:
         key = self._random.choice(KEYS)
         await self._get(asked, "item", f"items/{quote(key, safe='')}", (key,))
 
-    async def again(self, asked: Asked) -> None:
+    async def again(self, asked: ReadRequest) -> None:
         """R31: read an item, and then ask whether it is still good."""
         key = self._random.choice(KEYS)
         path = f"items/{quote(key, safe='')}"
@@ -228,17 +232,17 @@ class Reader:
         if first.status == 200:
             await self._get(asked, "item", path, (key,), first.body, {"If-None-Match": headers["ETag"]})
 
-    async def items(self, asked: Asked) -> None:
+    async def items(self, asked: ReadRequest) -> None:
         keys = tuple(self._random.sample(KEYS, self._random.randint(1, 6)))
         await self._get(asked, "items", "items?" + "&".join(f"key={quote(key, safe='')}" for key in keys), keys)
 
-    async def version(self, asked: Asked) -> None:
+    async def version(self, asked: ReadRequest) -> None:
         await self._get(asked, "version", "version")
 
-    async def all(self, asked: Asked) -> None:
+    async def all(self, asked: ReadRequest) -> None:
         await self._get(asked, "all", "all", headers={"Accept": "application/x-ndjson"})
 
-    async def page(self, asked: Asked) -> None:
+    async def page(self, asked: ReadRequest) -> None:
         """Page after page, to the end; any of them may be asked of another pod, and of a later version."""
         self._walk = next(self._campaign.walks)
         page = f"all?limit={self._random.randint(1, 5)}"
@@ -251,7 +255,7 @@ class Reader:
 
     async def _get(
         self,
-        asked: Asked,
+        asked: ReadRequest,
         what: str,
         path: str,
         keys: tuple[str, ...] = (),
@@ -291,13 +295,13 @@ async def staged(folder: Path, redis: RedisCluster, random: Random) -> AsyncIter
         await connection.execute(TABLE)
         await connection.close()
         said = document(url, redis)
-        rig = await stack.enter_async_context(opened(Settings.model_validate(said)))
-        await stack.enter_async_context(ROLES["apply"](rig.platform))
-        pods = [Pod(number, folder, said) for number in range(len(PROCESSES))]
+        harness = await stack.enter_async_context(opened(Settings.model_validate(said)))
+        await stack.enter_async_context(ROLES["apply"](harness.platform))
+        pods = [CampaignPod(number, folder, said) for number in range(len(PROCESSES))]
         for pod in pods:
             stack.callback(pod.close)
         await asyncio.gather(*(pod.start() for pod in pods))
-        campaign = Campaign(random, rig, redis, folder / "postgres", pods)
+        campaign = Campaign(random, harness, redis, folder / "postgres", pods)
         async with campaign.relay:
             await campaign.relay_again()
             yield campaign

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from penstock.settings import Settings
-from tests.refdata.pod.gate import Gate
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Rig, create_schemas, opened, settings_on
+from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings
+from tests.refdata.pod.harness import PodHarness, running_pod
+from tests.services.postgres_proxy import PostgresProxy
 from tests.services.redis import RedisCluster, redis_binary
-from tests.services.require import require
+from tests.support.require import require
 
 # LOOSE lives in dictionary_item, COUNTRY and CURRENCY in tables of their own.
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 
 
-Pods = Callable[..., AbstractAsyncContextManager[PodRig]]
+Pods = Callable[..., AbstractAsyncContextManager[PodHarness]]
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ async def pods(database_url: str, tmp_path: Path) -> Pods:
     await create_schemas(database_url)
 
     @asynccontextmanager
-    async def running(**query: Any) -> AsyncIterator[PodRig]:
-        async with running_pod(settings_on(database_url, query={**QUERY, **query}), tmp_path) as rig:
-            yield rig
+    async def running(**query: Any) -> AsyncIterator[PodHarness]:
+        async with running_pod(refdata_settings(database_url, query={**QUERY, **query}), tmp_path) as harness:
+            yield harness
 
     return running
 
@@ -37,28 +37,28 @@ async def pods(database_url: str, tmp_path: Path) -> Pods:
 @pytest.fixture
 async def pod_settings(database_url: str) -> Settings:
     await create_schemas(database_url)
-    return settings_on(database_url, query=QUERY)
+    return refdata_settings(database_url, query=QUERY)
 
 
 @pytest.fixture
-async def pod(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodRig]:
-    async with running_pod(pod_settings, tmp_path) as rig:
-        yield rig
+async def pod(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarness]:
+    async with running_pod(pod_settings, tmp_path) as harness:
+        yield harness
 
 
 @pytest.fixture
-async def gate(database_url: str) -> AsyncIterator[Gate]:
+async def proxy(database_url: str) -> AsyncIterator[PostgresProxy]:
     """The way to the primary, which can be shut."""
     await create_schemas(database_url)
-    async with Gate(database_url) as gate:
-        yield gate
+    async with PostgresProxy(database_url) as proxy:
+        yield proxy
 
 
 @pytest.fixture
-async def writer(database_url: str, gate: Gate) -> AsyncIterator[Rig]:
+async def writer(database_url: str, proxy: PostgresProxy) -> AsyncIterator[RefdataHarness]:
     """Somebody for whom the primary is always there."""
-    async with opened(settings_on(database_url)) as rig:
-        yield rig
+    async with opened(refdata_settings(database_url)) as harness:
+        yield harness
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from tests.refdata.pod.podrig import PodRig
-from tests.services.until import becomes
+from tests.refdata.pod.harness import PodHarness
+from tests.support.waiting import becomes
 
 
-async def audit(pod: PodRig, code: str) -> dict[str, object]:
+async def audit(pod: PodHarness, code: str) -> dict[str, object]:
     found = await pod.get(f"{code}/audit")
     assert found.status == 200, found.body
     told: dict[str, object] = found.json
@@ -16,7 +16,7 @@ async def audit(pod: PodRig, code: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
-async def test_a_pod_that_follows_agrees(pod: PodRig, code: str) -> None:
+async def test_a_pod_that_follows_agrees(pod: PodHarness, code: str) -> None:
     """R32: after any changes what is held is what the primary has, long keys and all."""
     assert (await audit(pod, code))["agrees"]
     for number in range(3):
@@ -25,14 +25,14 @@ async def test_a_pod_that_follows_agrees(pod: PodRig, code: str) -> None:
         assert (told["agrees"], told["version"], told["items"]) == (True, number + 1, number + 2)
 
 
-async def test_what_disagrees_is_told_and_mended(pod: PodRig) -> None:
+async def test_what_disagrees_is_told_and_mended(pod: PodHarness) -> None:
     """R32: what was changed behind everybody's back is found, key by key, reported, and loaded anew."""
     version = await pod.put("LOOSE", dict.fromkeys("abc", 1))
     await pod.holds("LOOSE", version)
     table = "dictionary_item WHERE tenant_id = 'acme' AND dict_code = 'LOOSE' AND item_key ="
-    await pod.rig.db.execute(f"DELETE FROM {table} 'a'")
-    await pod.rig.db.execute("UPDATE dictionary_item SET payload = '2' WHERE tenant_id = 'acme' AND item_key = 'b'")
-    await pod.rig.db.execute(
+    await pod.harness.db.execute(f"DELETE FROM {table} 'a'")
+    await pod.harness.db.execute("UPDATE dictionary_item SET payload = '2' WHERE tenant_id = 'acme' AND item_key = 'b'")
+    await pod.harness.db.execute(
         "INSERT INTO dictionary_item (tenant_id, dict_code, item_key, payload, updated_at) "
         "VALUES ('acme', 'LOOSE', 'd', '4', now())"
     )
@@ -49,14 +49,14 @@ async def test_what_disagrees_is_told_and_mended(pod: PodRig) -> None:
     assert (await pod.get("LOOSE/items/b")).json == 2
 
 
-async def test_an_audit_holds_while_things_change(pod: PodRig) -> None:
+async def test_an_audit_holds_while_things_change(pod: PodHarness) -> None:
     """R32: both sides are looked at in one version, though commits go on."""
     await pod.put("LOOSE", {f"k{number}": number for number in range(50)})
 
     async def write() -> None:
         for number in range(20):
             await pod.put("LOOSE", {f"k{number}": -number})
-            await pod.rig.relay()
+            await pod.harness.relay()
 
     writing = asyncio.create_task(write())
     while not writing.done():

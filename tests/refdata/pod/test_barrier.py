@@ -16,8 +16,8 @@ from penstock.refdata.pod.holding import Holding
 from penstock.refdata.pod.link import Reach
 from penstock.refdata.pod.loads import Loads
 from tests.refdata.pod.conftest import Pods
-from tests.refdata.pod.podrig import Answer, PodRig
-from tests.services.until import becomes
+from tests.refdata.pod.harness import PodAnswer, PodHarness
+from tests.support.waiting import becomes
 
 ABSURD = 10**12
 COUNTRY = {"name": "Ruritania"}
@@ -37,7 +37,7 @@ def may_load(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return is_open
 
 
-class Asked:
+class HeldQuestions:
     """The questions for a version that reached the primary, each held up while it may not be answered."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,30 +53,19 @@ class Asked:
         return await self._ask(connection, target)
 
 
-def fallbacks(pod: PodRig, code: str) -> float:
+def fallbacks(pod: PodHarness, code: str) -> float:
     registry = pod.pod._telemetry.registry
     return registry.get_sample_value("postgres_fallback_reads_total", {"dict_code": code}) or 0.0
 
 
-async def waiting(pod: PodRig, count: int) -> None:
-    """Return when so many readers wait for versions."""
-    assert pod.pod.desk._behind is not None
-    behind = pod.pod.desk._behind[1]
-
-    async def are_there() -> bool:
-        return behind._waiting == count
-
-    await becomes(are_there, f"{count} readers to wait")
-
-
-def refusal(answer: Answer) -> tuple[int, str, int]:
+def refusal(answer: PodAnswer) -> tuple[int, str, int]:
     return answer.status, answer.json["code"], answer.version
 
 
-async def test_absurd_versions_are_few_questions(pod: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_absurd_versions_are_few_questions(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R21: hundreds of readers get their 409, all from a few questions for the version."""
     version = await pod.put("LOOSE", {"a": 1})
-    asked, began = Asked(monkeypatch), time.monotonic()
+    asked, began = HeldQuestions(monkeypatch), time.monotonic()
     readers = [pod.get("LOOSE/items/a", least=ABSURD + number) for number in range(400)]
     found = [refusal(answer) for answer in await asyncio.gather(*readers)]
     assert found == [(409, "VERSION_NOT_COMMITTED", version)] * 400
@@ -85,7 +74,7 @@ async def test_absurd_versions_are_few_questions(pod: PodRig, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("least", [2**63 - 1, 2**63, 2**64, 10**30, 10**400])
-async def test_a_version_beyond_all_numbers_is_refused(pod: PodRig, least: int) -> None:
+async def test_a_version_beyond_all_numbers_is_refused(pod: PodHarness, least: int) -> None:
     """R21: as not committed, or as no version at all, but not as a failure of ours."""
     version = await pod.put("LOOSE", {"a": 1})
     for path in ("LOOSE/items/a", "LOOSE/items?keys=a", "LOOSE/all", "LOOSE/version"):
@@ -100,10 +89,10 @@ async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypa
     async with pods(barrierWaiters=3, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
         version = await pod.put("LOOSE", {"a": 1})
         await pod.get("LOOSE/items/a", least=version)
-        asked = Asked(monkeypatch)
+        asked = HeldQuestions(monkeypatch)
         asked.may_answer.clear()
         readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=ABSURD)) for _ in range(3)]
-        await waiting(pod, 3)
+        await pod.wait_for_readers(3)
         for path in ("LOOSE/items/a", "LOOSE/all", "CURRENCY/version"):
             answer = await pod.get(path, least=ABSURD)
             assert (answer.status, answer.json["code"]) == (503, "TOO_MANY_WAITERS")
@@ -115,7 +104,7 @@ async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypa
         assert refusal(await pod.get("LOOSE/items/a", least=ABSURD)) == (409, "VERSION_NOT_COMMITTED", version)
 
 
-async def test_a_version_committed_before_the_read_is_never_refused(pod: PodRig) -> None:
+async def test_a_version_committed_before_the_read_is_never_refused(pod: PodHarness) -> None:
     """R21: though others just learned that it was not there, and nobody told the pod of it since."""
     is_over = asyncio.Event()
 
@@ -136,7 +125,7 @@ async def test_a_version_committed_before_the_read_is_never_refused(pod: PodRig)
 
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
-async def test_while_a_load_is_held_up_the_primary_answers(pod: PodRig, may_load: asyncio.Event, code: str) -> None:
+async def test_while_a_load_is_held_up_the_primary_answers(pod: PodHarness, may_load: asyncio.Event, code: str) -> None:
     """R21: with what it has, under its version and marked as its own; then memory has it too, to the letter."""
     before = await pod.hold(code, {"a": COUNTRY, "b": COUNTRY})
     assert (await pod.get(f"{code}/items/a", least=before)).source == "memory"
@@ -181,7 +170,7 @@ async def test_all_items_wait_for_the_load(pods: Pods, may_load: asyncio.Event) 
         may_load.clear()
         version = await pod.put("LOOSE", {"c": 3})
         reader = asyncio.create_task(pod.get("LOOSE/all", least=version))
-        await waiting(pod, 1)
+        await pod.wait_for_readers(1)
         may_load.set()
         answer = await reader
         assert (answer.status, answer.version, answer.source) == (200, version, "memory")
@@ -211,7 +200,7 @@ async def test_fallbacks_at_once_are_capped(
         version = await pod.put("LOOSE", {"a": 2})
         monkeypatch.setattr(Snapshot, "only", held_up)
         readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=version)) for _ in range(20)]
-        await waiting(pod, 20)
+        await pod.wait_for_readers(20)
         await becomes(are_reading, "two of them to read")
         may_read.set()
         for answer in await asyncio.gather(*readers):
@@ -219,12 +208,12 @@ async def test_fallbacks_at_once_are_capped(
         assert (max(running), fallbacks(pod, "LOOSE")) == (2, 20)
 
 
-async def test_a_dictionary_the_primary_forgot(pod: PodRig, may_load: asyncio.Event) -> None:
+async def test_a_dictionary_the_primary_forgot(pod: PodHarness, may_load: asyncio.Event) -> None:
     """R21, R24: its row gone, it stands at version 0: nothing above is there, and the pod comes to that by itself."""
     version = await pod.put("LOOSE", {"a": 1})
     assert (await pod.get("LOOSE/items/a", least=version)).json == 1
     may_load.clear()
-    await pod.rig.db.execute("DELETE FROM dictionary_meta WHERE tenant_id = 'acme' AND dict_code = 'LOOSE'")
+    await pod.harness.db.execute("DELETE FROM dictionary_meta WHERE tenant_id = 'acme' AND dict_code = 'LOOSE'")
     refused = await pod.get("LOOSE/items/a", least=version + 1)
     assert (*refusal(refused), refused.source) == (409, "VERSION_NOT_COMMITTED", 0, "postgres_fallback")
     may_load.set()
@@ -237,7 +226,7 @@ async def test_a_dictionary_the_primary_forgot(pod: PodRig, may_load: asyncio.Ev
 
 
 async def test_a_fallback_that_finds_less_gives_nothing(
-    pod: PodRig, may_load: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    pod: PodHarness, may_load: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R21, R24: a primary restored between the question for its version and the read has the last word."""
     version = await pod.put("LOOSE", {"a": 1})
@@ -257,18 +246,18 @@ async def test_a_reader_that_goes_leaves_its_place(pods: Pods, monkeypatch: pyte
     """R21: the question others wait for goes on without it."""
     async with pods(barrierWaiters=2, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
         version = await pod.put("LOOSE", {"a": 1})
-        asked = Asked(monkeypatch)
+        asked = HeldQuestions(monkeypatch)
         asked.may_answer.clear()
         first, second = (asyncio.create_task(barrier_read(pod)) for _ in range(2))
-        await waiting(pod, 2)
+        await pod.wait_for_readers(2)
         await ended(first)
-        await waiting(pod, 1)
+        await pod.wait_for_readers(1)
         asked.may_answer.set()
         await second
         assert (await pod.get("LOOSE/items/a", least=version)).json == 1
 
 
-async def barrier_read(pod: PodRig) -> None:
+async def barrier_read(pod: PodHarness) -> None:
     """Wait at the barrier itself, for a version that never comes."""
     assert pod.pod.desk._behind is not None
     with pytest.raises(Conflict):

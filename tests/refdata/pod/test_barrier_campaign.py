@@ -17,20 +17,29 @@ import pytest
 import structlog
 
 from penstock.kernel.waiting import happens
-from tests.refdata.pod.campaign import READERS, TARGETS, WRITERS, Asked, Campaign, Pod, Reader, staged
+from tests.refdata.pod.campaign import (
+    READERS,
+    TARGETS,
+    WRITERS,
+    Campaign,
+    CampaignPod,
+    CampaignReader,
+    ReadRequest,
+    staged,
+)
+from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.history import DATA
-from tests.refdata.pod.podrig import PodRig
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
-from tests.services.require import require
-from tests.services.soak import examples
-from tests.services.until import becomes, until
+from tests.support import soak
+from tests.support.require import require
+from tests.support.waiting import becomes, until
 
 SEED = "PENSTOCK_SEED"
 Act = Callable[[], Awaitable[None]]
 LEVEL_WITHIN = 10.0  # seconds, once everything is healed
 
 
-class Villain:
+class FaultInjector:
     """Breaks things, each kind in a lane of its own, and mends what it broke."""
 
     def __init__(self, campaign: Campaign) -> None:
@@ -45,7 +54,7 @@ class Villain:
         common = [(redis, 0.5), (primary, 1.0), ((self.stop_relay,), 2.0)]
         return [*common, *((self._acts_on(pod), 1.5) for pod in self._campaign.pods)]
 
-    def _acts_on(self, pod: Pod) -> Sequence[Act]:
+    def _acts_on(self, pod: CampaignPod) -> Sequence[Act]:
         frozen = (self.freeze_loader, self.freeze_serving, self.freeze_pod)
         return [_bound(act, pod) for act in (*frozen, self.kill_serving, self.kill_pod, self.kill_loader)]
 
@@ -98,7 +107,7 @@ class Villain:
 
     async def lock_table(self) -> None:
         """Loads wait, and so do reads from the primary; writes, too."""
-        connection = await asyncpg.connect(self._campaign.rig.db.dsn)
+        connection = await asyncpg.connect(self._campaign.harness.db.dsn)
         try:
             async with connection.transaction():
                 await connection.execute("LOCK TABLE campaign_item IN ACCESS EXCLUSIVE MODE")
@@ -106,20 +115,20 @@ class Villain:
         finally:
             await connection.close()
 
-    async def freeze_loader(self, pod: Pod) -> None:
+    async def freeze_loader(self, pod: CampaignPod) -> None:
         """The others go on serving: nobody is excused for no answer."""
         with _frozen(psutil.Process(pod.server.pid), with_children=False):
             await self._while(0.2, 2.0)
 
-    async def freeze_serving(self, pod: Pod) -> None:
+    async def freeze_serving(self, pod: CampaignPod) -> None:
         with self._campaign.hold(pod), _frozen(psutil.Process(self._random.choice(pod.server.serving_pids))):
             await self._while(0.2, 2.0)
 
-    async def freeze_pod(self, pod: Pod) -> None:
+    async def freeze_pod(self, pod: CampaignPod) -> None:
         with self._campaign.hold(pod), _frozen(psutil.Process(pod.server.pid)):
             await self._while(0.2, 2.0)
 
-    async def kill_serving(self, pod: Pod) -> None:
+    async def kill_serving(self, pod: CampaignPod) -> None:
         """The pod must start another."""
         with self._campaign.hold(pod):
             victim = self._random.choice(pod.server.serving_pids)
@@ -127,10 +136,10 @@ class Villain:
             await asyncio.to_thread(until, lambda: self._is_replaced(pod, victim), "no other", 15)
             await _is_served(pod)
 
-    async def kill_pod(self, pod: Pod) -> None:
+    async def kill_pod(self, pod: CampaignPod) -> None:
         await self._restart_pod(pod, with_children=True)
 
-    async def kill_loader(self, pod: Pod) -> None:
+    async def kill_loader(self, pod: CampaignPod) -> None:
         """Its serving processes must not outlive it for long, nor lie meanwhile."""
         await self._restart_pod(pod, with_children=False)
 
@@ -162,19 +171,19 @@ class Villain:
 
     async def _answers(self, before: int) -> bool:
         try:
-            connection = await asyncpg.connect(self._campaign.rig.db.dsn, timeout=5)
+            connection = await asyncpg.connect(self._campaign.harness.db.dsn, timeout=5)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
             return False
         await connection.close()
         return self._postmaster().pid != before
 
-    def _is_replaced(self, pod: Pod, victim: int) -> bool:
+    def _is_replaced(self, pod: CampaignPod, victim: int) -> bool:
         with suppress(psutil.NoSuchProcess):  # one that ends while we look
             serving = pod.server.serving_pids
             return victim not in serving and len(serving) == pod.processes
         return False
 
-    async def _restart_pod(self, pod: Pod, *, with_children: bool) -> None:
+    async def _restart_pod(self, pod: CampaignPod, *, with_children: bool) -> None:
         with self._campaign.hold(pod):
             children = psutil.Process(pod.server.pid).children()
             for process in children if with_children else ():
@@ -185,7 +194,7 @@ class Villain:
             await pod.start()
 
 
-async def _is_served(pod: Pod) -> None:
+async def _is_served(pod: CampaignPod) -> None:
     """Back when every process of *pod* answers, as far as chance deals connections out among them."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         for _ in range(1 if pod.processes == 1 else 8):
@@ -193,7 +202,7 @@ async def _is_served(pod: Pod) -> None:
                 assert response.status == 200
 
 
-def _bound(act: Callable[[Pod], Awaitable[None]], pod: Pod) -> Act:
+def _bound(act: Callable[[CampaignPod], Awaitable[None]], pod: CampaignPod) -> Act:
     @wraps(act)
     async def bound() -> None:
         await act(pod)
@@ -226,30 +235,34 @@ def cluster() -> Iterator[RedisCluster]:
         running.stop()
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_whoever_names_a_version_never_sees_less(cluster: RedisCluster, tmp_path: Path) -> None:
+async def test_whoever_names_a_version_never_sees_less(
+    cluster: RedisCluster, tmp_path: Path, campaign: soak.Campaign
+) -> None:
     """R18–R24, R28: no read is below its barrier, torn, mislabelled or wrongly refused; healed, all pods are level."""
     seed = int(os.environ.get(SEED) or Random().getrandbits(32))
     log = structlog.get_logger().bind(**{SEED: seed})
     log.info("campaign_begins")
-    reads = examples(300, soak=10_000)
-    async with staged(tmp_path, cluster, Random(seed)) as campaign:
-        await _play(campaign, reads)
-        await _converge(campaign)
-        history = campaign.history
-        log.info("campaign_ended", **history.figures(), acts=campaign.acts)
+    reads = soak.examples(300, soak=10_000)
+    async with staged(tmp_path, cluster, Random(seed)) as stage:
+        await _play(stage, reads)
+        await _converge(stage)
+        history = stage.history
+        campaign.rounds, campaign.faults = len(history.reads), stage.acts.total()
+        log.info("campaign_ended", **history.figures(), acts=stage.acts)
         lies = history.lies()
         assert not lies, "\n".join(
-            [f"{SEED}={seed}: {len(lies)} lies", *lies[:10], *[await _log(pod) for pod in campaign.pods]]
+            [f"{SEED}={seed}: {len(lies)} lies", *lies[:10], *[await _log(pod) for pod in stage.pods]]
         )
         told = [read for read in history.reads if read.least is not None and read.status in DATA]
         assert len(told) > reads // 3, f"hardly anybody was told anything: {history.figures()}"
-        for pod in campaign.pods:
+        for pod in stage.pods:
             assert await asyncio.to_thread(pod.server.stop) == 0, await _log(pod)
 
 
-async def test_a_cursor_is_no_way_below_the_barrier(pod: PodRig) -> None:
+async def test_a_cursor_is_no_way_below_the_barrier(pod: PodHarness) -> None:
     """R17, R21: pages are of the version they began with; whoever names a later one does not get them."""
     await pod.put("LOOSE", {"a": 1, "b": 1})
     first = await pod.get("LOOSE/all?limit=1", least=1)
@@ -268,14 +281,14 @@ async def _play(campaign: Campaign, reads: int) -> None:
         await becomes(is_enough, "too few reads, or acts", within=3_000)
         campaign.ending.set()
 
-    villain = Villain(campaign)
+    faults = FaultInjector(campaign)
     async with asyncio.TaskGroup() as group:
         for _ in range(WRITERS):
             group.create_task(campaign.write())
         for _ in range(READERS):
             group.create_task(campaign.read())
-        for acts, pause in villain.lanes():
-            group.create_task(villain.rage(acts, pause))
+        for acts, pause in faults.lanes():
+            group.create_task(faults.rage(acts, pause))
         group.create_task(end())
 
 
@@ -286,14 +299,14 @@ async def _converge(campaign: Campaign) -> None:
             group.create_task(becomes(partial(_is_level, campaign, pod), "behind", LEVEL_WITHIN, partial(_log, pod)))
 
 
-async def _is_level(campaign: Campaign, pod: Pod) -> bool:
+async def _is_level(campaign: Campaign, pod: CampaignPod) -> bool:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
-        reader, begun = Reader(campaign, session), len(campaign.history.reads)
+        reader, begun = CampaignReader(campaign, session), len(campaign.history.reads)
         for target in TARGETS * pod.processes:  # over a connection each, so that every process has its turn
-            await reader.all(Asked(pod, target, None))
+            await reader.all(ReadRequest(pod, target, None))
     found = [read for read in campaign.history.reads[begun:] if read.pod == pod.number]
     return all(read.version == campaign.known[read.target] for read in found)
 
 
-async def _log(pod: Pod) -> str:
+async def _log(pod: CampaignPod) -> str:
     return pod.server.log_file.read_text()[-3000:]

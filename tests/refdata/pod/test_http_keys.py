@@ -6,8 +6,8 @@ import pytest
 
 from penstock.refdata.contract import KEY_LIMIT
 from penstock.refdata.pod.request import KEYS_LIMIT
-from tests.refdata.pod.podrig import PodRig
-from tests.refdata.pod.raw import ACME, LOCAL, Wire, asking, connected, once
+from tests.refdata.pod.harness import PodHarness
+from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, asking, connected, once
 
 KEYS = [
     "a/b",
@@ -43,60 +43,60 @@ KEYS = [
 ]
 
 
-async def _held(pod: PodRig, items: dict[str, object]) -> int:
+async def _held(pod: PodHarness, items: dict[str, object]) -> int:
     return await pod.hold("LOOSE", items)
 
 
-async def test_a_key_may_be_any_text(pod: PodRig) -> None:
+async def test_a_key_may_be_any_text(pod: PodHarness) -> None:
     """R17: keys are percent-decoded UTF-8: each is found alone, among others, in all, and is no other one's."""
     await _held(pod, {key: number for number, key in enumerate(KEYS)})
-    async with connected(pod.address) as wire:
+    async with connected(pod.address) as raw:
         for number, key in enumerate(KEYS):
             for path in (quote(key, safe=""), "".join(f"%{byte:02x}" for byte in key.encode())):
-                answer = await wire.ask(asking(f"{ACME}/items/{path}"))
+                answer = await raw.ask(asking(f"{ACME}/items/{path}"))
                 assert (answer.status, answer.body) == (200, b"%d" % number), key
         for some in (KEYS[:20], KEYS[20:]):
             asked = "&".join(f"key={quote(key, safe='')}" for key in some)
-            several = (await wire.ask(asking(f"{ACME}/items?{asked}"))).json
+            several = (await raw.ask(asking(f"{ACME}/items?{asked}"))).json
             assert several["items"] == {key: KEYS.index(key) for key in some}
-        everything = (await wire.ask(asking(f"{ACME}/all"))).json["items"]
+        everything = (await raw.ask(asking(f"{ACME}/all"))).json["items"]
         assert {item["key"]: item["value"] for item in everything} == {key: at for at, key in enumerate(KEYS)}
 
 
-async def test_a_bad_key_is_refused(pod: PodRig) -> None:
+async def test_a_bad_key_is_refused(pod: PodHarness) -> None:
     """R17: not UTF-8, badly encoded, with a NUL or too long is 400, alone and among others; the connection goes on."""
     await _held(pod, {"a": 1})
     over = "x" * (KEY_LIMIT + 1)
     bad = ["%FF", "%C3", "%ED%A0%80", "%C0%AF", "a%00b", over, quote("\U0001f511" * (KEY_LIMIT + 1))]
-    async with connected(pod.address) as wire:
+    async with connected(pod.address) as raw:
         for key in bad:
             for path in (f"items/{key}", f"items?key={key}", f"items?keys=a,{key}"):
-                refused = await wire.ask(asking(f"{ACME}/{path}"))
+                refused = await raw.ask(asking(f"{ACME}/{path}"))
                 assert (refused.status, refused.code, refused.is_last) == (400, "BAD_KEY", False), path
-        assert (await wire.ask(asking(f"{ACME}/items/a"))).body == b"1"
+        assert (await raw.ask(asking(f"{ACME}/items/a"))).body == b"1"
 
 
-async def test_a_percent_sign_that_encodes_nothing_is_refused(pod: PodRig) -> None:
+async def test_a_percent_sign_that_encodes_nothing_is_refused(pod: PodHarness) -> None:
     """R17: what is not percent-encoding is 400, rather than taken for a key that nobody asked for."""
     await _held(pod, {"%zz": 1})
-    async with connected(pod.address) as wire:
+    async with connected(pod.address) as raw:
         for key in ("%zz", "%", "a%", "a%2", "%2", "%u0041", "%-1"):
-            assert (await wire.ask(asking(f"{ACME}/items/{key}"))).status == 400, key
-            assert (await wire.ask(asking(f"{ACME}/items?key={key}"))).status == 400, key
+            assert (await raw.ask(asking(f"{ACME}/items/{key}"))).status == 400, key
+            assert (await raw.ask(asking(f"{ACME}/items?key={key}"))).status == 400, key
 
 
-async def test_several_items_are_asked_for_within_limits(pod: PodRig) -> None:
+async def test_several_items_are_asked_for_within_limits(pod: PodHarness) -> None:
     """R17: `keys` and `key` together, each once and in order; none or too many are refused."""
     version = await _held(pod, {"a": 1, "b": 2, "a,b": 3, "a b": 4})
-    async with connected(pod.address) as wire:
-        answer = await wire.ask(asking(f"{ACME}/items?keys=b,a,,x,b&key=a,b&key=a+b&key=a&key=&other=1"))
+    async with connected(pod.address) as raw:
+        answer = await raw.ask(asking(f"{ACME}/items?keys=b,a,,x,b&key=a,b&key=a+b&key=a&key=&other=1"))
         assert answer.json == {
             "version": version,
             "items": {"b": 2, "a": 1, "a,b": 3, "a b": 4},
             "missing": ["x"],
         }
         most = ",".join(f"k{number}" for number in range(KEYS_LIMIT))
-        assert len((await wire.ask(asking(f"{ACME}/items?keys={most}"))).json["missing"]) == KEYS_LIMIT
+        assert len((await raw.ask(asking(f"{ACME}/items?keys={most}"))).json["missing"]) == KEYS_LIMIT
         for query, status in [
             (f"keys={most},a", 422),
             (f"keys={most}&key=a", 422),
@@ -105,66 +105,66 @@ async def test_several_items_are_asked_for_within_limits(pod: PodRig) -> None:
             ("keys=,,&key=", 422),
             ("&".join(["key=a"] * (2 * KEYS_LIMIT + 1)), 400),
         ]:
-            assert (await wire.ask(asking(f"{ACME}/items?{query}"))).status == status, query[:50]
-        assert (await wire.ask(asking(f"{ACME}/items/a"))).body == b"1"
+            assert (await raw.ask(asking(f"{ACME}/items?{query}"))).status == status, query[:50]
+        assert (await raw.ask(asking(f"{ACME}/items/a"))).body == b"1"
 
 
 BAD_VERSIONS = ["x", "-1", "+1", "1.0", "1e3", "0x1", "", "1 2", "1,2", "1_0", "\xb2", "9" * 19, "9" * 400, str(2**63)]
 
 
-async def test_a_least_version_is_a_number(pod: PodRig) -> None:
+async def test_a_least_version_is_a_number(pod: PodHarness) -> None:
     """R21: anything else is 400, whatever is read; the connection goes on."""
     version = await _held(pod, {"a": 1})
-    async with connected(pod.address) as wire:
+    async with connected(pod.address) as raw:
         for path in ("items/a", "items?keys=a", "all", "version"):
             for least in BAD_VERSIONS:
-                refused = await wire.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {least}"))
+                refused = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {least}"))
                 assert (refused.status, refused.code, refused.is_last) == (400, "BAD_VERSION", False), least
             arabic = asking(f"{ACME}/{path}", LOCAL, "X-Min-Version: N").replace(b"N\r", "١".encode() + b"\r")
-            assert (await wire.ask(arabic)).status == 400
+            assert (await raw.ask(arabic)).status == 400
             for good in (0, version, f"{version:019}"):
-                answer = await wire.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {good}"))
+                answer = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {good}"))
                 assert (answer.status, answer.headers["x-dict-version"]) == (200, str(version)), good
 
 
-async def test_a_version_to_come_is_refused_however_large(pod: PodRig) -> None:
+async def test_a_version_to_come_is_refused_however_large(pod: PodHarness) -> None:
     """R21: 409 under the version there is, whatever is read."""
     version = await _held(pod, {"a": 1})
-    async with connected(pod.address) as wire:
+    async with connected(pod.address) as raw:
         for path in ("items/a", "items?keys=a", "all", "version"):
             for least in (version + 1, 2**63 - 1):
-                refused = await wire.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {least}"))
+                refused = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"X-Min-Version: {least}"))
                 assert (refused.status, refused.code) == (409, "VERSION_NOT_COMMITTED")
                 assert refused.headers["x-dict-version"] == str(version)
 
 
 @pytest.mark.parametrize("path", ["items/a", "items?keys=a,x"])
-async def test_whoever_has_it_already_is_told_so(pod: PodRig, path: str) -> None:
+async def test_whoever_has_it_already_is_told_so(pod: PodHarness, path: str) -> None:
     """R31: 304 with ETag and version, for its tag alone, weak, listed, or for any; the tag is that of the content."""
     version = await _held(pod, {"a": {"n": 1}, "b": 2})
-    async with connected(pod.address) as wire:
-        tag = (await wire.ask(asking(f"{ACME}/{path}"))).headers["etag"]
-        assert await _statuses(wire, path, tag.removeprefix("W/")) == [304] * 6 + [200] * 4
+    async with connected(pod.address) as raw:
+        tag = (await raw.ask(asking(f"{ACME}/{path}"))).headers["etag"]
+        assert await _statuses(raw, path, tag.removeprefix("W/")) == [304] * 6 + [200] * 4
         later = await _held(pod, {"b": 3})
         assert later > version
-        same = await wire.ask(asking(f"{ACME}/{path}", LOCAL, f"If-None-Match: {tag}"))
+        same = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"If-None-Match: {tag}"))
         assert (same.status, same.headers["etag"], same.headers["x-dict-version"]) == (304, tag, str(later))
         assert same.headers["x-data-source"] == "memory"
         assert "content-length" not in same.headers
         await _held(pod, {"a": {"n": 2}})
-        changed = await wire.ask(asking(f"{ACME}/{path}", LOCAL, f"If-None-Match: {tag}"))
+        changed = await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"If-None-Match: {tag}"))
         assert (changed.status, changed.headers["etag"] == tag) == (200, False)
 
 
-async def _statuses(wire: Wire, path: str, tag: str) -> list[int]:
+async def _statuses(raw: RawConnection, path: str, tag: str) -> list[int]:
     has = [tag, f"W/{tag}", f'"x", {tag}', f'{tag},"x"', f'W/"x" ,W/{tag}', "*"]
     has_not = ['"x"', tag.strip('"'), f'"{tag[1:-2]}"', ""]
     return [
-        (await wire.ask(asking(f"{ACME}/{path}", LOCAL, f"If-None-Match: {given}"))).status for given in has + has_not
+        (await raw.ask(asking(f"{ACME}/{path}", LOCAL, f"If-None-Match: {given}"))).status for given in has + has_not
     ]
 
 
-async def test_what_is_not_there_cannot_be_had(pod: PodRig) -> None:
+async def test_what_is_not_there_cannot_be_had(pod: PodHarness) -> None:
     """R31: no item is 404 whatever the caller has; which of several are missing is part of their tag."""
     await _held(pod, {"a": 1})
     missing = await once(pod.address, asking(f"{ACME}/items/x", LOCAL, "If-None-Match: *"))
@@ -176,13 +176,13 @@ async def test_what_is_not_there_cannot_be_had(pod: PodRig) -> None:
     assert len(tags) == 5
 
 
-async def test_blanks_around_a_value_are_not_part_of_it(pod: PodRig) -> None:
+async def test_blanks_around_a_value_are_not_part_of_it(pod: PodHarness) -> None:
     """R21: blanks and tabs before and after what a header says mean nothing."""
     version = await _held(pod, {"a": 1})
-    async with connected(pod.address) as wire:
-        tag = (await wire.ask(asking(f"{ACME}/items/a"))).headers["etag"]
+    async with connected(pod.address) as raw:
+        tag = (await raw.ask(asking(f"{ACME}/items/a"))).headers["etag"]
         for before, after in (("", " "), (" ", "  "), ("\t", "\t"), (" \t ", " \t ")):
             request = asking(f"{ACME}/items/a", LOCAL + after, f"X-Min-Version:{before}{version}{after}")
-            assert (await wire.ask(request)).status == 200, (before, after)
+            assert (await raw.ask(request)).status == 200, (before, after)
             request = asking(f"{ACME}/items/a", LOCAL, f"If-None-Match:{before}{tag}{after}")
-            assert (await wire.ask(request)).status == 304, (before, after)
+            assert (await raw.ask(request)).status == 304, (before, after)

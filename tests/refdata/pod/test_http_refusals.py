@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 
 from penstock.refdata.pod.parsing import BODY_LIMIT, HEAD_LIMIT
-from tests.refdata.pod.podrig import PodRig
-from tests.refdata.pod.raw import ACME, LOCAL, asking, connected, once
+from tests.refdata.pod.harness import PodHarness
+from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected, once
 
 A = f"{ACME}/items/a"
 GARBAGE = {
@@ -32,29 +32,29 @@ GARBAGE = {
 
 
 @pytest.fixture
-async def filled(pod: PodRig) -> PodRig:
+async def filled(pod: PodHarness) -> PodHarness:
     version = await pod.put("LOOSE", {"a": {"n": 1}})
     await pod.holds("LOOSE", version)
     return pod
 
 
-async def test_garbage_is_refused(filled: PodRig) -> None:
+async def test_garbage_is_refused(filled: PodHarness) -> None:
     """R17: 400 as a problem, after the answers that were due before, and nothing after it."""
     for name, garbage in GARBAGE.items():
-        async with connected(filled.address) as wire:
-            wire.writer.write(asking(A) + garbage + asking(A))
-            good, refused = await wire.reply(), await wire.reply()
+        async with connected(filled.address) as raw:
+            raw.writer.write(asking(A) + garbage + asking(A))
+            good, refused = await raw.reply(), await raw.reply()
             assert (good.status, refused.status, refused.is_last) == (200, 400, True), name
             assert refused.code == "BAD_REQUEST"
-            assert await wire.rest() == b"", name
+            assert await raw.rest() == b"", name
 
 
-async def test_a_request_names_its_host(filled: PodRig) -> None:
+async def test_a_request_names_its_host(filled: PodHarness) -> None:
     """R17: HTTP/1.1 without Host is 400; the connection goes on."""
-    async with connected(filled.address) as wire:
-        refused = await wire.ask(asking(A, "Accept: */*"))
+    async with connected(filled.address) as raw:
+        refused = await raw.ask(asking(A, "Accept: */*"))
         assert (refused.status, refused.code, refused.is_last) == (400, "NO_HOST", False)
-        assert (await wire.ask(asking(A))).status == 200
+        assert (await raw.ask(asking(A))).status == 200
 
 
 TWICE = [
@@ -65,24 +65,24 @@ TWICE = [
 ]
 
 
-async def test_what_decides_comes_once(filled: PodRig) -> None:
+async def test_what_decides_comes_once(filled: PodHarness) -> None:
     """R17: two of Host, Authorization or X-Min-Version are 400: somebody on the way may have read the other one."""
     for twice in TWICE:
-        async with connected(filled.address) as wire:
-            wire.writer.write(asking(A) + asking(A, *twice) + asking(A))
-            assert (await wire.reply()).status == 200
-            refused = await wire.reply()
+        async with connected(filled.address) as raw:
+            raw.writer.write(asking(A) + asking(A, *twice) + asking(A))
+            assert (await raw.reply()).status == 200
+            refused = await raw.reply()
             assert (refused.status, refused.code, refused.is_last) == (400, "HEADER_TWICE", True), twice
-            assert await wire.rest() == b""
+            assert await raw.rest() == b""
 
 
-async def test_a_pod_is_only_read(filled: PodRig) -> None:
+async def test_a_pod_is_only_read(filled: PodHarness) -> None:
     """R17: another method is 405 and told which there are; its body is read past."""
-    async with connected(filled.address) as wire:
+    async with connected(filled.address) as raw:
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
-            refused = await wire.ask(asking(A, LOCAL, "Content-Length: 2", method=method, body=b"{}"))
+            refused = await raw.ask(asking(A, LOCAL, "Content-Length: 2", method=method, body=b"{}"))
             assert (refused.status, refused.code, refused.headers["allow"]) == (405, "METHOD_NOT_ALLOWED", "GET, HEAD")
-            assert (await wire.ask(asking(A))).status == 200
+            assert (await raw.ask(asking(A))).status == 200
 
 
 NOWHERE = [
@@ -108,11 +108,11 @@ NOWHERE = [
 ]
 
 
-async def test_nothing_is_where_nothing_is(filled: PodRig) -> None:
+async def test_nothing_is_where_nothing_is(filled: PodHarness) -> None:
     """R17: an unknown path, dictionary or tenant is 404 as a problem under the caller's request id."""
-    async with connected(filled.address) as wire:
+    async with connected(filled.address) as raw:
         for path in NOWHERE:
-            refused = await wire.ask(asking(path, LOCAL, "X-Request-Id: mine-1"))
+            refused = await raw.ask(asking(path, LOCAL, "X-Request-Id: mine-1"))
             assert (refused.status, refused.json["status"], refused.headers["x-request-id"]) == (404, 404, "mine-1"), (
                 path
             )
@@ -120,32 +120,32 @@ async def test_nothing_is_where_nothing_is(filled: PodRig) -> None:
             assert told == ("application/problem+json", "mine-1"), path
 
 
-async def test_a_head_over_the_limit_is_refused(filled: PodRig) -> None:
+async def test_a_head_over_the_limit_is_refused(filled: PodHarness) -> None:
     """R17: 431, whether it comes in one packet or many, first or behind another; just below it is taken."""
     over = asking(A, LOCAL, "X-Padding: " + "x" * HEAD_LIMIT)
     fine = asking(A, LOCAL, "X-Padding: " + "x" * (HEAD_LIMIT - 200))
     for ahead, step in product((b"", asking(A)), (len(over) * 2, 4_000)):
         for request, status in ((fine, 200), (over, 431)):
             data = ahead + request
-            async with connected(filled.address) as wire:
-                await wire.drip(data[at : at + step] for at in range(0, len(data), step))
+            async with connected(filled.address) as raw:
+                await raw.drip(data[at : at + step] for at in range(0, len(data), step))
                 if ahead:
-                    assert (await wire.reply()).status == 200
-                answer = await wire.reply()
+                    assert (await raw.reply()).status == 200
+                answer = await raw.reply()
                 assert (answer.status, answer.is_last) == (status, status == 431), (ahead, step)
 
 
-async def test_a_head_without_an_end_is_refused(filled: PodRig) -> None:
+async def test_a_head_without_an_end_is_refused(filled: PodHarness) -> None:
     """R17: 431 as soon as it is over the limit: an address, a header's name or value that never ends."""
     for begins in (b"GET /", asking(A)[:-2] + b"X", asking(A)[:-2] + b"X: "):
-        async with connected(filled.address) as wire:
-            await wire.drip([asking(A) + begins, *[b"y" * 1_000] * (HEAD_LIMIT // 1_000 + 1)])
-            assert (await wire.reply()).status == 200
-            refused = await wire.reply()
+        async with connected(filled.address) as raw:
+            await raw.drip([asking(A) + begins, *[b"y" * 1_000] * (HEAD_LIMIT // 1_000 + 1)])
+            assert (await raw.reply()).status == 200
+            refused = await raw.reply()
             assert (refused.status, refused.code) == (431, "HEAD_TOO_LARGE")
 
 
-async def test_a_body_over_the_limit_is_refused(filled: PodRig) -> None:
+async def test_a_body_over_the_limit_is_refused(filled: PodHarness) -> None:
     """R17: 413, by what its length says or by what comes; the refusal reaches who is still sending."""
     chunk = b"%x\r\n%b\r\n" % (10_000, b"x" * 10_000)
     chunked = [asking(A, LOCAL, "Transfer-Encoding: chunked"), *[chunk] * (BODY_LIMIT // 10_000 + 1)]
@@ -155,12 +155,12 @@ async def test_a_body_over_the_limit_is_refused(filled: PodRig) -> None:
         [asking(A, LOCAL, f"Content-Length: {BODY_LIMIT + 1}")],
         [asking(A, LOCAL, f"Content-Length: {10**18}")],
     ):
-        async with connected(filled.address) as wire:
-            await wire.drip([asking(A), *pieces, *[b"x" * 10_000] * 20])
-            assert (await wire.reply()).status == 200
-            refused = await wire.reply()
+        async with connected(filled.address) as raw:
+            await raw.drip([asking(A), *pieces, *[b"x" * 10_000] * 20])
+            assert (await raw.reply()).status == 200
+            refused = await raw.reply()
             assert (refused.status, refused.code, refused.is_last) == (413, "BODY_TOO_LARGE", True)
-            assert await wire.rest() == b""
+            assert await raw.rest() == b""
 
 
 UPGRADES = [
@@ -170,19 +170,19 @@ UPGRADES = [
 ]
 
 
-async def test_nothing_is_upgraded(filled: PodRig) -> None:
+async def test_nothing_is_upgraded(filled: PodHarness) -> None:
     """R17: whoever asks for another protocol gets one answer in this one, not two, the second time as the first."""
     for request in UPGRADES * 2:
-        async with connected(filled.address) as wire:
-            answer = await wire.ask(request)
+        async with connected(filled.address) as raw:
+            answer = await raw.ask(request)
             assert answer.status in (200, 400, 405)
             if not answer.is_last:
-                answer = await wire.ask(asking(f"{ACME}/items/x", LOCAL, "Connection: close"))
+                answer = await raw.ask(asking(f"{ACME}/items/x", LOCAL, "Connection: close"))
                 assert answer.status == 404, request
-            assert await wire.rest() == b"", request
+            assert await raw.rest() == b"", request
 
 
-async def test_a_trailer_is_not_a_header(filled: PodRig) -> None:
+async def test_a_trailer_is_not_a_header(filled: PodHarness) -> None:
     """R17: what comes behind a body decides nothing, neither the host nor the version nor whether it came twice."""
     for trailer, status in (("X-Min-Version: 999", 200), (LOCAL, 200), ("If-None-Match: *", 200)):
         request = asking(A, LOCAL, "Transfer-Encoding: chunked", body=f"0\r\n{trailer}\r\n\r\n".encode())

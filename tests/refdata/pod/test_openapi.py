@@ -25,7 +25,7 @@ from penstock.kernel.auth import JwtAuthenticator
 from penstock.kernel.keys import SharedSecret
 from penstock.refdata.pod.request import KEYS_LIMIT
 from penstock.settings import Settings
-from tests.refdata.pod.podrig import PodRig, running_pod
+from tests.refdata.pod.harness import PodHarness, running_pod
 
 HERE = Path(penstock.refdata.pod.__file__).parent
 DOCUMENT: dict[str, Any] = json.loads((HERE / "openapi.json").read_text())
@@ -97,13 +97,13 @@ def token(**claims: object) -> dict[str, str]:
 
 
 @pytest.fixture
-async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodRig]:
+async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarness]:
     """A pod that wants tokens, with something to read."""
     keeper = JwtAuthenticator(SharedSecret(SECRET), algorithms=["HS256"])
-    async with running_pod(pod_settings, tmp_path, keeper) as rig:
-        version = await rig.put("LOOSE", ITEMS)
-        assert (await rig.get("LOOSE/version", least=version, headers=token())).status == 200
-        yield rig
+    async with running_pod(pod_settings, tmp_path, keeper) as harness:
+        version = await harness.put("LOOSE", ITEMS)
+        assert (await harness.get("LOOSE/version", least=version, headers=token())).status == 200
+        yield harness
 
 
 def operations(address: str) -> list[Operation]:
@@ -121,7 +121,8 @@ def probe(operation: Operation, mode: GenerationMode, examples: int, **fixed: An
     ask()
 
 
-async def test_whatever_is_sent_is_answered_as_declared(guarded: PodRig) -> None:
+@pytest.mark.full
+async def test_whatever_is_sent_is_answered_as_declared(guarded: PodHarness) -> None:
     """R27: no 5xx, every status, header and body as declared, for sense and nonsense; without a token 401."""
     for operation in await asyncio.to_thread(operations, guarded.address):
         if (operation.path, operation.method) == (FEED, "get"):  # it has no end to wait for
@@ -133,7 +134,7 @@ async def test_whatever_is_sent_is_answered_as_declared(guarded: PodRig) -> None
             await asyncio.to_thread(probe, operation, GenerationMode.NEGATIVE, NONSENSE)
 
 
-async def test_every_route_answers_as_declared(guarded: PodRig) -> None:
+async def test_every_route_answers_as_declared(guarded: PodHarness) -> None:
     """R17, R27: every route of the document, by GET and HEAD, with the status, the headers and the body it says."""
     known = {(one.path, one.method): one for one in await asyncio.to_thread(operations, guarded.address)}
     for asked in ASKED:
@@ -151,7 +152,7 @@ async def test_every_route_answers_as_declared(guarded: PodRig) -> None:
     assert {asked.path for asked in ASKED} == set(DOCUMENT["paths"])
 
 
-async def test_the_feed_is_as_declared(guarded: PodRig) -> None:
+async def test_the_feed_is_as_declared(guarded: PodHarness) -> None:
     """R27, R31: the change feed has the declared headers, and its events the declared fields."""
     path = FEED.format(**KNOWN)
     async with guarded.session.get(guarded.address + path, params={"since": "0"}, headers=token()) as feed:
@@ -169,7 +170,7 @@ async def test_the_feed_is_as_declared(guarded: PodRig) -> None:
     ]
 
 
-async def test_the_document_is_served(guarded: PodRig) -> None:
+async def test_the_document_is_served(guarded: PodHarness) -> None:
     """R27: `/openapi.json` is the document, and `/docs` a page of our own that shows it; neither needs a token."""
     async with guarded.session.get(f"{guarded.address}/openapi.json") as answer:
         assert (answer.status, answer.content_type) == (200, "application/json")
@@ -186,7 +187,7 @@ async def test_the_document_is_served(guarded: PodRig) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-async def test_other_methods_are_refused_as_declared(guarded: PodRig, method: str) -> None:
+async def test_other_methods_are_refused_as_declared(guarded: PodHarness, method: str) -> None:
     """R17, R27: 405 with what is allowed instead, before anybody asks for a token."""
     async with guarded.session.request(method, guarded.address + f"{BASE}/version".format(**KNOWN)) as answer:
         assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")

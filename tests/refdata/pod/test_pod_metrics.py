@@ -14,12 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from penstock.settings import Settings
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Json, create_schemas, opened, settings_on, upsert
+from tests.refdata.harness import create_schemas, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.collector import Collector
-from tests.services.program import CommandApi, QueryApi, Work
 from tests.services.redis import RedisCluster
-from tests.services.until import becomes
+from tests.support.processes import CommandApi, QueryApi, Work
+from tests.support.settings import write_config
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 SELDOM = {**OFTEN, "reconcileEvery": "PT60S"}
@@ -33,13 +35,13 @@ def parsed(text: str, name: str) -> Samples:
     return {tuple(one.labels[label] for label in sorted(one.labels)): one.value for one in found}
 
 
-async def exposed(pod: PodRig, name: str) -> Samples:
+async def exposed(pod: PodHarness, name: str) -> Samples:
     async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         return parsed(await response.text(), name)
 
 
-async def shows(pod: PodRig, name: str, labels: tuple[str, ...], value: float) -> None:
+async def shows(pod: PodHarness, name: str, labels: tuple[str, ...], value: float) -> None:
     async def is_so() -> bool:
         return (await exposed(pod, name)).get(labels, 0) == value
 
@@ -50,7 +52,7 @@ async def shows(pod: PodRig, name: str, labels: tuple[str, ...], value: float) -
 async def quiet_settings(database_url: str) -> Settings:
     """Nothing is looked at but what is told."""
     await create_schemas(database_url)
-    return settings_on(database_url, query={**SELDOM, "barrierWaitMs": 0})
+    return refdata_settings(database_url, query={**SELDOM, "barrierWaitMs": 0})
 
 
 async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: Path) -> None:
@@ -61,11 +63,11 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
         assert (await pod.get("LOOSE/all", least=first)).source == "memory"
         for number in range(1, 4):
             await pod.put("LOOSE", {"a": number})
-            await pod.rig.relay()
+            await pod.harness.relay()
             await shows(pod, name, ("LOOSE", "delta"), number)
         await pod.put("COUNTRY", {"NO": NORWAY})
         full = (await exposed(pod, name))["COUNTRY", "full"]
-        await pod.rig.relay()
+        await pod.harness.relay()
         await shows(pod, name, ("COUNTRY", "full"), full + 1)
         total = await exposed(pod, "cache_reload_duration_seconds_sum")
         assert 0 < total["LOOSE", "delta"] < 60
@@ -81,9 +83,9 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
         assert await exposed(pod, "penstock_refdata_freshness_seconds_count") == {}
 
 
-async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodRig) -> None:
+async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodHarness) -> None:
     """R26: with its table gone a dictionary falls behind, by its name and with the reason; then it catches up."""
-    await pod.rig.db.execute("ALTER VIEW all_products RENAME TO no_products")
+    await pod.harness.db.execute("ALTER VIEW all_products RENAME TO no_products")
     for sku in (1, 2):
         await pod.put("PRODUCT", {str(sku): {"brand": 1, "price": 1}})
     await shows(pod, "dict_version_lag", ("PRODUCT",), 2)
@@ -95,7 +97,7 @@ async def test_a_load_that_fails_is_counted_and_seen_as_lag(pod: PodRig) -> None
 
     await becomes(is_counted, "an error")
     assert (await exposed(pod, "dict_version_lag"))["LOOSE",] == 0
-    await pod.rig.db.execute("ALTER VIEW no_products RENAME TO all_products")
+    await pod.harness.db.execute("ALTER VIEW no_products RENAME TO all_products")
     await shows(pod, "dict_version_lag", ("PRODUCT",), 0)
     assert (await pod.get("PRODUCT/version")).version == 2
 
@@ -121,14 +123,14 @@ async def test_the_slowest_pod_is_the_lag_of_the_stream(
 ) -> None:
     """R26: `redis_stream_lag` is what the slowest group has yet to be handed, and 0 when there is none behind."""
     await create_schemas(database_url)
-    settings = settings_on(database_url, query=OFTEN, redis={"nodes": cluster.addresses})
+    settings = refdata_settings(database_url, query=OFTEN, redis={"nodes": cluster.addresses})
     stream, group = settings.refdata.redis.stream_key, f"{settings.refdata.redis.consumer_group}:slow"
     async with running_pod(settings, tmp_path) as pod:
         holder = cluster.holder(stream)
         holder.xgroup_create(stream, group, id="$", mkstream=True)
         for number in range(3):
             await pod.put("LOOSE", {"a": number})
-            assert await pod.rig.relay() == 1
+            assert await pod.harness.relay() == 1
         await shows(pod, "redis_stream_lag", (), 3)
         holder.xgroup_destroy(stream, group)
         await shows(pod, "redis_stream_lag", (), 0)
@@ -137,14 +139,15 @@ async def test_the_slowest_pod_is_the_lag_of_the_stream(
 def environment(url: str, folder: Path, **refdata: Any) -> None:
     document: Json = {"database": {"url": url}, "telemetry": {"log_level": "DEBUG", "log_format": "json"}}
     known = {"dictionaries": [{"code": "LOOSE"}], "tenants": ["acme"], "query": OFTEN, **refdata}
-    (folder / "penstock.yaml").write_text(json.dumps({**document, "refdata": known}))
+    write_config(folder, {**document, "refdata": known})
 
 
+@pytest.mark.full
 async def test_commands_that_wait_are_the_lag_of_their_topic(database_url: str, tmp_path: Path) -> None:
     """R26: `kafka_consumer_lag` of the apply role is what is not settled yet, by topic, on whatever bus."""
     topic = f"refdata.test.{os.urandom(4).hex()}"
     environment(database_url, tmp_path, kafka={"commandsTopic": topic})
-    settings = settings_on(database_url).model_dump(mode="json", by_alias=True)
+    settings = refdata_settings(database_url).model_dump(mode="json", by_alias=True)
     settings["refdata"]["kafka"]["commandsTopic"] = topic
     holder = await asyncpg.connect(database_url)
     try:
@@ -167,6 +170,7 @@ async def test_commands_that_wait_are_the_lag_of_their_topic(database_url: str, 
         await holder.close()
 
 
+@pytest.mark.full
 async def test_a_trace_and_the_log_go_from_the_request_to_the_swap(database_url: str, tmp_path: Path) -> None:
     """R26, R27: four processes, one trace; the pod's stage and its line in the log tell what was swapped."""
     environment(database_url, tmp_path)
@@ -208,11 +212,11 @@ async def test_a_trace_and_the_log_go_from_the_request_to_the_swap(database_url:
         assert (loaded["tenantId"], loaded["dictCode"], loaded["version"]) == ("acme", "LOOSE", 0)
 
 
-async def test_the_first_version_is_told_like_all_others(pod: PodRig) -> None:
+async def test_the_first_version_is_told_like_all_others(pod: PodHarness) -> None:
     """R26: also the version after none tells which event made it, where from and when it was swapped."""
     with capture_logs() as logs:
-        event_id = await pod.rig.send("LOOSE", upsert("a", 1))
-        await pod.rig.apply()
+        event_id = await pod.harness.send("LOOSE", upsert("a", 1))
+        await pod.harness.apply()
         assert (await pod.get("LOOSE/all", least=1)).source == "memory"
     told = [line for line in logs if line["event"] in ("dictionary_changed", "dictionary_loaded")]
     about = {"eventId": str(event_id), "dictCode": "LOOSE", "version": 1, "source": "REST", "tenantId": "acme"}

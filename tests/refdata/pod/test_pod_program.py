@@ -14,9 +14,11 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.refdata.rig import Json, upsert
-from tests.services.program import QueryApi, Up, penstock
-from tests.services.until import until
+from tests.refdata.harness import upsert
+from tests.support.processes import QueryApi, Up, penstock
+from tests.support.settings import write_config
+from tests.support.types import Json
+from tests.support.waiting import until
 
 MANY = 100_000
 BIG = {
@@ -29,7 +31,7 @@ ONE = {"code": "ONE", "loadSql": "select 'a' as k, '1'::jsonb as v where :tenant
 OTHER_ONE = {**ONE, "loadSql": "select 'a' as k, '2'::jsonb as v where :tenantId <> ''"}
 
 
-class House:
+class PodProgramHarness:
     """A folder with a configuration in it, and its pod's memory beside it."""
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -38,9 +40,7 @@ class House:
     def write(self, *known: Json, **query: Any) -> None:
         section = {"reconcileEvery": "PT0.2S", "auditEvery": None, "memoryDir": str(self.memory), **query}
         refdata = {"dictionaries": known, "tenants": ["acme"], "query": section}
-        new = self.folder / "penstock.new"
-        new.write_text(json.dumps({"database": {"url": self.url}, "refdata": refdata}))
-        new.replace(self.folder / "penstock.yaml")
+        write_config(self.folder, {"database": {"url": self.url}, "refdata": refdata})
 
     def pods(self) -> list[Path]:
         return sorted(self.memory.glob("penstock-pod-*"))
@@ -51,8 +51,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, database_url: str) -> House:
-    return House(tmp_path, database_url)
+def harness(tmp_path: Path, database_url: str) -> PodProgramHarness:
+    return PodProgramHarness(tmp_path, database_url)
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ def connections(pid: int) -> int:
     return sum(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process(pid).net_connections("tcp"))
 
 
-def test_processes_share_one_copy(house: House, client: httpx.Client) -> None:
+def test_processes_share_one_copy(harness: PodProgramHarness, client: httpx.Client) -> None:
     """R29: both serve, from one memory that one loader filled; reading all of it costs neither memory of its own."""
-    house.write(BIG)
-    with QueryApi(house.folder, "--processes", "2") as pod, ExitStack() as stack:
-        (folder,) = house.pods()
+    harness.write(BIG)
+    with QueryApi(harness.folder, "--processes", "2") as pod, ExitStack() as stack:
+        (folder,) = harness.pods()
         size = (folder / "items").stat().st_blocks * 512
         assert size > MANY * 200
         assert len(pod.serving_pids) == 2
@@ -98,13 +98,13 @@ def test_processes_share_one_copy(house: House, client: httpx.Client) -> None:
             assert one.get(at(pod.api, f"BIG/items/{MANY}")).json()["n"] == MANY
         for pid in pod.serving_pids:
             assert own_memory(pid) - before[pid] < size / 4
-        assert house.pods() == [folder]
+        assert harness.pods() == [folder]
 
 
-def test_a_serving_process_that_dies_is_replaced(house: House, client: httpx.Client) -> None:
+def test_a_serving_process_that_dies_is_replaced(harness: PodProgramHarness, client: httpx.Client) -> None:
     """R17: kill -9 of one of two: every request is answered, another takes its place, counters only grow."""
-    house.write(ONE)
-    with QueryApi(house.folder, "--processes", "2") as pod:
+    harness.write(ONE)
+    with QueryApi(harness.folder, "--processes", "2") as pod:
         for _ in range(10):
             assert client.get(at(pod.api, "ONE/items/a")).json() == 1
         first, other = pod.serving_pids
@@ -116,62 +116,68 @@ def test_a_serving_process_that_dies_is_replaced(house: House, client: httpx.Cli
         until(lambda: len({*pod.serving_pids} - {first}) == 2, "another process")
         assert other in pod.serving_pids
         until(lambda: counted(client, pod) >= before + 20, "all are counted")
-        assert [told["exit_code"] for told in house.logged(pod, "serving_process_died")] == [-signal.SIGKILL]
+        assert [told["exit_code"] for told in harness.logged(pod, "serving_process_died")] == [-signal.SIGKILL]
         assert pod.stop() == 0
 
 
-def test_without_a_loader_nobody_serves(house: House, client: httpx.Client) -> None:
+@pytest.mark.full
+def test_without_a_loader_nobody_serves(harness: PodProgramHarness, client: httpx.Client) -> None:
     """R23, R29: kill -9 of the loader: its serving processes end, whoever is connected; the next start tidies up."""
-    house.write(ONE)
-    with QueryApi(house.folder, "--processes", "2") as pod, httpx.Client() as idle:
+    harness.write(ONE)
+    with QueryApi(harness.folder, "--processes", "2") as pod, httpx.Client() as idle:
         assert idle.get(at(pod.api, "ONE/items/a")).status_code == 200
         serving = pod.serving_pids
         pod.kill()
         until(lambda: not any(psutil.pid_exists(pid) for pid in serving), "they end", within=10)
-    (left,) = house.pods()
-    with QueryApi(house.folder) as pod:
+    (left,) = harness.pods()
+    with QueryApi(harness.folder) as pod:
         assert client.get(at(pod.api, "ONE/items/a")).json() == 1
-        assert len(house.pods()) == 1
-        assert left not in house.pods()
+        assert len(harness.pods()) == 1
+        assert left not in harness.pods()
         assert pod.stop() == 0
-    assert house.pods() == []
+    assert harness.pods() == []
 
 
-def test_a_stop_lets_readers_finish(house: House) -> None:
+@pytest.mark.full
+def test_a_stop_lets_readers_finish(harness: PodProgramHarness) -> None:
     """R17: SIGTERM in the middle of a stream: a slow reader gets every line; nothing is left of the pod."""
-    house.write(BIG)
-    with QueryApi(house.folder) as pod:
+    harness.write(BIG)
+    with QueryApi(harness.folder) as pod:
         accept = {"Accept": "application/x-ndjson"}
         with httpx.Client(timeout=30) as client, client.stream("GET", at(pod.api, "BIG/all"), headers=accept) as answer:
             lines = answer.iter_lines()
             assert json.loads(next(lines))["value"]["text"] == "x" * 200
             psutil.Process(pod.pid).terminate()
-            until(lambda: bool(house.logged(pod, "stopping")), "it stops")
+            until(lambda: bool(harness.logged(pod, "stopping")), "it stops")
             assert sum(1 for _ in lines) == MANY - 1
         assert pod.ended() == 0
-    assert house.pods() == []
+    assert harness.pods() == []
 
 
-def test_what_cannot_be_used_is_said(house: House, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_what_cannot_be_used_is_said(harness: PodProgramHarness, tmp_path: Path) -> None:
     """R17: a port that is taken, and a folder that cannot be made, end the program with their code and a hint."""
-    house.write(ONE)
+    harness.write(ONE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         told = penstock("serve", "query-api", "--port", str(taken.getsockname()[1]), cwd=tmp_path)
     assert told.code == 6
     assert "cannot listen on 127.0.0.1:" in told.err
-    house.write(ONE, memoryDir="/proc/no-such/place")
+    harness.write(ONE, memoryDir="/proc/no-such/place")
     told = penstock("serve", "query-api", "--port", "0", cwd=tmp_path)
     assert told.code == 3
     assert "/proc/no-such/place" in told.err
     assert "Traceback" not in told.err
 
 
-def test_a_dictionary_that_does_not_fit_harms_no_other(house: House, client: httpx.Client, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_a_dictionary_that_does_not_fit_harms_no_other(
+    harness: PodProgramHarness, client: httpx.Client, tmp_path: Path
+) -> None:
     """R23: what is too big for the memory is not served, and said to be; others are, and go on changing."""
-    house.write(LITTLE, memoryLimitMb=16)
+    harness.write(LITTLE, memoryLimitMb=16)
     with Up(tmp_path) as up:
         submit(client, up, "LITTLE", 0)
-        house.write(LITTLE, BIG, memoryLimitMb=16)
+        harness.write(LITTLE, BIG, memoryLimitMb=16)
         until(lambda: client.get(at(up.query, "BIG/items/1")).status_code == 503, "BIG is known")
         until(lambda: "MEMORY_FULL" in up.log_file.read_text(), "it is said")
         for value in range(1, 6):
@@ -210,21 +216,24 @@ def answers(client: httpx.Client, url: str, status: int, body: Any = None) -> No
     until(is_so, f"{status} {body} from {url}")
 
 
-def test_dictionaries_come_and_change_while_a_pod_runs(house: House, client: httpx.Client, tmp_path: Path) -> None:
+@pytest.mark.full
+def test_dictionaries_come_and_change_while_a_pod_runs(
+    harness: PodProgramHarness, client: httpx.Client, tmp_path: Path
+) -> None:
     """R1: in `up` and in a pod alone: one added to the file is served, one read another way is served so."""
-    house.write(ONE)
+    harness.write(ONE)
     with Up(tmp_path) as up, QueryApi(tmp_path) as alone:
         queries = (up.query, alone.api)
         for query in queries:
             assert client.get(at(query, "ONE/items/a")).json() == 1
             assert client.get(at(query, "LITTLE/items/a")).status_code == 404
-        house.write(OTHER_ONE, LITTLE)
+        harness.write(OTHER_ONE, LITTLE)
         for query in queries:
             answers(client, at(query, "ONE/items/a"), 200, 2)
         version = submit(client, up, "LITTLE", 5)
         for query in queries:
             answer = client.get(at(query, "LITTLE/items/a"), headers={"X-Min-Version": str(version)})
             assert (answer.status_code, answer.json()) == (200, 5)
-        house.write(OTHER_ONE)
+        harness.write(OTHER_ONE)
         for query in queries:
             answers(client, at(query, "LITTLE/items/a"), 404)

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.refdata.pod.conftest import Pods
-from tests.refdata.pod.podrig import PodRig
+from tests.refdata.pod.harness import PodHarness
 
 
-async def test_an_item_is_read_as_it_was_written(pod: PodRig) -> None:
+async def test_an_item_is_read_as_it_was_written(pod: PodHarness) -> None:
     """R17: an item, several, all of them and the version, each under the version it belongs to."""
     version = await pod.hold("LOOSE", {"a": {"n": 1}, "b": {"n": 2}})
     one = await pod.get("LOOSE/items/a", least=version)
@@ -19,7 +19,7 @@ async def test_an_item_is_read_as_it_was_written(pod: PodRig) -> None:
 
 
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
-async def test_a_version_that_no_signal_told_of_is_reached(pod: PodRig, code: str) -> None:
+async def test_a_version_that_no_signal_told_of_is_reached(pod: PodHarness, code: str) -> None:
     """R21: whoever names a version gets it, though nobody told the pod of it."""
     payload = {"name": "Ruritania"}
     for number in range(5):
@@ -28,7 +28,7 @@ async def test_a_version_that_no_signal_told_of_is_reached(pod: PodRig, code: st
         assert (found.status, found.version >= version) == (200, True)
 
 
-async def test_a_version_that_is_not_committed_is_refused(pod: PodRig) -> None:
+async def test_a_version_that_is_not_committed_is_refused(pod: PodHarness) -> None:
     """R21: 409 without data, and at which version the primary is."""
     version = await pod.put("LOOSE", {"a": 1})
     refused = await pod.get("LOOSE/items/a", least=version + 1)

@@ -9,10 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from penstock.refdata.loading import Rows, Snapshot
-from tests.refdata.pod.gate import Gate
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.rig import Json, Rig, delete, opened, settings_on, upsert
-from tests.services.until import becomes
+from tests.refdata.harness import RefdataHarness, delete, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import PodHarness, running_pod
+from tests.services.postgres_proxy import PostgresProxy
+from tests.support.types import Json
+from tests.support.waiting import becomes
 
 OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 TABLES = ("dictionary_meta", "outbox_event", "dictionary_item", "processed_event", "update_request", "mdm_country")
@@ -20,23 +21,23 @@ CODES = ["LOOSE", "COUNTRY"]
 
 
 @pytest.fixture
-async def pod(gate: Gate, tmp_path: Path) -> AsyncIterator[PodRig]:
-    async with running_pod(settings_on(gate.url, query=OFTEN), tmp_path) as pod:
+async def pod(proxy: PostgresProxy, tmp_path: Path) -> AsyncIterator[PodHarness]:
+    async with running_pod(refdata_settings(proxy.url, query=OFTEN), tmp_path) as pod:
         yield pod
 
 
-async def put(writer: Rig, code: str, **items: str) -> int:
+async def put(writer: RefdataHarness, code: str, **items: str) -> int:
     await writer.send(code, *(upsert(key, {"name": name}) for key, name in items.items()))
     await writer.apply()
     return await writer.version(code)
 
 
-async def back_up(writer: Rig) -> None:
+async def back_up(writer: RefdataHarness) -> None:
     for table in TABLES:
         await writer.db.execute(f"CREATE TABLE backup_{table} AS SELECT * FROM {table}")
 
 
-async def restore(writer: Rig) -> None:
+async def restore(writer: RefdataHarness) -> None:
     """Put the tables back as they were: in one moment, as a server that comes up from a backup."""
     async with writer.db.transaction() as tx:
         for table in TABLES:
@@ -44,21 +45,21 @@ async def restore(writer: Rig) -> None:
             await tx.execute(f"INSERT INTO {table} SELECT * FROM backup_{table}")
 
 
-async def names(pod: PodRig, code: str) -> tuple[int, dict[str, str]]:
+async def names(pod: PodHarness, code: str) -> tuple[int, dict[str, str]]:
     """The version and the names of its items, as one answer tells them."""
     found = await pod.get(f"{code}/all")
     assert found.status == 200
     return found.version, {item["key"]: item["value"]["name"] for item in found.json["items"]}
 
 
-async def shows(pod: PodRig, code: str, version: int, **items: str) -> None:
+async def shows(pod: PodHarness, code: str, version: int, **items: str) -> None:
     async def is_so() -> bool:
         return await names(pod, code) == (version, items)
 
     await becomes(is_so, f"version {version} with {items}", within=15)
 
 
-async def samples(pod: PodRig, name: str, code: str) -> dict[str, float]:
+async def samples(pod: PodHarness, name: str, code: str) -> dict[str, float]:
     """The values of a metric of one dictionary, by their kind."""
     async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
         families = list(text_string_to_metric_families(await response.text()))
@@ -66,14 +67,14 @@ async def samples(pod: PodRig, name: str, code: str) -> dict[str, float]:
     return {one.labels.get("kind", ""): one.value for one in found if one.labels.get("dict_code") == code}
 
 
-async def loads(pod: PodRig, code: str) -> dict[str, float]:
+async def loads(pod: PodHarness, code: str) -> dict[str, float]:
     return await samples(pod, "cache_reload_duration_seconds_count", code)
 
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("later", [(), ("b",), ("b", "c")], ids=["lower", "the same", "higher"])
 async def test_a_primary_with_another_past_has_the_last_word(
-    gate: Gate, writer: Rig, pod: PodRig, code: str, later: tuple[str, ...]
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str, later: tuple[str, ...]
 ) -> None:
     """R24: restored from a backup, and perhaps written to since: its content is served, and it is said loudly."""
     await put(writer, code, a="kept")
@@ -81,11 +82,11 @@ async def test_a_primary_with_another_past_has_the_last_word(
     lost = await put(writer, code, a="lost", x="lost")
     await shows(pod, code, lost, a="lost", x="lost")
     with capture_logs() as logs:
-        await gate.shut()
+        await proxy.shut()
         await restore(writer)
         for key in later:
             await put(writer, code, **{key: "later"})
-        await gate.open()
+        await proxy.open()
         version = 1 + len(later)
         await shows(pod, code, version, a="kept", **dict.fromkeys(later, "later"))
     told = [one for one in logs if one["event"] == "primary_has_another_past"]
@@ -101,7 +102,9 @@ async def test_a_primary_with_another_past_has_the_last_word(
 
 
 @pytest.mark.parametrize("code", CODES)
-async def test_a_primary_that_forgot_a_dictionary_is_followed(writer: Rig, pod: PodRig, code: str) -> None:
+async def test_a_primary_that_forgot_a_dictionary_is_followed(
+    writer: RefdataHarness, pod: PodHarness, code: str
+) -> None:
     """R24: a backup of before its first version, while the pod looks on: empty it is, and its new first one counts."""
     await back_up(writer)
     await shows(pod, code, await put(writer, code, a="lost"), a="lost")
@@ -126,7 +129,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-async def test_only_what_changed_is_loaded(writer: Rig, pod: PodRig, asked: list[list[str]]) -> None:
+async def test_only_what_changed_is_loaded(writer: RefdataHarness, pod: PodHarness, asked: list[list[str]]) -> None:
     """R20, R29: a change of a few keys costs a look-up of these keys, whatever else there is."""
     await shows(pod, "LOOSE", await put(writer, "LOOSE", **{f"k{n}": "x" for n in range(50)}), **_many(50, "x"))
     before = await loads(pod, "LOOSE")
@@ -150,17 +153,17 @@ async def test_only_what_changed_is_loaded(writer: Rig, pod: PodRig, asked: list
     ids=["as many keys as are told", "more than are told", "a gap in the history", "reloadOnEvent FULL"],
 )
 async def test_everything_is_loaded_where_not_all_is_told(
-    gate: Gate, writer: Rig, pod: PodRig, code: str, many: int, spoil: str | None, kind: str
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str, many: int, spoil: str | None, kind: str
 ) -> None:
     """R20: what changed is loaded alone only while every commit since tells its keys, and the dictionary wants it."""
     await shows(pod, code, await put(writer, code, a="1"), a="1")
     before = await loads(pod, code)
-    await gate.shut()
+    await proxy.shut()
     await put(writer, code, a="2")
     await put(writer, code, **_many(many, "3"))
     if spoil:
         await writer.db.execute(spoil)
-    await gate.open()
+    await proxy.open()
     await shows(pod, code, 3, a="2", **_many(many, "3"))
     after = await loads(pod, code)
     assert {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)} == {
@@ -188,7 +191,7 @@ async def test_keys_that_tables_spell_another_way(
     database_url: str, tmp_path: Path, kind: str, key: str, spelt: Callable[[str], str]
 ) -> None:
     """R20: a command names a key one way, its table another: written, changed and deleted, it ends up as there."""
-    settings = settings_on(database_url, dictionaries=[_own(kind, key)], query=OFTEN)
+    settings = refdata_settings(database_url, dictionaries=[_own(kind, key)], query=OFTEN)
     async with opened(settings) as writer:
         await writer.db.execute(f"CREATE TABLE own (tenant_id text, k {kind}, v jsonb, PRIMARY KEY (tenant_id, k))")
         async with running_pod(settings, tmp_path) as pod:

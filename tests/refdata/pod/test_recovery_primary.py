@@ -13,11 +13,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.settings import Settings
-from tests.refdata.pod.gate import Gate
-from tests.refdata.pod.podrig import Answer, PodRig, running_pod
-from tests.refdata.rig import Rig, opened, settings_on, upsert
-from tests.services.program import QueryApi
-from tests.services.until import becomes
+from tests.refdata.harness import RefdataHarness, opened, refdata_settings, upsert
+from tests.refdata.pod.harness import PodAnswer, PodHarness, running_pod
+from tests.services.postgres_proxy import PostgresProxy
+from tests.support.processes import QueryApi
+from tests.support.waiting import becomes
 
 ASKED = 0.8  # seconds the primary has for an answer: enough for a busy machine
 QUERY = {"reconcileEvery": "PT0.2S", "auditEvery": None, "barrierWaitMs": 50, "fallbackTimeoutMs": int(1000 * ASKED)}
@@ -27,30 +27,30 @@ READERS = 20
 
 
 @pytest.fixture
-def through_gate(gate: Gate) -> Settings:
-    return settings_on(gate.url, query=QUERY)
+def through_gate(proxy: PostgresProxy) -> Settings:
+    return refdata_settings(proxy.url, query=QUERY)
 
 
 @pytest.fixture
-async def pod(through_gate: Settings, tmp_path: Path, writer: Rig) -> AsyncIterator[PodRig]:
+async def pod(through_gate: Settings, tmp_path: Path, writer: RefdataHarness) -> AsyncIterator[PodHarness]:
     await put(writer, 1)
     async with running_pod(through_gate, tmp_path) as pod:
         yield pod
 
 
-async def put(writer: Rig, value: Any, code: str = "LOOSE") -> int:
+async def put(writer: RefdataHarness, value: Any, code: str = "LOOSE") -> int:
     await writer.send(code, upsert("a", value))
     await writer.apply()
     return await writer.version(code)
 
 
-async def metric(pod: PodRig, name: str) -> float:
+async def metric(pod: PodHarness, name: str) -> float:
     async with pod.session.get(f"{pod.address}/actuator/prometheus") as response:
         families = list(text_string_to_metric_families(await response.text()))
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
 
-async def answers(pod: PodRig, holds: Callable[[Answer], bool], what: str, path: str = "LOOSE/items/a") -> None:
+async def answers(pod: PodHarness, holds: Callable[[PodAnswer], bool], what: str, path: str = "LOOSE/items/a") -> None:
     """Back when it *holds* of an answer; every one on the way must be an answer from memory."""
 
     async def is_so() -> bool:
@@ -61,7 +61,7 @@ async def answers(pod: PodRig, holds: Callable[[Answer], bool], what: str, path:
     await becomes(is_so, what)
 
 
-async def read_unknown(pod: PodRig, version: int) -> None:
+async def read_unknown(pod: PodHarness, version: int) -> None:
     """Many ask for a version that the pod does not have: each is refused, none waits for ever."""
 
     async def ask(path: str) -> None:
@@ -74,12 +74,14 @@ async def read_unknown(pod: PodRig, version: int) -> None:
     await asyncio.gather(*(ask(paths[number % 4]) for number in range(READERS)))
 
 
-async def test_a_primary_that_is_down_leaves_reads_as_they_were(gate: Gate, writer: Rig, pod: PodRig) -> None:
+async def test_a_primary_that_is_down_leaves_reads_as_they_were(
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness
+) -> None:
     """R21, R23: reads go on under a growing age; a version nobody can look up is 503; then all is fresh again."""
     before = await pod.get("LOOSE/items/a", least=1)
     assert (before.status, before.json, AGE in before.headers) == (200, 1, False)
     assert await metric(pod, "penstock_refdata_data_age_seconds") == 0
-    await gate.shut()
+    await proxy.shut()
     await answers(pod, lambda found: AGE in found.headers, "an age")
     await answers(pod, lambda found: int(found.headers[AGE]) >= 1, "an age that grows")
     assert await metric(pod, "penstock_refdata_data_age_seconds") >= 1
@@ -89,16 +91,18 @@ async def test_a_primary_that_is_down_leaves_reads_as_they_were(gate: Gate, writ
     await read_unknown(pod, version)
     async with pod.session.get(f"{pod.address}/actuator/health/readiness") as response:
         assert response.status == 200
-    await gate.open()
+    await proxy.open()
     await answers(pod, lambda found: found.version == version and found.json == 2, "the new version")
     await answers(pod, lambda found: AGE not in found.headers, "no age")
     assert await metric(pod, "penstock_refdata_data_age_seconds") == 0
     assert (await pod.get("LOOSE/items/a", least=version)).json == 2
 
 
-async def test_a_primary_that_is_frozen_holds_up_nobody(gate: Gate, writer: Rig, pod: PodRig) -> None:
+async def test_a_primary_that_is_frozen_holds_up_nobody(
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness
+) -> None:
     """R21, R23: a server that takes connections and says nothing is one that is down, for readers and in time."""
-    gate.freeze()
+    proxy.freeze()
     version = await put(writer, 2)
     for _ in range(3):
         await read_unknown(pod, version)
@@ -106,19 +110,20 @@ async def test_a_primary_that_is_frozen_holds_up_nobody(gate: Gate, writer: Rig,
     assert (await pod.get("LOOSE/items/a", least=1)).json == 1
     await read_unknown(pod, version)
     assert await metric(pod, "penstock_refdata_data_age_seconds") > 0
-    gate.thaw()
+    proxy.thaw()
     await answers(pod, lambda found: found.version == version and AGE not in found.headers, "it is fresh")
     assert (await pod.get("LOOSE/items/a", least=version)).status == 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
 async def test_a_primary_that_moved_without_a_word_is_found_again(
-    gate: Gate, writer: Rig, pod: PodRig, code: str
+    proxy: PostgresProxy, writer: RefdataHarness, pod: PodHarness, code: str
 ) -> None:
     """R23: connections that went silent for ever do not keep a pod from what new ones would tell it."""
     version = await put(writer, {"name": "old"}, code)
     await answers(pod, lambda found: found.version == version, "it is loaded", f"{code}/version")
-    gate.lose()
+    proxy.lose()
     version = await put(writer, {"name": "new"}, code)
 
     async def is_reached() -> bool:
@@ -143,15 +148,18 @@ async def test_a_primary_that_moved_without_a_word_is_found_again(
     for number in range(3):
         version = await put(writer, {"name": str(number)}, code)
         answered.append((await pod.get(f"{code}/items/a", least=version)).status)
-    await gate.shut()  # now they are known to be lost, and a stop need not wait for them
-    await gate.open()
+    await proxy.shut()  # now they are known to be lost, and a stop need not wait for them
+    await proxy.open()
     assert answered == [200] * 3, "the primary answers, yet readers are told that it does not"
 
 
-async def test_a_pod_that_starts_without_a_primary_says_so(gate: Gate, database_url: str, tmp_path: Path) -> None:
+@pytest.mark.full
+async def test_a_pod_that_starts_without_a_primary_says_so(
+    proxy: PostgresProxy, database_url: str, tmp_path: Path
+) -> None:
     """R23: alive and not ready; what is not loaded is never served as if it were not there; then ready by itself."""
-    await gate.shut()
-    settings = settings_on(gate.url, query=QUERY).model_dump(mode="json", by_alias=True)
+    await proxy.shut()
+    settings = refdata_settings(proxy.url, query=QUERY).model_dump(mode="json", by_alias=True)
     (tmp_path / "penstock.yaml").write_bytes(_yaml(settings))
     port = _free_port()
     pod = QueryApi(tmp_path, port=port)
@@ -175,9 +183,9 @@ async def test_a_pod_that_starts_without_a_primary_says_so(gate: Gate, database_
             for path in ("items/a", "items?keys=a", "all", "version"):
                 status, told = await got(f"/v1/tenants/acme/dictionaries/LOOSE/{path}")
                 assert (status, told["code"]) == (503, "NOT_LOADED")
-            async with opened(settings_on(database_url)) as writer:
+            async with opened(refdata_settings(database_url)) as writer:
                 await put(writer, 7)
-            await gate.open()
+            await proxy.open()
             await asyncio.to_thread(pod.__enter__)
 
             async def is_ready() -> bool:  # an answer of before is good for a moment

@@ -9,7 +9,7 @@ from msgspec import Raw
 from penstock.kernel.errors import Conflict, NotFound, PenstockError
 from penstock.refdata.contract import Command, EventType, Item
 from penstock.refdata.sdk import Dictionaries
-from tests.services.program import Up, penstock
+from tests.support.processes import Up, penstock
 
 CONFIG = """
 refdata:
@@ -74,6 +74,7 @@ async def test_a_refused_write_is_an_error(up: Up) -> None:
             await client.replace("COUNTRY", {"a": {"name": "a"}})
 
 
+@pytest.mark.full
 def test_dictionaries_from_the_command_line(up: Up, tmp_path: Path) -> None:
     """R17, R30, R32: read, wait, compare, pin and go back, each with its exit code and as JSON."""
     env = {"PENSTOCK_URL": up.api, "PENSTOCK_QUERY_URL": up.query}

@@ -15,11 +15,11 @@ from penstock.kernel.keys import KeyFile, SharedSecret
 from penstock.refdata.pod.front import GRANT_SECONDS
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, EC_KEY, JWKS, RSA_KEY, RSA_OTHER, SECRET, forged, signed, with_keys, write
+from tests.refdata.harness import refdata_settings
 from tests.refdata.pod.conftest import QUERY
-from tests.refdata.pod.podrig import PodRig, running_pod
-from tests.refdata.pod.raw import ACME, LOCAL, Reply, Wire, asking, connected, once
-from tests.refdata.rig import settings_on
-from tests.services.until import becomes
+from tests.refdata.pod.harness import PodHarness, running_pod
+from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, RawReply, asking, connected, once
+from tests.support.waiting import becomes
 
 GLOBEX = ACME.replace("acme", "globex")
 OURS, THEIRS = b'"of acme"', b'"of globex"'
@@ -40,7 +40,7 @@ def token(tenant: Any = "acme", **claims: Any) -> str:
     return signed(**{"tenant_id": tenant, "iss": "us", "aud": "pods", **claims})
 
 
-async def _fill(pod: PodRig) -> None:
+async def _fill(pod: PodHarness) -> None:
     for tenant in ("acme", "globex"):
         await pod.put("LOOSE", {"a": f"of {tenant}", "b": f"of {tenant}", "a/b": f"of {tenant}"}, tenant)
     for holding in pod.pod._holdings():
@@ -49,33 +49,33 @@ async def _fill(pod: PodRig) -> None:
 
 
 @pytest.fixture
-async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodRig]:
+async def guarded(pod_settings: Settings, tmp_path: Path) -> AsyncIterator[PodHarness]:
     """Two tenants with the same keys, behind tokens."""
     async with running_pod(pod_settings, tmp_path, guard()) as pod:
         await _fill(pod)
         yield pod
 
 
-async def test_a_token_reads_its_own_tenant(guarded: PodRig) -> None:
+async def test_a_token_reads_its_own_tenant(guarded: PodHarness) -> None:
     """R25: the token's tenant must be the path's, else 403 without a word of what is there."""
-    async with connected(guarded.address) as wire:
+    async with connected(guarded.address) as raw:
         for path in [one for one in READS if one != "changes"] * 2:
-            mine = await wire.ask(asking(f"{ACME}/{path}", LOCAL, bearer(token())))
+            mine = await raw.ask(asking(f"{ACME}/{path}", LOCAL, bearer(token())))
             assert (mine.status, mine.headers["x-dict-version"]) == (404 if "none" in path else 200, "1")
         for path in READS:
-            foreign = await wire.ask(asking(f"{GLOBEX}/{path}", LOCAL, bearer(token())))
+            foreign = await raw.ask(asking(f"{GLOBEX}/{path}", LOCAL, bearer(token())))
             assert (foreign.status, foreign.code, "x-dict-version" in foreign.headers) == (403, "WRONG_TENANT", False)
-        assert (await wire.ask(asking(f"{GLOBEX}/items/a", LOCAL, bearer(token("globex"))))).body == THEIRS
+        assert (await raw.ask(asking(f"{GLOBEX}/items/a", LOCAL, bearer(token("globex"))))).body == THEIRS
 
 
-async def test_without_a_token_nobody_reads(guarded: PodRig) -> None:
+async def test_without_a_token_nobody_reads(guarded: PodHarness) -> None:
     """R25: 401 that says which scheme is wanted, for every read; health is everybody's."""
-    async with connected(guarded.address) as wire:
+    async with connected(guarded.address) as raw:
         for path in READS:
-            refused = await wire.ask(asking(f"{ACME}/{path}"))
+            refused = await raw.ask(asking(f"{ACME}/{path}"))
             assert (refused.status, refused.code) == (401, "NO_TOKEN"), path
             assert refused.headers["www-authenticate"] == "Bearer"
-        assert (await wire.ask(asking("/actuator/health/liveness"))).status == 200
+        assert (await raw.ask(asking("/actuator/health/liveness"))).status == 200
 
 
 BAD = {
@@ -94,24 +94,24 @@ BAD = {
 }
 
 
-async def test_a_bad_token_is_refused(guarded: PodRig) -> None:
+async def test_a_bad_token_is_refused(guarded: PodHarness) -> None:
     """R25: 401 each time, also on a connection where a good one was accepted, and among good ones."""
     good = asking(f"{ACME}/items/a", LOCAL, bearer(token()))
-    async with connected(guarded.address) as wire:
+    async with connected(guarded.address) as raw:
         for name, bad in BAD.items():
             request = asking(f"{ACME}/items/a", LOCAL, bearer(bad))
-            wire.writer.write(good + request + good + request)
-            statuses = [(await wire.reply()).status for _ in range(4)]
+            raw.writer.write(good + request + good + request)
+            statuses = [(await raw.reply()).status for _ in range(4)]
             assert statuses == [200, 401, 200, 401], name
         for header in ("Basic YTpi", "Bearer", "Bearer ", token(), "", f"Bearer {token()}x", f"Bearer  {token()[1:]}"):
-            assert (await wire.ask(asking(f"{ACME}/items/a", LOCAL, f"Authorization: {header}"))).status == 401, header
+            assert (await raw.ask(asking(f"{ACME}/items/a", LOCAL, f"Authorization: {header}"))).status == 401, header
 
 
 async def test_public_keys_from_a_file(pod_settings: Settings, tmp_path: Path) -> None:
     """R25: RS256 and ES256 by a JWKS file; the wrong key, or the public key taken for a secret, does not pass."""
     keys = KeyFile(write(tmp_path / "jwks.json", JWKS))
     pem = RSA_KEY.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    async with running_pod(pod_settings, tmp_path, with_keys(keys)) as pod, connected(pod.address) as wire:
+    async with running_pod(pod_settings, tmp_path, with_keys(keys)) as pod, connected(pod.address) as raw:
         await _fill(pod)
         for given, status in [
             (signed(RSA_KEY, "rsa", "RS256"), 200),
@@ -124,10 +124,10 @@ async def test_public_keys_from_a_file(pod_settings: Settings, tmp_path: Path) -
             (forged({"alg": "none", "kid": "rsa"}, CLAIMS), 401),
         ]:
             for _ in range(2):
-                assert (await wire.ask(asking(f"{ACME}/items/a", LOCAL, bearer(given)))).status == status
+                assert (await raw.ask(asking(f"{ACME}/items/a", LOCAL, bearer(given)))).status == status
 
 
-async def test_a_token_is_remembered_but_not_past_its_end(guarded: PodRig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_is_remembered_but_not_past_its_end(guarded: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R25: verified once while it is good; when it ends, a connection that is warm is cold again."""
     ahead, wall = 0.0, time.time
 
@@ -139,29 +139,29 @@ async def test_a_token_is_remembered_but_not_past_its_end(guarded: PodRig, monke
     monkeypatch.setattr(time, "time", lambda: wall() + ahead)
     monkeypatch.setattr("jwt.api_jwt.datetime", Later)
     request = asking(f"{ACME}/items/a", LOCAL, bearer(token(exp=int(wall()) + 600)))
-    async with connected(guarded.address) as wire:
-        assert [(await wire.ask(request)).status for _ in range(3)] == [200] * 3
+    async with connected(guarded.address) as raw:
+        assert [(await raw.ask(request)).status for _ in range(3)] == [200] * 3
         assert guarded.server.heads
         ahead = 600 - GRANT_SECONDS - 30
-        assert [(await wire.ask(request)).status for _ in range(3)] == [200] * 3
+        assert [(await raw.ask(request)).status for _ in range(3)] == [200] * 3
         ahead = 600 + GRANT_SECONDS
 
         async def is_refused() -> bool:
-            answer = await wire.ask(request)
+            answer = await raw.ask(request)
             assert answer.status == 200 or answer.code == "TOKEN_EXPIRED"
             return answer.status == 401
 
         await becomes(is_refused, "the token is refused")  # as soon as the pod looks at the clock
-        assert [(await wire.ask(request)).status for _ in range(3)] == [401] * 3
+        assert [(await raw.ask(request)).status for _ in range(3)] == [401] * 3
 
 
-async def test_a_claim_that_is_no_tenant_opens_nothing(guarded: PodRig) -> None:
+async def test_a_claim_that_is_no_tenant_opens_nothing(guarded: PodHarness) -> None:
     """R25: a token without a tenant, or with something like one, is 403; one whose tenant is no text, 401."""
     claims: list[Any] = [None, "", "Acme", "acme ", ["acme"], {"acme": 1}, 5, True]
-    async with connected(guarded.address) as wire:
+    async with connected(guarded.address) as raw:
         for claim in claims * 2:
             is_text = claim is None or isinstance(claim, str)
-            refused = await wire.ask(asking(f"{ACME}/items/a", LOCAL, bearer(token(claim))))
+            refused = await raw.ask(asking(f"{ACME}/items/a", LOCAL, bearer(token(claim))))
             assert (refused.status, refused.code) == ((403, "WRONG_TENANT") if is_text else (401, "BAD_TOKEN")), claim
 
 
@@ -171,22 +171,22 @@ async def test_a_trusted_client_may_name_a_tenant(
 ) -> None:
     """R25: by X-Tenant-Id, where that is allowed, and only those who are trusted; also when their head is known."""
     tenants = {"allowHeaderOverrideForTrustedClients": is_allowed, "trustedClients": ["gateway"]}
-    chosen = settings_on(database_url, query=QUERY, security={"tenant": tenants})
-    async with running_pod(chosen, tmp_path, guard()) as pod, connected(pod.address) as wire:
+    chosen = refdata_settings(database_url, query=QUERY, security={"tenant": tenants})
+    async with running_pod(chosen, tmp_path, guard()) as pod, connected(pod.address) as raw:
         await _fill(pod)
         for _ in range(2):
             allowed, other = (200, 403) if is_allowed else (403, 200)
-            assert await _statuses(wire, "gateway", None) == [200, 403]
-            assert await _statuses(wire, "gateway", "globex") == [other, allowed]
-            assert await _statuses(wire, "gateway", "nobody") == [other, 403]
-            assert await _statuses(wire, "daemon-7", "globex") == [200, 403]
-            assert await _statuses(wire, "Gateway", "globex") == [200, 403]
+            assert await _statuses(raw, "gateway", None) == [200, 403]
+            assert await _statuses(raw, "gateway", "globex") == [other, allowed]
+            assert await _statuses(raw, "gateway", "nobody") == [other, 403]
+            assert await _statuses(raw, "daemon-7", "globex") == [200, 403]
+            assert await _statuses(raw, "Gateway", "globex") == [200, 403]
 
 
-async def _statuses(wire: Wire, subject: str, named: str | None) -> list[int]:
+async def _statuses(raw: RawConnection, subject: str, named: str | None) -> list[int]:
     """What a token of acme is answered for acme and for globex."""
     headers = [LOCAL, bearer(token(sub=subject)), *([f"X-Tenant-Id: {named}"] if named else [])]
-    return [(await wire.ask(asking(f"{path}/items/a", *headers))).status for path in (ACME, GLOBEX)]
+    return [(await raw.ask(asking(f"{path}/items/a", *headers))).status for path in (ACME, GLOBEX)]
 
 
 TRICKS = [
@@ -218,36 +218,36 @@ TRICKS = [
 ]
 
 
-async def test_no_address_leads_to_another_tenant(guarded: PodRig) -> None:
+async def test_no_address_leads_to_another_tenant(guarded: PodHarness) -> None:
     """R25: encoded slashes, dots and NULs part nothing and climb nowhere, on a connection that is warm too."""
-    async with connected(guarded.address) as wire:
+    async with connected(guarded.address) as raw:
         for host in (GLOBEX, ACME):
             tenant = host.split("/")[3]
-            assert (await wire.ask(asking(f"{host}/items/a", LOCAL, bearer(token(tenant))))).status == 200
+            assert (await raw.ask(asking(f"{host}/items/a", LOCAL, bearer(token(tenant))))).status == 200
         for path in TRICKS:
             for _ in range(2):
-                answer = await wire.ask(asking(path, LOCAL, bearer(token())))
+                answer = await raw.ask(asking(path, LOCAL, bearer(token())))
                 assert b"of globex" not in answer.body, path
                 assert answer.status in (400, 403, 404) or "keys=" in path, path
-        mine = await wire.ask(asking("/v1/tenants/%61cme/dictionaries/LOOS%45/items/a%2Fb", LOCAL, bearer(token())))
+        mine = await raw.ask(asking("/v1/tenants/%61cme/dictionaries/LOOS%45/items/a%2Fb", LOCAL, bearer(token())))
         assert (mine.status, mine.body) == (200, OURS)
 
 
-async def test_a_warm_connection_keeps_tenants_apart(guarded: PodRig) -> None:
+async def test_a_warm_connection_keeps_tenants_apart(guarded: PodHarness) -> None:
     """R25: two tenants over one connection, as a proxy sends them, in one packet or many: each gets its own or 403."""
-    async with connected(guarded.address) as wire:
+    async with connected(guarded.address) as raw:
         asked = [(tenant, path) for tenant in ("acme", "globex") for path in (ACME, GLOBEX)] * 3
         requests = [asking(f"{path}/items/a", LOCAL, bearer(token(tenant))) for tenant, path in asked]
         expected = [200, 403, 403, 200] * 3
-        wire.writer.write(b"".join(requests))  # tokens that nobody saw before
-        together = [await wire.reply() for _ in requests]
-        one_by_one = [await wire.ask(request) for request in requests]
+        raw.writer.write(b"".join(requests))  # tokens that nobody saw before
+        together = [await raw.reply() for _ in requests]
+        one_by_one = [await raw.ask(request) for request in requests]
         for answers in (together, one_by_one):
             assert [answer.status for answer in answers] == expected
             assert [answer.body for answer in answers if answer.status == 200] == [OURS, THEIRS] * 3
 
 
-async def test_a_token_behind_the_body_is_none(guarded: PodRig) -> None:
+async def test_a_token_behind_the_body_is_none(guarded: PodHarness) -> None:
     """R25: what came as a trailer was checked by nobody on the way; two tokens are refused."""
     hidden = f"0\r\n{bearer(token())}\r\n\r\n".encode()
     answer = await once(guarded.address, asking(f"{ACME}/items/a", LOCAL, "Transfer-Encoding: chunked", body=hidden))
@@ -256,12 +256,12 @@ async def test_a_token_behind_the_body_is_none(guarded: PodRig) -> None:
     assert (twice.status, twice.code) == (400, "HEADER_TWICE")
 
 
-async def test_a_cursor_is_of_one_tenant(guarded: PodRig) -> None:
+async def test_a_cursor_is_of_one_tenant(guarded: PodHarness) -> None:
     """R25: a page of another tenant cannot be asked for, and its cursor is worth nothing for one's own."""
-    async with connected(guarded.address) as wire:
+    async with connected(guarded.address) as raw:
 
-        async def page(path: str, tenant: str, cursor: str = "") -> Reply:
-            return await wire.ask(asking(f"{path}/all?limit=1{cursor}", LOCAL, bearer(token(tenant))))
+        async def page(path: str, tenant: str, cursor: str = "") -> RawReply:
+            return await raw.ask(asking(f"{path}/all?limit=1{cursor}", LOCAL, bearer(token(tenant))))
 
         theirs = f"&cursor={(await page(GLOBEX, 'globex')).json['next']}"
         assert (await page(GLOBEX, "acme", theirs)).status == 403
@@ -269,13 +269,13 @@ async def test_a_cursor_is_of_one_tenant(guarded: PodRig) -> None:
         assert (await page(GLOBEX, "globex", theirs)).json["items"] == [{"key": "a/b", "value": "of globex"}]
 
 
-async def test_without_tokens_only_local_names_are_served(pod: PodRig) -> None:
+async def test_without_tokens_only_local_names_are_served(pod: PodHarness) -> None:
     """R25: a page of another site that reaches loopback through a browser is 403, on a warm connection too."""
     await _fill(pod)
-    async with connected(pod.address) as wire:
+    async with connected(pod.address) as raw:
         for local in ("localhost", "localhost:80", "127.0.0.1", "127.0.0.1:8080", "[::1]:1"):
             for _ in range(2):
-                assert (await wire.ask(asking(f"{ACME}/items/a", f"Host: {local}"))).body == OURS
+                assert (await raw.ask(asking(f"{ACME}/items/a", f"Host: {local}"))).body == OURS
         for foreign in (
             "evil.example",
             "localhost.evil.example",
@@ -285,9 +285,9 @@ async def test_without_tokens_only_local_names_are_served(pod: PodRig) -> None:
             "localhost:x",
         ):
             for path in (f"{ACME}/items/a", f"{ACME}/all", "/actuator/health"):
-                refused = await wire.ask(asking(path, f"Host: {foreign}"))
+                refused = await raw.ask(asking(path, f"Host: {foreign}"))
                 assert (refused.status, refused.code) == (403, "FOREIGN_HOST"), foreign
         crossing = [LOCAL, "Sec-Fetch-Site: cross-site"]
         for _ in range(2):
-            assert (await wire.ask(asking(f"{ACME}/items/a", *crossing))).code == "FOREIGN_PAGE"
-            assert (await wire.ask(asking(f"{ACME}/items/a"))).status == 200
+            assert (await raw.ask(asking(f"{ACME}/items/a", *crossing))).code == "FOREIGN_PAGE"
+            assert (await raw.ask(asking(f"{ACME}/items/a"))).status == 200

@@ -1,0 +1,44 @@
+"""HTTP load on a server, and its figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.servers import CLIENT_CORE
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a server did under load, how busy its processes were, and how busy whoever asked; 1.0 is a whole core."""
+
+    rate: float
+    p50: float
+    p99: float
+    busy: float
+    client_busy: float
+
+    def __str__(self) -> str:
+        said = f"{self.rate:,.0f}/s, p50 {self.p50:.2f} ms, p99 {self.p99:.2f} ms, server busy {self.busy:.0%}"
+        return f"{said}, load {self.client_busy:.0%}"
+
+    @property
+    def per_processor_second(self) -> float:
+        """Requests for a second of the server's own processor time, whoever else needed the core."""
+        return self.rate / self.busy if self.busy else 0.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to ask, with which headers; over *keys* of them at random, when the URL ends where a key begins."""
+
+    url: str
+    headers: Mapping[str, str]
+    pids: Sequence[int]  # those who answer
+    keys: int = 0
+
+
+class LoadGenerator(Protocol):
+    """A client that asks as fast as it can over kept connections."""
+
+    async def press(self, target: Target, *, core: int | None = CLIENT_CORE) -> Load:
+        """Put load on *target* from one core, or from any; SystemExit when a single answer is not a good one."""

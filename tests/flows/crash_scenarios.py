@@ -1,0 +1,254 @@
+"""Scenarios of runs whose workers die: their steps, their expected end, and the invariants to check."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from penstock.flows.chores import Keeper
+from penstock.flows.config import FlowsSection
+from penstock.flows.contract import ENGINE_KINDS, RunStatus, StepStatus
+from penstock.flows.definition import RunRequest
+from penstock.flows.managing import Management
+from penstock.flows.model import RUN, STEP
+from penstock.flows.service import FlowEngine
+from penstock.kernel.db import Database
+from penstock.kernel.machine import Machine
+from penstock.kernel.storage.folder import FolderStorage
+from tests.flows.stepper import NamedFlows
+from tests.flows.worker_process import ARTIFACT
+from tests.support.types import Json
+
+S = StepStatus
+AGAIN = {"maxAttempts": 1_000, "backoff": 0}
+STEPS = """
+    SELECT r.run_id, t.* FROM flow_step t JOIN flow_run r ON r.id = t.run ORDER BY t.run, t.n"""
+MISCOUNTED_RUNS = """
+    SELECT r.run_id, r.status, r.open, r.failed, truth.* FROM flow_run r CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE t.status NOT IN ('SUCCEEDED', 'FAILED', 'SKIPPED', 'CANCELLED')
+                                      AND (r.is_counted OR t.children = '{}')) AS really_open,
+               count(*) FILTER (WHERE t.status = 'FAILED' AND t.map_n IS NULL) AS really_failed
+        FROM flow_step t WHERE t.run = r.id) AS truth
+    WHERE r.failed <> really_failed OR r.status = 'SUCCEEDED' AND r.open <> really_open"""
+MISCOUNTED_STEPS = """
+    WITH waited AS (
+        SELECT t.run, t.n, before.n AS other FROM flow_step t CROSS JOIN unnest(t.depends_on) AS before (n)
+        WHERE t.kind <> 'map' OR t.fence = 0
+        UNION ALL
+        SELECT i.run, i.map_n, i.n FROM flow_step i WHERE i.map_n IS NOT NULL
+    ), truth AS (
+        SELECT w.run, w.n, count(*) FILTER (WHERE p.status NOT IN ('SUCCEEDED', 'SKIPPED')) AS unmet
+        FROM waited w JOIN flow_step p ON p.run = w.run AND p.n = w.other GROUP BY w.run, w.n
+    )
+    SELECT r.run_id, t.step_id, t.status, t.unmet, truth.unmet AS really
+    FROM flow_step t JOIN flow_run r ON r.id = t.run LEFT JOIN truth ON truth.run = t.run AND truth.n = t.n
+    WHERE t.unmet <> coalesce(truth.unmet, 0)"""
+MOVES = """
+    SELECT id, subject, source, target, fence FROM journal_move WHERE machine = $1 ORDER BY id, n"""
+
+
+@dataclass(frozen=True)
+class RunScenario:
+    """A run, and how its steps must end whoever dies meanwhile: all well, but those named."""
+
+    steps: Json
+    ends: Mapping[str, StepStatus] = field(default_factory=dict)
+    status: RunStatus = RunStatus.SUCCEEDED
+
+
+def work(kind: str, *depends_on: str, **inputs: Any) -> Json:
+    """A step a worker does."""
+    retry = {"retry": AGAIN} if kind == "flaky" else {}
+    return {"kind": kind, "dependsOn": list(depends_on), "inputs": inputs, **retry}
+
+
+def chain(length: int, kind: str = "noop", **inputs: Any) -> RunScenario:
+    """One after another."""
+    return RunScenario({f"s{n}": work(kind, *([f"s{n - 1}"] if n else []), **inputs) for n in range(length)})
+
+
+def fan(width: int, kind: str = "noop", **inputs: Any) -> RunScenario:
+    """Many side by side, between one and one."""
+    sides = {f"side{n}": work(kind, "first", **inputs) for n in range(width)}
+    return RunScenario({"first": work("noop"), **sides, "last": work("noop", *sides)})
+
+
+def leaving(length: int) -> RunScenario:
+    """One after another, each of which reads what the one before left."""
+    steps: Json = {"s0": work("leave")}
+    for n in range(1, length):
+        before = f"s{n - 1}"
+        steps[f"s{n}"] = work("leave", before, after={"step": before, "token": f"${{steps.{before}.outputs.token}}"})
+    return RunScenario(steps)
+
+
+def mapped(count: int, kind: str = "noop", **inputs: Any) -> RunScenario:
+    """As many items as a step says."""
+    each = {name: value for name, value in work(kind, **inputs).items() if name != "dependsOn"}
+    over = {"kind": "map", "dependsOn": ["first"], "over": "${steps.first.outputs.list}", "do": each}
+    return RunScenario({"first": work("list", count=count), "each": over, "last": work("noop", "each")})
+
+
+def within(inner: RunScenario) -> RunScenario:
+    """A flow in a flow."""
+    return RunScenario({"in": {"kind": "flow", "inputs": {"steps": inner.steps}}, "last": work("noop", "in")})
+
+
+def forgiving() -> RunScenario:
+    """A step fails that nobody needs."""
+    bad = {**work("flaky", "first", failures=10_000), "retry": {"maxAttempts": 2, "backoff": 0}, "required": False}
+    return RunScenario({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, {"bad": S.SKIPPED})
+
+
+def doomed() -> RunScenario:
+    """A step fails that is needed."""
+    bad = {**work("flaky", "first", failures=10_000), "retry": {"maxAttempts": 1_000, "final": ["FLAKY"]}}
+    ends = {"bad": S.FAILED, "last": S.CANCELLED}
+    return RunScenario({"first": work("noop"), "bad": bad, "last": work("noop", "bad")}, ends, RunStatus.FAILED)
+
+
+def some_story(random: Random) -> RunScenario:
+    """Any of them."""
+    kind, inputs = random.choice([("noop", {}), ("noop", {}), ("leave", {}), ("flaky", {"failures": 1})])
+    plain = [
+        lambda: chain(random.randint(1, 8), kind, **inputs),
+        lambda: fan(random.randint(1, 8), kind, **inputs),
+        lambda: leaving(random.randint(1, 4)),
+        lambda: mapped(random.randint(0, 6), kind, **inputs),
+    ]
+    more = [lambda: within(random.choice(plain)()), lambda: within(within(random.choice(plain)())), forgiving, doomed]
+    return random.choice([*plain, *more])()
+
+
+class FlowsCrashHarness:
+    """Create runs, read their state and check invariants; runs no worker itself."""
+
+    def __init__(self, db: Database, folder: Path, named: NamedFlows, engine: FlowEngine) -> None:
+        self.db = db
+        self.engine = engine
+        self.storage = FolderStorage(folder / "objects")
+        self.keeper = Keeper(engine, named, self.storage)  # type: ignore[arg-type]  # all it asks for is flows by name
+        self.management = Management(engine, self.storage)
+        self.stories: dict[str, RunScenario] = {}
+        self._done = folder / "done"
+
+    async def tell(self, stories: Sequence[RunScenario], name: str) -> None:
+        """Make runs."""
+        for number, story in enumerate(stories):
+            run_id = f"{name}.{number}"
+            self.stories[run_id] = story
+            await self.engine.create(RunRequest.model_validate({"runId": run_id, "steps": story.steps}), "tester")
+
+    def lines(self) -> int:
+        """How much has been done so far."""
+        return self._done.read_bytes().count(b"\n") if self._done.exists() else 0
+
+    async def is_over(self) -> bool:
+        """Whether all runs have ended, and all steps with them."""
+        left = """
+            SELECT EXISTS (SELECT FROM flow_run WHERE status IN ('PENDING', 'RUNNING'))
+                OR EXISTS (SELECT FROM flow_step WHERE status IN ('PENDING', 'READY', 'RUNNING'))
+                OR EXISTS (SELECT FROM flow_run WHERE parent_run IS NOT NULL AND NOT is_told)"""
+        return not await self.db.fetchval(left)
+
+    async def standing(self) -> dict[tuple[str, str], tuple[str, int, int]]:
+        """How steps of workers stand, by their names: status, fence and attempts."""
+        query = """
+            SELECT r.run_id, t.step_id, t.status, t.fence, t.attempts
+            FROM flow_step t JOIN flow_run r ON r.id = t.run WHERE t.kind NOT IN ('map', 'flow')"""
+        return {(row[0], row[1]): (row[2], row[3], row[4]) for row in await self.db.fetch(query)}
+
+    async def explained(self) -> str:
+        """What has not ended, for whoever waits in vain."""
+        query = """
+            SELECT r.run_id, r.status AS run, t.step_id, t.kind, t.status, t.unmet, t.fence, t.attempts, t.lease_until,
+                   t.sealed
+            FROM flow_step t JOIN flow_run r ON r.id = t.run
+            WHERE t.status IN ('PENDING', 'READY', 'RUNNING') OR r.status IN ('PENDING', 'RUNNING') LIMIT 20"""
+        return json.dumps([dict(row) for row in await self.db.fetch(query)], default=str, indent=1)
+
+    async def check(self) -> None:
+        """All that must be true when all is over."""
+        rows = [dict(row) for row in await self.db.fetch(STEPS)]
+        self._ended_as_told(rows, {row["run_id"]: row["status"] for row in await self.db.fetch("TABLE flow_run")})
+        self._winners_won(rows)
+        await self._artifacts_are_the_winners(rows)
+        await is_consistent(self.db)
+        assert await self.keeper.repair() == 0
+
+    def _ended_as_told(self, rows: Sequence[Json], runs: Mapping[str, str]) -> None:
+        for run_id, story in self.stories.items():
+            assert runs[run_id] == story.status, run_id
+        for row in rows:
+            outer = self.stories[row["run_id"].partition("~")[0]]
+            expected = outer.ends.get(row["step_id"], S.SUCCEEDED) if "~" not in row["run_id"] else S.SUCCEEDED
+            assert row["status"] == expected, (row["run_id"], row["step_id"], row["error"], row["reason"])
+
+    def _winners_won(self, rows: Sequence[Json]) -> None:
+        """Nothing was done twice under one fence; what counts was done, and is what its doer said."""
+        done = list(self._lines())
+        twice = [what for what, times in Counter(line[:3] for line in done).items() if times > 1]
+        assert twice == []
+        for row in rows:
+            if row["status"] == S.SUCCEEDED and row["kind"] not in ENGINE_KINDS:
+                outputs = row["outputs"]
+                assert row["said_fence"] == row["fence"] == outputs["fence"], row
+                assert (row["run_id"], row["step_id"], row["fence"], outputs["token"]) in done, row
+
+    def _lines(self) -> Iterator[tuple[str, str, int, str]]:
+        for line in self._done.read_text().splitlines():
+            run_id, step_id, fence, token = line.split(" ")
+            yield run_id, step_id, int(fence), token
+
+    async def _artifacts_are_the_winners(self, rows: Sequence[Json]) -> None:
+        for row in rows:
+            kept = row["artifacts"] or []
+            assert [one["name"] for one in kept] == ([ARTIFACT] if row["kind"] == "leave" else []), row
+            for one in kept:
+                data = (await self.storage.get(one["path"])).data
+                assert one["path"] == f"runs/{row['run_id']}/{row['step_id']}/{ARTIFACT}"
+                assert (data.decode(), len(data)) == (row["outputs"]["token"], one["size"]), row
+                assert hashlib.sha256(data).hexdigest() == one["sha256"], row
+
+
+async def is_consistent(db: Database) -> None:
+    """What is counted is what is, nothing is held that has ended, and every history is one the machines allow."""
+    assert await db.fetch(MISCOUNTED_RUNS) == []
+    assert await db.fetch(MISCOUNTED_STEPS) == []
+    steps = {f"{row['run_id']}/{row['step_id']}": dict(row) for row in await db.fetch(STEPS)}
+    assert [name for name, row in steps.items() if row["sealed"] is not None or row["lease_until"] is not None] == []
+    await _history_is_a_path(db, STEP, steps)
+    await _history_is_a_path(db, RUN, {row["run_id"]: dict(row) for row in await db.fetch("TABLE flow_run")})
+
+
+async def _history_is_a_path(db: Database, machine: Machine[Any], known: Mapping[str, Json]) -> None:
+    """Each began at the beginning, made only moves there are, under fences that only grow, and is where it is."""
+    paths: dict[str, list[Json]] = {name: [] for name in known}
+    for row in await db.fetch(MOVES, machine.name):
+        paths[row["subject"]].append(dict(row))
+    for name, path in paths.items():
+        assert path[0]["source"] == machine.initial, (name, path)
+        assert path[-1]["target"] == known[name]["status"], (name, path)
+        for move in path:
+            assert machine.can(machine.states(move["source"]), machine.states(move["target"])), (name, path)
+        for before, after in pairwise(path):
+            assert before["target"] == after["source"], (name, path)
+            assert (before["fence"] or 0) <= (after["fence"] or 0), (name, path)
+        assert list(dict.fromkeys(move["id"] for move in path)) == list(dict.fromkeys(known[name]["moves"])), name
+
+
+@asynccontextmanager
+async def crash_harness(url: str, folder: Path, section: Mapping[str, Any]) -> AsyncIterator[FlowsCrashHarness]:
+    """The engine on the database at *url*, and nobody who works."""
+    named, storage = NamedFlows(), FolderStorage(folder / "objects")
+    async with (
+        Database.open(url, looks_up=True) as db,
+        FlowEngine.open(db, storage, named, {}, FlowsSection.model_validate(section)) as engine,
+    ):
+        yield FlowsCrashHarness(db, folder, named, engine)

@@ -1,0 +1,157 @@
+"""Harness of flows: the engine and its API on a real PostgreSQL, with short methods for requests."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from penstock.applications import Web, make_app
+from penstock.flows import api as flows_api
+from penstock.flows.catalogue import Catalogue
+from penstock.flows.chores import Keeper
+from penstock.flows.config import FlowsSection
+from penstock.flows.managing import Management
+from penstock.flows.model import RUN, STEP
+from penstock.flows.service import MOVES, FlowEngine
+from penstock.flows.views import FlowViews
+from penstock.kernel.actuator import Pulse
+from penstock.kernel.auth import Authenticator, NoAuthenticator
+from penstock.kernel.clock import Clock
+from penstock.kernel.db import Database
+from penstock.kernel.live import Live, Ringing, Tail
+from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.telemetry import Telemetry
+from penstock.servers import address_of, listening, serving
+from penstock.settings import Settings
+from tests.support.http import answered, problem
+from tests.support.types import Json
+from tests.support.waiting import becomes
+
+BASE = "/api/v1"
+LEASE = timedelta(seconds=60)
+SECOND = timedelta(seconds=1)
+
+
+class FlowsHarness:
+    """Requests that must succeed, or must be refused in the way the test says; nothing moves by itself."""
+
+    def __init__(self, engine: FlowEngine, catalogue: Catalogue, storage: FolderStorage, app: FastAPI) -> None:
+        self.engine = engine
+        self.keeper = Keeper(engine, catalogue, storage)
+        self.storage = storage
+        self.app = app
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url=f"http://127.0.0.1{BASE}")
+
+    async def get(self, path: str, **params: Any) -> Json:
+        return answered(await self.http.get(path, params=params))
+
+    async def post(self, path: str, expected: int = 200, /, **body: Any) -> Json:
+        return answered(await self.http.post(path, json=body), expected)
+
+    async def refused(self, expected: int, code: str, path: str, /, **body: Any) -> Json:
+        """POST what must be refused; the problem."""
+        return problem(await self.http.post(path, json=body), expected, code)
+
+    async def create(self, steps: Mapping[str, Any], run_id: str = "r1", **more: Any) -> Json:
+        """F2: a new run of *steps*."""
+        return await self.post("/flow_runs", 201, runId=run_id, steps=steps, **more)
+
+    async def run(self, run_id: str = "r1") -> Json:
+        return await self.get(f"/flow_runs/{run_id}")
+
+    async def ended(self, run_id: str = "r1") -> Json:
+        """Wait for the end of a run and return it."""
+
+        async def has_ended() -> bool:
+            return (await self.run(run_id))["status"] not in ("PENDING", "RUNNING")
+
+        await becomes(has_ended, f"run {run_id} ends")
+        return await self.run(run_id)
+
+    async def statuses(self, run_id: str = "r1") -> dict[str, str]:
+        """Where the steps of a run stand."""
+        return {name: step["status"] for name, step in (await self.run(run_id))["steps"].items()}
+
+    async def claim(self, *kinds: str, limit: int = 100, **more: Any) -> list[Json]:
+        asked = {"worker": "w1", "kinds": kinds or ["work"], "limit": limit, **more}
+        items: list[Json] = (await self.post("/flow_steps/claim", **asked))["items"]
+        return items
+
+    async def report(self, item: Json, status: str = "SUCCEEDED", **more: Any) -> Json:
+        """How a claimed step ended."""
+        return await self.post(f"{step_path(item)}/report", **said(item, status, **more))
+
+    async def done(self, *kinds: str, **outputs: Any) -> list[str]:
+        """Claim what there is, and end it well; the names of those steps."""
+        items = await self.claim(*kinds)
+        for item in items:
+            await self.report(item, outputs=outputs)
+        return [item["stepId"] for item in items]
+
+
+@asynccontextmanager
+async def flows_harness(
+    database_url: str,
+    folder: Path,
+    /,
+    *,
+    clock: Clock | None = None,
+    authenticator: Authenticator | None = None,
+    settings: Settings | None = None,
+    **section: Any,
+) -> AsyncIterator[FlowsHarness]:
+    """Open a harness; time stands still if a manual *clock* is given; *section* are settings of flows."""
+    telemetry, storage = Telemetry(), FolderStorage(folder / "objects")
+    flows = FlowsSection.model_validate({"lease": LEASE, **section})
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(Database.open(database_url, clock=clock, looks_up=True))
+        catalogue = Catalogue(flows)
+        engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, flows))
+        web = Web(settings or Settings(), telemetry, HttpMetrics(telemetry), authenticator or NoAuthenticator())
+        app = make_app("Flows", web, Pulse({}, needs=[]))
+        app.include_router(flows_api.routes)
+        app.state.flows, app.state.flow_management = engine, Management(engine, storage)
+        app.state.flow_views = FlowViews(db, catalogue)
+        app.state.flow_live = Live([Tail(db, {RUN.name, STEP.name})], [Ringing(engine.bell, MOVES)])
+        harness = FlowsHarness(engine, catalogue, storage, app)
+        await stack.enter_async_context(harness.http)
+        yield harness
+
+
+@asynccontextmanager
+async def on_a_port(harness: FlowsHarness) -> AsyncIterator[str]:
+    """Serve the API of the harness on a free port and return its address."""
+    with listening("127.0.0.1", 0) as socket:
+        async with serving([(harness.app, socket)], Settings().server):
+            try:
+                yield address_of(socket)
+            finally:
+                harness.engine.bell.close()  # who waits for a step, or watches, is not waited for
+
+
+def step_path(item: Json) -> str:
+    return f"/flow_runs/{item['runId']}/steps/{item['stepId']}"
+
+
+def said(item: Json, status: str = "SUCCEEDED", **more: Any) -> Json:
+    """A report on a claimed item, without its name."""
+    return {"fence": item["fence"], "status": status, **more}
+
+
+def named(item: Json) -> Json:
+    """A claimed item as a heartbeat names it."""
+    return {name: item[name] for name in ("runId", "stepId", "fence")}
+
+
+def chain(*names: str, kind: str = "work", **more: Any) -> Json:
+    """Steps that each wait for the one before."""
+    steps: Json = {}
+    for place, name in enumerate(names):
+        steps[name] = {"kind": kind, **more, **({"dependsOn": [names[place - 1]]} if place else {})}
+    return steps

@@ -1,0 +1,264 @@
+"""F6: what attempts wrote becomes artifacts: one publishes at a time, and no late hand touches what another did."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from penstock.flows.contract import ARTIFACT_LIMIT, Answer, Said
+from penstock.flows.model import Claimed
+from penstock.kernel.errors import PenstockError, Transient
+from tests.flows.stepper import FlowsStepper, ProcessDied, flows_stepper, report, work, written_by
+from tests.services.postgres import STOP_LOCK_HOLDERS
+
+LATER = timedelta(minutes=1)
+
+
+@pytest.fixture
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
+    async with flows_stepper(database_url, tmp_path, retention=timedelta(days=1)) as one:
+        yield one
+
+
+class Paused:
+    """The first call of something waits until the test lets it go on."""
+
+    def __init__(self, real: Callable[..., Any]) -> None:
+        self._real, self._calls = real, 0
+        self.is_there, self.may_go = asyncio.Event(), asyncio.Event()
+
+    async def wait(self) -> None:
+        self._calls += 1
+        if self._calls == 1:
+            self.is_there.set()
+            await self.may_go.wait()
+
+    async def __call__(self, *args: Any, **more: Any) -> Any:
+        await self.wait()
+        return await self._real(*args, **more)
+
+
+class PausedStream(Paused):
+    """The same, of what gives one piece after another: it waits with the last."""
+
+    async def __call__(self, *args: Any, **more: Any) -> AsyncIterator[bytes]:  # type: ignore[override]
+        pieces = [piece async for piece in self._real(*args, **more)]
+        await self.wait()
+        for piece in pieces:
+            yield piece
+
+
+async def sealed(flows: FlowsStepper, *names: str) -> Claimed:
+    """A report that is believed, whose process died before it published anything."""
+    await flows.start({"a": work(), "b": work("a")})
+    held = (await flows.claim())["a"]
+    for name in names:
+        await flows.write(held, name)
+    flows.storage.is_dying = True
+    with pytest.raises(ProcessDied):
+        await flows.say(held, artifacts=names)
+    flows.storage.is_dying = False
+    flows.clock.advance(LATER)
+    return held
+
+
+async def stored(flows: FlowsStepper, folder: str = "runs") -> list[str]:
+    return sorted([info.path async for info in flows.storage.list(folder)])
+
+
+async def test_two_keepers_publish_once(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F6: one is slow; the other leaves it alone, and what was published stays."""
+    await sealed(flows, "out.txt")
+    slow = Paused(flows.engine.publisher.publish)
+    monkeypatch.setattr(flows.engine.publisher, "publish", slow)
+    first = asyncio.create_task(flows.keeper.publish_again())
+    await slow.is_there.wait()
+    await flows.keeper.publish_again()
+    assert (await flows.step("a"))["status"] == "RUNNING"
+    slow.may_go.set()
+    await first
+    assert await flows.steps() == {"a": "SUCCEEDED", "b": "READY"}
+    assert await flows.engine.read("r", "a", "out.txt") == b"r/a/1"
+
+
+@pytest.mark.parametrize(("where", "left"), [("stream", "out.txt"), ("list", "other.txt")])
+async def test_who_lost_its_lock_touches_nothing_any_more(
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch, where: str, left: str
+) -> None:
+    """F6: it stood still while others ended its step and tried it again: it neither writes nor removes."""
+    await flows.start({"a": work()})
+    first = (await flows.claim())["a"]
+    await flows.write(first)
+    await flows.say(first, Said.FAILED, artifacts=["out.txt"])
+    await flows.management.retry("r", "tester")
+    loser = (await flows.claim())["a"]
+    await flows.write(loser, left)
+    slow = PausedStream(getattr(flows.storage, where))
+    monkeypatch.setattr(flows.storage, where, slow)
+    losing = asyncio.create_task(flows.say(loser, Said.FAILED, artifacts=[left]))
+    await slow.is_there.wait()
+    async with flows.db.connection() as connection:
+        assert len(await connection.fetch(STOP_LOCK_HOLDERS)) == 1
+    flows.clock.advance(LATER)
+    await flows.keeper.publish_again()
+    await flows.management.retry("r", "tester")
+    winner = (await flows.claim())["a"]
+    await flows.write(winner)
+    assert await flows.say(winner, artifacts=["out.txt"]) is Answer.SETTLED
+    slow.may_go.set()
+    with pytest.raises((PenstockError, asyncpg.InterfaceError, asyncpg.PostgresError, OSError)):
+        await losing
+    data = await flows.engine.read("r", "a", "out.txt")
+    [kept] = (await flows.step("a"))["artifacts"]
+    assert (data, hashlib.sha256(data).hexdigest()) == (written_by(winner), kept["sha256"])
+
+
+async def test_a_slow_publisher_is_waited_for(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F5, F6: however long it takes, it ends its step itself, and the others of its batch with it."""
+    await flows.start({"a": work(), "b": work()})
+    held = await flows.claim()
+    for name in ("1", "2"):
+        await flows.write(held["a"], name)
+    await flows.write(held["b"])
+    slow = Paused(flows.storage.put_file)
+    monkeypatch.setattr(flows.storage, "put_file", slow)
+    batch = [report(held["a"], artifacts=["1", "2"]), report(held["b"], artifacts=["out.txt"])]
+    telling = asyncio.create_task(flows.engine.report(batch))
+    await slow.is_there.wait()
+    flows.clock.advance(LATER)
+    await flows.keeper.publish_again()
+    slow.may_go.set()
+    assert await telling == [Answer.SETTLED, Answer.SETTLED]
+    assert await stored(flows) == ["runs/r/a/1", "runs/r/a/2", "runs/r/b/out.txt"]
+    assert await flows.status() == "SUCCEEDED"
+
+
+async def test_a_name_may_be_another_attempts_folder(flows: FlowsStepper) -> None:
+    """F6: what a failed attempt published makes room for what the next one does."""
+    await flows.start({"a": work()})
+    held = (await flows.claim())["a"]
+    await flows.write(held, "out")
+    await flows.say(held, Said.FAILED, artifacts=["out"])
+    assert await stored(flows) == ["runs/r/a/out"]
+    await flows.management.retry("r", "tester")
+    held = (await flows.claim())["a"]
+    await flows.write(held, "out/x.json")
+    assert await flows.say(held, artifacts=["out/x.json"]) is Answer.SETTLED
+    assert (await stored(flows), await flows.status()) == (["runs/r/a/out/x.json"], "SUCCEEDED")
+
+
+async def test_one_that_cannot_be_published_does_not_hold_up_the_others(
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F6: the next of those whose process died is published all the same."""
+    await flows.start({"a": work()}, "r0")
+    held = (await flows.claim())["a"]
+    await flows.write(held)
+    flows.storage.is_dying = True
+    with pytest.raises(ProcessDied):
+        await flows.say(held, artifacts=["out.txt"])
+    await sealed(flows, "out.txt")
+    put_file = flows.storage.put_file
+
+    async def away_for_one(path: str, source: Path, **more: Any) -> Any:
+        if path.startswith("runs/r0/"):
+            raise Transient("STORE_AWAY", "not there")
+        return await put_file(path, source, **more)
+
+    monkeypatch.setattr(flows.storage, "put_file", away_for_one)
+    await flows.keeper.publish_again()
+    assert ((await flows.steps("r0"))["a"], (await flows.steps("r"))["a"]) == ("RUNNING", "SUCCEEDED")
+
+
+async def test_names_nobody_wrote_do_not_seal_a_step_for_ever(flows: FlowsStepper) -> None:
+    """F6: a failure that names what it did not write, however much of it, is a failure with what there is."""
+    await flows.start({"a": work()})
+    held = (await flows.claim())["a"]
+    await flows.write(held)
+    names = ["out.txt", *(f"none{n:03}" for n in range(40))]
+    assert await flows.say(held, Said.FAILED, artifacts=names) is Answer.SETTLED
+    assert await flows.steps() == {"a": "FAILED"}
+    assert [one["name"] for one in (await flows.step("a"))["artifacts"]] == ["out.txt"]
+
+
+async def test_a_report_that_makes_no_sense_is_its_steps_failure(flows: FlowsStepper) -> None:
+    """F5: too many artifacts fail one step; the others of the batch are settled, and what they free is handed over."""
+    await flows.start({"bad": work(required=False), "leaves": work(), "p": work(), "q": work("p")})
+    held = await flows.claim()
+    await flows.write(held["leaves"])
+    many = tuple(f"f{n}" for n in range(ARTIFACT_LIMIT + 1))
+    batch = [
+        (held["p"], report(held["p"])),
+        (held["bad"], report(held["bad"], artifacts=many)),
+        (held["leaves"], report(held["leaves"], artifacts=("out.txt",))),
+    ]
+    answers, handed = await flows.counter.settle("w", batch, ["work"], 10)
+    assert (answers, [one.step_id for one in handed]) == ([Answer.SETTLED] * 3, ["q"])
+    assert await flows.steps() == {"bad": "SKIPPED", "leaves": "SUCCEEDED", "p": "SUCCEEDED", "q": "RUNNING"}
+    assert (await flows.step("bad"))["error"]["code"] == "TOO_MANY_ARTIFACTS"
+
+
+async def test_a_store_that_is_away_for_a_moment_costs_nothing(
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F3, F11: the batch is handed in again, and what it frees comes with that answer, not with the lost one."""
+    await flows.start({"leaves": work(), "p": work(), "q": work("p", retry={"maxAttempts": 1})})
+    held = await flows.claim()
+    await flows.write(held["leaves"])
+    batch = [(held["p"], report(held["p"])), (held["leaves"], report(held["leaves"], artifacts=("out.txt",)))]
+    with monkeypatch.context() as patch:
+        patch.setattr(flows.storage, "put_file", _away)
+        with pytest.raises(Transient):
+            await flows.counter.settle("w", batch, ["work"], 10)
+    assert (await flows.steps())["q"] == "PENDING"
+    answers, handed = await flows.counter.settle("w", batch, ["work"], 10)
+    assert (set(answers), [one.step_id for one in handed]) == ({Answer.SETTLED, Answer.UNCHANGED}, ["q"])
+    assert (await flows.steps())["leaves"] == "SUCCEEDED"
+
+
+async def test_what_a_run_left_is_forgotten_before_the_run(
+    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F6: a store that is away keeps nothing for ever: the run is still known, and forgotten the next time."""
+    await flows.start({"a": work()})
+    held = (await flows.claim())["a"]
+    await flows.write(held)
+    await flows.engine.log("r", "a", held.fence, [("info", "hello")])
+    await flows.say(held, artifacts=["out.txt"])
+    flows.clock.advance(timedelta(days=2))
+    await flows.start({"b": work()}, "fresh")
+    with monkeypatch.context() as patch:
+        patch.setattr(flows.storage, "delete", _away)
+        with pytest.raises(Transient):
+            await flows.keeper.forget_old_runs()
+    await flows.keeper.forget_old_runs()
+    assert await stored(flows) == []
+    assert [row["run_id"] for row in await flows.db.fetch("SELECT run_id FROM flow_run")] == ["fresh"]
+    left = "SELECT (SELECT count(*) FROM flow_step), (SELECT count(*) FROM flow_log)"
+    assert tuple(await flows.db.fetchrow(left) or ()) == (1, 0)
+
+
+async def test_what_a_resumed_run_points_at_is_kept_as_long_as_it(flows: FlowsStepper) -> None:
+    """F6, F19: the run it took artifacts over from is not forgotten before it is itself."""
+    await flows.start({"a": work(), "b": work("a")})
+    held = (await flows.claim())["a"]
+    await flows.write(held)
+    await flows.say(held, artifacts=["out.txt"])
+    await flows.work()
+    await flows.management.resume("r", "b", "tester", "again")
+    flows.clock.advance(timedelta(days=2))
+    await flows.keeper.forget_old_runs()
+    assert await flows.engine.read("again", "a", "out.txt") == b"r/a/1"
+    await flows.work()
+    flows.clock.advance(timedelta(days=2))
+    await flows.keeper.forget_old_runs()
+    assert (await stored(flows), await flows.db.fetchval("SELECT count(*) FROM flow_run")) == ([], 0)
+
+
+async def _away(*_args: Any, **_more: Any) -> Any:
+    raise Transient("STORE_AWAY", "not there for a moment")

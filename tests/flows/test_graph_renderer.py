@@ -1,0 +1,171 @@
+"""A flow drawn: what a reader follows with a finger is what the flow says."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+
+from penstock.flows import graph
+from penstock.flows.definition import StepSpec, Work
+from tests.flows.test_graph import Steps, dags, step
+from tests.support.soak import examples
+
+UP, DOWN, LEFT, RIGHT = (-1, 0), (1, 0), (0, -1), (0, 1)
+WAYS = {
+    "│": (UP, DOWN), "─": (LEFT, RIGHT), "╰": (UP, RIGHT), "╯": (UP, LEFT), "╭": (DOWN, RIGHT), "╮": (DOWN, LEFT),
+    "├": (UP, DOWN, RIGHT), "┤": (UP, DOWN, LEFT), "┴": (UP, LEFT, RIGHT), "┬": (DOWN, LEFT, RIGHT),
+    "┼": (UP, DOWN, LEFT, RIGHT),
+}  # fmt: skip
+MARKET = {
+    "ohlcv": step(kind="OHLCV_EXPORT"),
+    "charts": step("ohlcv", kind="CHART_EXPORT", required=False),
+    "report": step("ohlcv", "charts", kind="LLM_REPORT", when="steps.ohlcv.outputs.rows > 0"),
+}
+DRAWN = """
+          ╭──────────────╮
+          │ ohlcv        │
+          │ OHLCV_EXPORT │
+          ╰───────┬──────╯
+                  ├─────╮
+                  ▼     │
+    ╭──────────────╮    │
+    │ charts       │    │
+    │ CHART_EXPORT │    │
+    │ optional     │    │
+    ╰───────┬──────╯    │
+            ╰─────┬─────╯
+                  ▼
+╭───────────────────────────────────╮
+│ report                            │
+│ LLM_REPORT                        │
+│ when steps.ohlcv.outputs.rows > 0 │
+╰───────────────────────────────────╯
+"""
+
+
+class DrawingReader:
+    """Reads a drawing: its boxes, and where the lines from each of them lead."""
+
+    def __init__(self, text: str) -> None:
+        lines = text.split("\n")
+        self.grid = {(row, column): one for row, line in enumerate(lines) for column, one in enumerate(line)}
+        self.names: dict[tuple[int, int], str] = {}  # every cell of a box's upper edge
+        self.leaving: list[tuple[int, int, str]] = []
+        for row, line in enumerate(lines):
+            for column in range(len(line)):
+                if line[column : column + 2] == "╭─" and self._is_box(row, column):
+                    self._read(row, column)
+
+    def _is_box(self, row: int, column: int) -> bool:
+        """Lines have corners too, but no name below."""
+        first = self.grid.get((row + 1, column + 2), " ")
+        return self.grid.get((row + 1, column)) == "│" and (first.isalnum() or first == "…")
+
+    def _read(self, row: int, column: int) -> None:
+        right = next(c for c in range(column + 1, 10_000) if self.grid[row, c] == "╮")
+        bottom = next(r for r in range(row + 1, 10_000) if self.grid[r, column] == "╰")
+        name = "".join(self.grid[row + 1, c] for c in range(column + 1, right)).strip()
+        for c in range(column, right + 1):
+            self.names[row, c] = name
+            if self.grid[bottom, c] == "┬":
+                self.leaving.append((bottom, c, name))
+
+    def edges(self) -> set[tuple[str, str]]:
+        return {(name, end) for row, column, name in self.leaving for end in self._followed(row + 1, column)}
+
+    def _followed(self, row: int, column: int) -> Iterator[str]:
+        waiting, seen = [(row, column, DOWN)], set()
+        while waiting:
+            if (at := waiting.pop()) in seen:
+                continue
+            seen.add(at)
+            row, column, (down, right) = at
+            glyph = self.grid[row, column]
+            if glyph == "▼":
+                assert (down, right) == DOWN
+                yield self.names[row + 1, column]
+                continue
+            back = (-down, -right)
+            if back not in WAYS[glyph]:  # another line goes over this one
+                assert glyph == "│"
+                waiting.append((row + down, column + right, (down, right)))
+                continue
+            # A line is never followed upwards: that is where others come from.
+            ways = [way for way in WAYS[glyph] if way not in (back, UP)]
+            waiting += [(row + way[0], column + way[1], way) for way in ways]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@settings(max_examples=examples(60, soak=5_000))
+@given(dags(most=14))
+def test_the_lines_say_what_the_flow_says(steps: Steps) -> None:
+    """F15: from every box to all that depend on it, and to nothing else."""
+    finger = DrawingReader(graph.drawing(steps, width=10_000))
+    assert finger.edges() == {(other, name) for name, one in steps.items() for other in one.depends_on}
+    assert set(finger.names.values()) == set(steps)
+
+
+def test_a_flow_of_three_steps() -> None:
+    """F15: kinds, conditions and what is optional are in the boxes."""
+    assert graph.drawing(MARKET).split("\n") == DRAWN.strip("\n").split("\n")
+
+
+def test_a_wide_layer_is_folded() -> None:
+    """F15: some of it, and how many more there are."""
+    middle = [f"load-{number}" for number in range(1_000)]
+    steps = {"a": step(), **{name: step("a") for name in middle}, "z": step(*middle)}
+    text = graph.drawing(steps)
+    finger = DrawingReader(text)
+    shown = {name for name in finger.names.values() if name.startswith("load-")}
+    rest = f"… and {1_000 - len(shown):,} more"
+    assert 3 <= len(shown) < 12
+    assert finger.edges() == {(a, b) for one in [*shown, rest] for a, b in (("a", one), (one, "z"))}
+    assert max(map(len, text.split("\n"))) <= 110
+
+
+def test_what_would_be_too_wide_or_too_long_is_a_list() -> None:
+    """F15: a line for each step, with what it waits for; the first two hundred."""
+    tangle = {f"s{n}": step(*(f"s{m}" for m in range(n))) for n in range(30)}
+    lines = graph.drawing(tangle, width=80).split("\n")
+    assert lines[0].split() == ["1", "s0", "(http)"]
+    assert lines[-1].split("←")[1] == " s0, s1, s2, s3, s4 and 24 more"
+    chain = {f"s{n}": step(*([f"s{n - 1}"] if n else [])) for n in range(5_000)}
+    assert graph.drawing(chain).split("\n")[-1].strip() == "… and 4,800 more"
+
+
+def test_nothing_to_draw() -> None:
+    """F15: an empty flow is drawn as that."""
+    assert graph.drawing({}) == "(no steps)"
+    assert graph.mermaid({}) == "flowchart TD"
+
+
+def test_texts_cannot_break_a_drawing() -> None:
+    """F15: a long condition, or one with characters of its own, stays within its box."""
+    steps = {"a": step(when='scope.x == "\x1b[31m" and ' + " and ".join(["scope.y"] * 50)), "b": step("a")}
+    text = graph.drawing(steps)
+    assert "\x1b" not in text
+    assert DrawingReader(text).edges() == {("a", "b")}
+
+
+def test_a_flow_for_mermaid() -> None:
+    """F15: every step and every dependency; names and texts that mean something to Mermaid do not."""
+    steps: dict[str, StepSpec] = {
+        **MARKET,
+        "end": step("report", kind="map", over=[1], do=Work(kind="http")),
+        "x-y": step("end", kind="flow", inputs={"flow": "other"}),
+    }
+    assert graph.mermaid(steps).split("\n") == [
+        "flowchart TD",
+        '    s0["ohlcv<br/>OHLCV_EXPORT"]',
+        '    s1["charts<br/>CHART_EXPORT<br/>optional"]:::optional',
+        '    s2{{"report<br/>LLM_REPORT<br/>when steps.ohlcv.outputs.rows #62; 0"}}',
+        '    s3[["end<br/>map × http"]]',
+        '    s4[/"x-y<br/>flow × other"/]',
+        "    s0 --> s1",
+        "    s0 --> s2",
+        "    s1 --> s2",
+        "    s2 --> s3",
+        "    s3 --> s4",
+        "    classDef optional stroke-dasharray: 5 5",
+    ]

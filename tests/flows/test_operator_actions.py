@@ -1,0 +1,171 @@
+"""F10, F14, F19: what people do to runs that are under way, inside others, or over."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.flows.contract import Answer, Said
+from penstock.kernel.errors import Conflict
+from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, report, work
+from tests.flows.test_races import WAITING, held_back
+from tests.support.waiting import becomes
+
+
+@pytest.fixture
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
+    async with flows_stepper(database_url, tmp_path) as one:
+        yield one
+
+
+@pytest.mark.parametrize("room", [0, 1])
+async def test_a_report_that_waited_for_a_skip_counts_as_it_does(flows: FlowsStepper, room: int) -> None:
+    """F3: the run ends with its last step, though who reports one saw it as it was before the skip."""
+    await flows.start({"a": work(), "b": work("a"), "x": work()})
+    held = await flows.claim(1)
+    async with held_back(flows, "r", 2):
+        skipping = asyncio.create_task(flows.management.skip("r", "x", "tester"))
+
+        async def waits() -> bool:
+            return bool(await flows.db.fetchval(WAITING) == 1)
+
+        await becomes(waits, "the skip is the first to wait")
+        told = [(held["a"], report(held["a"]))]
+        settling = asyncio.create_task(flows.counter.settle("w", told, ["work"], room))
+    await skipping
+    answers, handed = await settling
+    assert (answers, len(handed)) == ([Answer.SETTLED], room)
+    for one in handed:
+        await flows.say(one)
+    await flows.work()
+    assert await flows.status() == "SUCCEEDED"
+    assert await flows.keeper.repair() == 0
+
+
+async def test_to_skip_a_map_that_failed_begins_none_of_its_items(flows: FlowsStepper) -> None:
+    """F10, F14: it is done without, with all that is in it."""
+    await flows.start({"m": mapped([1, 2, 3]), "z": work("m")})
+    await flows.say((await flows.claim(1))["m[0]"], Said.FAILED)
+    await flows.management.skip("r", "m", "tester")
+    steps = await flows.steps()
+    assert [steps[f"m[{n}]"] for n in range(3)] == ["FAILED", "CANCELLED", "CANCELLED"]
+    assert await flows.work() == ["z"]
+    assert await flows.status() == "SUCCEEDED"
+
+
+async def test_the_same_request_is_the_same_after_its_flow_was_written_anew(flows: FlowsStepper) -> None:
+    """F2: a client that repeats itself after a deployment is answered with its run."""
+    flows.named.add("f", {"a": work()})
+    await flows.start(None, flow="f", scope={"v": 1})
+    flows.named.add("f", {"a": work(), "b": work("a")})
+    await flows.start(None, flow="f", scope={"v": 1})
+    assert await flows.steps() == {"a": "READY"}
+    with pytest.raises(Conflict, match="made of something else"):
+        await flows.start(None, flow="f", scope={"v": 2})
+
+
+async def test_who_stopped_for_a_run_that_goes_on_gives_its_step_back(flows: FlowsStepper) -> None:
+    """F9, F10: cancelled, stopped, and tried again before the worker said so: nothing waits for a lease."""
+    await flows.start({"a": work(retry={"maxAttempts": 1}), "b": work("a")})
+    held = (await flows.claim())["a"]
+    await flows.management.cancel("r", "tester")
+    assert await flows.engine.heartbeat([("r", "a", held.fence)]) == {("r", "a", held.fence): True}
+    await flows.management.retry("r", "tester")
+    assert await flows.say(held, Said.CANCELLED) is Answer.SETTLED
+    assert await flows.work() == ["a", "b"]
+    assert await flows.status() == "SUCCEEDED"
+
+
+async def test_resume_does_without_what_was_done_without(flows: FlowsStepper) -> None:
+    """F19: a skipped step stays so, with its reason and its error, and what came after it is taken over."""
+    await flows.start(
+        {
+            "judged": work(when="scope.wanted"),
+            "failed": work(required=False),
+            "dear": work("judged", "failed"),
+            "last": work("dear"),
+        }
+    )
+    await flows.work("last", "failed")
+    await flows.management.resume("r", "last", "tester", "again")
+    assert await flows.work() == ["last"]
+    steps = {name: await flows.step(name, "again") for name in ("judged", "failed", "dear")}
+    assert [step["status"] for step in steps.values()] == ["SKIPPED", "SKIPPED", "SUCCEEDED"]
+    assert "not so" in steps["judged"]["reason"]
+    assert steps["failed"]["error"]["code"] == "BROKEN"
+    assert await flows.status("again") == "SUCCEEDED"
+
+
+async def test_what_is_taken_over_is_in_the_history(flows: FlowsStepper) -> None:
+    """F18, F19: who took over what is told; a step that was taken over as skipped can be tried after all."""
+    await flows.start({"done": work(), "without": work(required=False), "last": work("done")})
+    await flows.work("without", "last")
+    await flows.management.resume("r", "last", "tester", "again")
+    mine = [move for move in await flows.moves() if move[0].startswith("again/") and move[3] == "tester"]
+    assert sorted(mine) == [
+        ("again/done", "PENDING", "SUCCEEDED", "tester"),
+        ("again/without", "PENDING", "SKIPPED", "tester"),
+    ]
+    await flows.management.retry("again", "tester", "without")
+    assert ("again/without", "SKIPPED", "PENDING", "tester") in await flows.moves()
+    assert sorted(await flows.work()) == ["last", "without"]
+
+
+async def test_resume_at_a_skipped_step_judges_it_anew(flows: FlowsStepper) -> None:
+    """F19: the step that is named is not taken over, nor what comes after it."""
+    await flows.start({"a": work(required=False), "b": work("a")})
+    await flows.work("a")
+    await flows.management.resume("r", "a", "tester", "again")
+    assert await flows.work() == ["a", "b"]
+
+
+async def test_what_is_inside_a_step_goes_on_with_the_step(flows: FlowsStepper) -> None:
+    """F10, F14: an inner run that has ended is neither tried again nor skipped in by itself."""
+    await flows.start({"f": inner({"x": work(), "y": work("x")})})
+    await flows.work("y")
+    await flows.tell_outer()
+    before = await flows.fingerprint()
+    for act in (flows.management.retry("r~f", "tester"), flows.management.skip("r~f", "y", "tester")):
+        with pytest.raises(Conflict) as refused:
+            await act
+        assert refused.value.code == "INNER_RUN"
+    assert await flows.fingerprint() == before
+    await flows.management.retry("r", "tester", "f")
+    await flows.work()
+    await flows.tell_outer()
+    assert await flows.status() == "SUCCEEDED"
+
+
+async def test_a_step_is_skipped_inside_a_run_that_goes_on(flows: FlowsStepper) -> None:
+    """F10, F14: what is under way can be done without, inside as anywhere."""
+    await flows.start({"f": inner({"x": work(), "y": work("x")})})
+    await flows.management.skip("r~f", "x", "tester")
+    assert await flows.work() == ["y"]
+    await flows.tell_outer()
+    assert await flows.status() == "SUCCEEDED"
+
+
+async def test_a_cancelled_run_is_not_taken_up_by_a_skip(flows: FlowsStepper) -> None:
+    """F9, F10: what somebody cancelled goes on when it is tried again, not by the way."""
+    await flows.start({"a": work(), "b": work(), "c": work("b")})
+    await flows.management.cancel("r", "tester")
+    with pytest.raises(Conflict) as refused:
+        await flows.management.skip("r", "a", "tester")
+    assert (refused.value.code, await flows.status()) == ("RUN_CANCELLED", "CANCELLED")
+    await flows.management.retry("r", "tester")
+    await flows.management.skip("r", "a", "tester")
+    assert await flows.work() == ["b", "c"]
+
+
+async def test_a_run_that_succeeded_is_not_tried_again(flows: FlowsStepper) -> None:
+    """F10, F19: not even what was skipped in it; who wants that is told of resume."""
+    await flows.start({"a": work(required=False), "b": work()})
+    await flows.work("a")
+    for step in ("a", None):
+        with pytest.raises(Conflict) as refused:
+            await flows.management.retry("r", "tester", step)
+        assert (refused.value.code, refused.value.hint) == (
+            "CANNOT_RETRY",
+            "resume it from a step: that makes a new run",
+        )

@@ -1,0 +1,162 @@
+"""F17: workers and handlers that go wrong: each step is told for itself, and nothing is done for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.flows.contract import Answer, Said
+from penstock.flows.direct import DirectCounter
+from penstock.flows.model import Claimed, Report
+from penstock.flows.outcomes import checked_outputs
+from penstock.flows.reports import STEPS
+from penstock.flows.step import Handler, Step, StepFailed, Workers
+from penstock.flows.workers import StepWorker
+from penstock.kernel.telemetry import Telemetry
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, report, work
+from tests.support.waiting import becomes
+
+AGAIN = {"maxAttempts": 2, "backoff": 0}
+
+
+@pytest.fixture
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
+    async with flows_stepper(database_url, tmp_path) as one:
+        yield one
+
+
+@asynccontextmanager
+async def working(
+    flows: FlowsStepper, handler: Handler, concurrency: int = 4, counter: Any = None
+) -> AsyncIterator[None]:
+    known = Workers()
+    known.worker(WORK)(handler)
+    counter = counter or flows.counter
+    worker = StepWorker(counter, known, Telemetry(), name="w", concurrency=concurrency, lease_for=LEASE)
+    async with worker.working():
+        yield
+
+
+async def ended(flows: FlowsStepper) -> str:
+    async def has_ended() -> bool:
+        return await flows.status() != "RUNNING"
+
+    await becomes(has_ended, "the run ends")
+    return await flows.status()
+
+
+async def test_what_others_cancel_is_no_word_to_the_worker(flows: FlowsStepper) -> None:
+    """F10, F11: a handler whose own task was cancelled under it has failed, and not more often than it may."""
+    calls = 0
+
+    async def broken(_step: Step) -> Mapping[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls <= 5:  # else it would never end
+            other = asyncio.create_task(asyncio.Event().wait())
+            other.cancel()
+            await other
+        return {}
+
+    await flows.start({"a": work(retry=AGAIN)})
+    async with working(flows, broken):
+        assert await ended(flows) == "FAILED"
+    assert (calls, (await flows.step("a"))["error"]["code"]) == (2, "WORKER_ERROR")
+
+
+async def test_a_handlers_own_timeout_is_told_in_its_words(flows: FlowsStepper) -> None:
+    """F5: only a step that took longer than it may has timed out."""
+
+    async def late(step: Step) -> Mapping[str, Any]:
+        if step.step_id == "own":
+            raise TimeoutError("the warehouse did not answer")
+        await asyncio.Event().wait()
+        return {}
+
+    await flows.start({"own": work(required=False), "long": work(required=False, timeout=0.01)})
+    async with working(flows, late):
+        await ended(flows)
+    own, long = (await flows.step("own"))["error"], (await flows.step("long"))["error"]
+    assert (own["code"], "the warehouse did not answer" in own["message"]) == ("WORKER_ERROR", True)
+    assert long["code"] == "STEP_TIMEOUT"
+
+
+@pytest.mark.parametrize(("text", "is_kept"), [("\\u0000", True), ("\\\\u0000", True), ("\0", False), ("\\\0", False)])
+def test_only_the_character_nul_cannot_be_kept(text: str, is_kept: bool) -> None:
+    """F5: a text that spells it out is a text."""
+    if is_kept:
+        assert checked_outputs({"v": text}) == {"v": text}
+    else:
+        with pytest.raises(StepFailed, match="NUL"):
+            checked_outputs({"v": text})
+
+
+class PeakCounter(DirectCounter):
+    """Notes how many steps its worker holds at most."""
+
+    held, most = 0, 0
+
+    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[Claimed]:
+        return self._noted(await super().claim(worker, rooms, limit, wait))
+
+    async def settle(
+        self, worker: str, done: Sequence[tuple[Claimed, Report]], kinds: Sequence[str], room: int
+    ) -> tuple[Sequence[Answer], Sequence[Claimed]]:
+        answers, handed = await super().settle(worker, done, kinds, room)
+        self.held -= len(done)
+        return answers, self._noted(handed)
+
+    def _noted(self, held: Sequence[Claimed]) -> Sequence[Claimed]:
+        self.held += len(held)
+        self.most = max(self.most, self.held)
+        return held
+
+
+async def test_a_worker_holds_no_more_than_it_does_at_once(flows: FlowsStepper) -> None:
+    """F16, F17: what it claims and what its reports bring are counted together."""
+    counter = PeakCounter(flows.engine, flows.storage)
+
+    async def nothing(_step: Step) -> Mapping[str, Any]:
+        return {}
+
+    roots = {f"r{n}": work() for n in range(6)}
+    await flows.start(roots | {f"{root}-{n}": work(root) for root in roots for n in range(10)})
+    async with working(flows, nothing, 4, counter):
+        assert await ended(flows) == "SUCCEEDED"
+    assert counter.most <= 4
+
+
+async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: FlowsStepper) -> None:
+    """F10, F17: who waits for a step need not wait for the next look."""
+    await flows.start({"a": work(retry=AGAIN), "b": work(), "c": work()})
+    held = await flows.claim()
+    for name, said, is_told in (("a", Said.FAILED, True), ("b", Said.RELEASED, True), ("c", Said.SUCCEEDED, False)):
+        rung = flows.bell.next(STEPS)
+        await flows.say(held[name], said)
+        assert rung.is_set() is is_told, name
+
+
+async def test_the_end_of_a_limited_kind_is_anothers_turn(database_url: str, tmp_path: Path) -> None:
+    """F16: it is told at once, also when nothing has its turn by it."""
+    async with flows_stepper(database_url, tmp_path, limits={WORK: 1}) as flows:
+        await flows.start({"a": work(), "b": work()})
+        held = (await flows.claim())["a"]
+        rung = flows.bell.next(STEPS)
+        await flows.say(held)
+        assert rung.is_set()
+        held = (await flows.claim())["b"]
+        rung = flows.bell.next(STEPS)
+        await flows.counter.settle("w", [(held, report(held))], [WORK], 1)
+        assert rung.is_set()
+
+
+async def test_who_waits_is_let_go_when_the_engine_stops(flows: FlowsStepper) -> None:
+    """F17: a claim that waits for a step is answered with none, at once, so that nobody is waited for."""
+    waiting = asyncio.create_task(flows.engine.claim("w", {WORK: 1}, limit=1, wait=3_600))
+    await asyncio.sleep(0)
+    flows.engine.stop()
+    async with asyncio.timeout(20):
+        assert await waiting == []

@@ -1,0 +1,93 @@
+"""A worker that is told to go while a claim or a report is on its way: nothing of it waits for a lease."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.flows.contract import Answer
+from penstock.flows.direct import DirectCounter
+from penstock.flows.model import Claimed, Report
+from penstock.flows.step import Step, Workers
+from penstock.flows.workers import StepWorker
+from penstock.kernel.telemetry import Telemetry
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
+
+
+class SlowCounter(DirectCounter):
+    """One whose answers are on their way until the test lets them come."""
+
+    def __init__(self, flows: FlowsStepper, slow: str) -> None:
+        super().__init__(flows.engine, flows.storage)
+        self._slow = slow
+        self.has_answered, self.may_come = asyncio.Event(), asyncio.Event()
+
+    async def claim(self, worker: str, rooms: Mapping[str, int], limit: int, wait: float) -> Sequence[Claimed]:
+        held = await super().claim(worker, rooms, limit, wait)
+        if held and self._slow == "claim":
+            await self._on_its_way()
+        return held
+
+    async def settle(
+        self, worker: str, done: Sequence[tuple[Claimed, Report]], kinds: Sequence[str], room: int
+    ) -> tuple[Sequence[Answer], Sequence[Claimed]]:
+        answers = await super().settle(worker, done, kinds, room)
+        if self._slow == "settle":
+            await self._on_its_way()
+        return answers
+
+    async def _on_its_way(self) -> None:
+        self.has_answered.set()
+        await self.may_come.wait()
+
+
+@asynccontextmanager
+async def told_to_go(flows: FlowsStepper, counter: SlowCounter) -> AsyncIterator[None]:
+    """A worker that is told to go as soon as an answer is on its way; gone at the end."""
+    go = asyncio.Event()
+
+    async def serve() -> None:
+        worker = StepWorker(counter, workers(), Telemetry(), name="w", concurrency=4, lease_for=LEASE)
+        async with worker.working():
+            await go.wait()
+
+    serving = asyncio.create_task(serve())
+    await counter.has_answered.wait()
+    go.set()
+    yield
+    await serving
+
+
+def workers() -> Workers:
+    known = Workers()
+
+    @known.worker(WORK)
+    async def nothing(_step: Step) -> Mapping[str, Any]:
+        return {}
+
+    return known
+
+
+async def test_what_a_claim_brings_too_late_is_given_back(database_url: str, tmp_path: Path) -> None:
+    """F11, F17: granted, but not begun: another has it at once, and it cost no attempt."""
+    async with flows_stepper(database_url, tmp_path) as flows:
+        counter = SlowCounter(flows, "claim")
+        await flows.start({"a": work(), "b": work("a")})
+        async with told_to_go(flows, counter):
+            assert (await flows.steps())["a"] == "RUNNING"
+            counter.may_come.set()
+        step = await flows.step("a")
+        assert (step["status"], step["attempts"], step["lease_until"]) == ("READY", 0, None)
+
+
+async def test_what_a_report_brings_too_late_is_given_back(database_url: str, tmp_path: Path) -> None:
+    """F5, F17: the report is waited for; the step that comes with its answer is another's at once."""
+    async with flows_stepper(database_url, tmp_path) as flows:
+        counter = SlowCounter(flows, "settle")
+        await flows.start({"a": work(), "b": work("a")})
+        async with told_to_go(flows, counter):
+            assert await flows.steps() == {"a": "SUCCEEDED", "b": "RUNNING"}
+            counter.may_come.set()
+        step = await flows.step("b")
+        assert (step["status"], step["attempts"], step["lease_until"]) == ("READY", 0, None)

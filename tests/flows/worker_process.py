@@ -1,0 +1,154 @@
+"""A process that works on flows until it is killed or told to stop, and what it can do.
+
+Whatever is done leaves a line in a file all processes share, written as the last act of its handler: who reads it knows
+of every attempt that got so far. `penstock up` does the same steps when it is given this module.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from penstock.flows import chores, reports
+from penstock.flows.catalogue import Catalogue
+from penstock.flows.chores import Keeper
+from penstock.flows.config import FlowsSection
+from penstock.flows.direct import DirectCounter
+from penstock.flows.service import FlowEngine
+from penstock.flows.step import Step, StepFailed, Workers
+from penstock.flows.workers import StepWorker
+from penstock.kernel.db import Database
+from penstock.kernel.periodic import repeating
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.telemetry import Telemetry
+from tests.support.crash import CrashingProcess, redirect_output
+from tests.support.waiting import becomes
+
+DONE = "FLOWS_DONE"  # names the file of all that was done
+ARTIFACT = "who.txt"
+FOREVER = 3_600.0
+_SECOND = timedelta(seconds=1)
+workers = Workers()
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """Database, folder and settings of a worker process."""
+
+    url: str
+    folder: Path
+    section: Mapping[str, Any]
+    drain: timedelta = 20 * _SECOND
+    concurrency: int = 8
+
+    @property
+    def done(self) -> Path:
+        return self.folder / "done"
+
+    @property
+    def objects(self) -> Path:
+        return self.folder / "objects"
+
+
+class FlowWorkerProcess(CrashingProcess):
+    """A worker of flows in a forked process."""
+
+    def __init__(self, place: WorkerSetup) -> None:
+        super().__init__(_run, place)
+
+
+@workers.worker("noop")
+async def noop(step: Step) -> Mapping[str, Any]:
+    """Only say who did it."""
+    return _done(step)
+
+
+@workers.worker("list")
+async def give_list(step: Step) -> Mapping[str, Any]:
+    """Give as many items as are asked for."""
+    return {**_done(step), "list": list(range(step.inputs["count"]))}
+
+
+@workers.worker("flaky")
+async def fail_at_first(step: Step) -> Mapping[str, Any]:
+    """Succeed after some failures, or never."""
+    if step.attempt <= step.inputs["failures"]:
+        raise StepFailed("FLAKY", f"attempt {step.attempt}")
+    return _done(step)
+
+
+@workers.worker("leave")
+async def leave_artifact(step: Step) -> Mapping[str, Any]:
+    """Leave an artifact that tells who wrote it; first look whether what the step before left is whole."""
+    if before := step.inputs.get("after"):
+        assert (await step.read(before["step"], ARTIFACT)).decode() == before["token"]
+    outputs = _done(step, note=False)
+    await step.write(ARTIFACT, outputs["token"])
+    return _noted(step, outputs)
+
+
+@workers.worker("wait")
+async def wait_for_file(step: Step) -> Mapping[str, Any]:
+    """Be under way until a file appears."""
+    Path(f"{step.inputs['file']}.begun").touch()
+    await becomes(_is_there(Path(step.inputs["file"])), "the file", within=FOREVER)
+    return _done(step)
+
+
+def _is_there(file: Path) -> Any:
+    async def is_there() -> bool:
+        return file.exists()
+
+    return is_there
+
+
+def _done(step: Step, *, note: bool = True) -> dict[str, Any]:
+    """What tells this doing of the step from every other."""
+    outputs = {"fence": step.fence, "token": uuid4().hex}
+    return _noted(step, outputs) if note else outputs
+
+
+def _noted(step: Step, outputs: dict[str, Any]) -> dict[str, Any]:
+    line = f"{step.run_id} {step.step_id} {step.fence} {outputs['token']}\n"
+    file = os.open(os.environ[DONE], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+    return outputs
+
+
+def _run(place: WorkerSetup) -> None:
+    os.environ[DONE] = str(place.done)
+    redirect_output(place.folder / "workers.log")
+    for module in (reports, chores):  # as with the lease: nobody here takes longer and lives
+        vars(module)["PUBLISHING"] = _SECOND
+    asyncio.run(_work(place))
+
+
+async def _work(place: WorkerSetup) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    section, storage = FlowsSection.model_validate(place.section), FolderStorage(place.objects)
+    catalogue = Catalogue(section)
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(Database.open(place.url, looks_up=True))
+        engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, section))
+        for name, chore, every in Keeper(engine, catalogue, storage).chores():
+            await stack.enter_async_context(repeating(name, chore, min(every, _SECOND)))
+        worker = StepWorker(
+            DirectCounter(engine, storage),
+            workers,
+            Telemetry(),
+            name=f"child-{os.getpid()}",
+            concurrency=place.concurrency,
+            lease_for=section.lease,
+        )
+        await stack.enter_async_context(worker.working(place.drain))
+        await stop.wait()

@@ -1,0 +1,138 @@
+"""Advance a harvest one message at a time, so that a test sees every state."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from prometheus_client import CollectorRegistry
+
+from penstock.harvest import contract
+from penstock.harvest.completing import Consolidator
+from penstock.harvest.config import HarvestSection
+from penstock.harvest.feeds import Feeds
+from penstock.harvest.fetching import ATTEMPTS, Fetcher
+from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.metrics import HarvestMetrics
+from penstock.harvest.planning import Planner
+from penstock.harvest.rescuing import Rescuer
+from penstock.harvest.service import Harvest
+from penstock.harvesting import renewing_dictionaries
+from penstock.kernel.bus import Delivering, Delivery, Message
+from penstock.kernel.bus.postgres import PostgresBus
+from penstock.kernel.db import Database
+from penstock.kernel.outcome import Outcome
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.worker import judged
+
+FEED = "stones"
+
+
+def feed(url: str, **changes: Any) -> dict[str, Any]:
+    """A feed over the local source, cut small."""
+    source = {"kind": "rest", "url": url, "path": "/records", "count_path": "/records/count"}
+    call = {"attempts": 1, "timeout": 5, "break_after": 1_000_000}
+    return {
+        "source": {**source, "call": {**call, **changes.pop("call", {})}},
+        "key": "id",
+        "updated_at": "updatedAt",
+        "overlap": 0,
+        "pages_per_turn": 2,
+        "partitions": {"least": 50, "count": 4},
+        "fields": {
+            "shape": {"path": "diamond.certificate.shape", "required": True},
+            "carat": {"path": "diamond.certificate.carats", "type": "decimal"},
+        },
+        "cost": {"path": "price", "decimals": 2},
+        "pricing": {"rules": [{"name": "all", "markup_percent": 10}]},
+        **changes,
+    }
+
+
+@dataclass
+class HarvestStepper:
+    """Everything of a harvest, and nothing that moves by itself."""
+
+    db: Database
+    bus: PostgresBus
+    storage: FolderStorage
+    source: LocalSource
+    section: HarvestSection
+    harvest: Harvest
+    planner: Planner
+    fetcher: Fetcher
+    consolidator: Consolidator
+    rescuer: Rescuer
+
+    async def deliver(self, topic: str, *, limit: int = 1) -> list[Outcome | None]:
+        """Hand out up to *limit* messages of a topic, each handled and settled; what became of them."""
+        handle = self._handlers()[topic]
+        delivering = Delivering(max_attempts=ATTEMPTS)
+        async with self.bus.subscribe(topic, worker="stepper", delivering=delivering) as queue:
+            # Whatever was put back for later is due now.
+            await self.db.execute("UPDATE bus_partition SET due_at = '-infinity' WHERE topic = $1", topic)
+            held = list(await queue.take(limit))
+            outcomes: list[Outcome | None] = [await judged(handle(one)) for one in held]
+            await queue.settle(list(zip(held, outcomes, strict=True)))
+        return outcomes
+
+    async def drain(self, topic: str) -> None:
+        """Hand out messages of a topic until there are none."""
+        while await self.deliver(topic, limit=8):
+            pass
+
+    async def finish(self) -> None:
+        """Everything that is on the way."""
+        for topic in (contract.PLANS, contract.WORK_ITEMS, contract.CONSOLIDATIONS):
+            await self.drain(topic)
+
+    async def planned(self, *, full: bool = False) -> UUID:
+        """A run, planned and not begun."""
+        run_id = await self.harvest.start(FEED, "test", full=full)
+        await self.drain(contract.PLANS)
+        return run_id
+
+    async def run(self, run_id: UUID) -> asyncpg.Record:
+        row = await self.db.fetchrow("SELECT * FROM run_metadata WHERE run_id = $1", run_id)
+        assert row is not None
+        return row
+
+    async def canonical(self) -> dict[str, asyncpg.Record]:
+        """The live canonical records, by key."""
+        rows = await self.db.fetch("SELECT * FROM canonical_record WHERE feed = $1 AND deleted_at IS NULL", FEED)
+        return {row["key"]: row for row in rows}
+
+    def _handlers(self) -> dict[str, Callable[[Delivery], Awaitable[Outcome]]]:
+        return {
+            contract.PLANS: self.planner.handle,
+            contract.WORK_ITEMS: self.fetcher.handle,
+            contract.CONSOLIDATIONS: self.consolidator.handle,
+        }
+
+    async def republish(self, message: Message) -> None:
+        """Have a message come once more."""
+        await self.bus.publish([message])
+
+
+@asynccontextmanager
+async def harvest_stepper(
+    url: str, folder: Path, *, records: int = 200, options: LocalOptions | None = None, **changes: Any
+) -> AsyncIterator[HarvestStepper]:
+    """A harvest over a local source of *records*, on the database at *url*; *changes* are of the feed."""
+    async with (
+        local_source(options or LocalOptions(records=records)) as source,
+        Database.open(url, looks_up=True) as db,
+    ):
+        section = HarvestSection.model_validate({"feeds": {FEED: feed(source.url, **changes)}})
+        bus, storage = PostgresBus(db), FolderStorage(folder)
+        async with Feeds.open(section, db) as feeds:
+            metrics = HarvestMetrics(CollectorRegistry())
+            renewing = renewing_dictionaries(section, db.clock)
+            planner, fetcher = Planner(db, bus, feeds, "stepper"), Fetcher(db, bus, feeds, metrics, "stepper")
+            consolidator = Consolidator(db, bus, storage, feeds, metrics, "stepper", renewing)
+            rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)
+            harvest = Harvest(db, bus, section)
+            yield HarvestStepper(db, bus, storage, source, section, harvest, planner, fetcher, consolidator, rescuer)

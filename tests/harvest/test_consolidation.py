@@ -1,0 +1,517 @@
+"""Consolidation: both ways make the same of the same, nothing is lost or doubled by whoever else is at work."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.harvest.compiling import compile_fetch, compile_set
+from penstock.harvest.config import ConsolidationSection, FeedSection
+from penstock.harvest.consolidating import Consolidated, Progress, consolidate, use_recipe
+from penstock.harvest.recipe import Recipe
+from penstock.kernel import migrate
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import Corrupt
+from tests.support.soak import examples
+from tests.support.waiting import becomes
+
+MODES = ("sets", "batches")
+WRITE = """
+WITH raw AS (
+    INSERT INTO raw_record (feed, key, payload, version, seen_run, seen_in, seen_scan, changed_at)
+    VALUES ($1, $2, $3::text::jsonb, $4, gen_random_uuid(), 'p', 1, now())
+    ON CONFLICT (feed, key) DO UPDATE SET payload = excluded.payload, version = excluded.version, is_gone = false
+)
+INSERT INTO raw_pending VALUES ($1, $2, $4) ON CONFLICT (feed, key) DO UPDATE SET version = excluded.version
+"""
+WAITING = """
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())
+"""
+
+
+@dataclass
+class Feed:
+    """A feed called `d`, and its canonical records."""
+
+    db: Database
+    run_id: UUID
+    name: str = "d"
+
+    async def write(self, key: str, payload: Any, version: int = 1) -> None:
+        text = payload if isinstance(payload, str) else json.dumps(payload)
+        await self.db.execute(WRITE, self.name, key, text, version)
+
+    async def uses(self, recipe: Recipe) -> int:
+        async with self.db.transaction() as tx:
+            await tx.execute("INSERT INTO harvest_feed (feed) VALUES ($1) ON CONFLICT DO NOTHING", self.name)
+            await tx.execute("SELECT FROM harvest_feed WHERE feed = $1 FOR UPDATE", self.name)
+            return await use_recipe(tx, self.name, recipe, self.db.clock.now())
+
+    async def consolidate(
+        self, recipe: Recipe, mode: str = "sets", *, progress: Progress | None = None, **section: Any
+    ) -> Consolidated:
+        chosen = ConsolidationSection.model_validate({"mode": mode, **section})
+        version = await self.uses(recipe)
+        call: dict[str, Any] = {"run_id": self.run_id, "pricing_version": version, "progress": progress}
+        return await consolidate(self.db, self.name, recipe, chosen, **call)
+
+    async def canonical(self) -> dict[str, tuple[Any, ...]]:
+        columns = "key, fields::text, cost::text, price::text, rule, version, deleted_at IS NOT NULL"
+        rows = await self.db.fetch(f"SELECT {columns} FROM canonical_record WHERE feed = $1 ORDER BY key", self.name)
+        return {key: tuple(rest) for key, *rest in rows}
+
+    async def rejects(self) -> dict[str, tuple[str, str]]:
+        rows = await self.db.fetch("SELECT key, reason, payload FROM harvest_reject WHERE feed = $1", self.name)
+        assert len({row["key"] for row in rows}) == len(rows)
+        return {key: (reason, payload) for key, reason, payload in rows}
+
+    async def pending(self) -> dict[str, int]:
+        rows = await self.db.fetch("SELECT key, version FROM raw_pending WHERE feed = $1", self.name)
+        return {row["key"]: row["version"] for row in rows}
+
+
+@pytest.fixture
+async def feed(database_url: str) -> AsyncIterator[Feed]:
+    async with Database.open(database_url, looks_up=True) as db:
+        await migrate.migrate(db, migrate.load("penstock.harvest"))
+        yield Feed(db, uuid4())
+
+
+def make(rules: list[Any], fields: dict[str, Any] | None = None, **pricing: Any) -> Recipe:
+    fields = fields or {"shape": {"path": "shape"}, "carat": {"path": "a.carat", "type": "decimal"}}
+    feed = {
+        "source": {"kind": "rest", "url": "http://source.test"},
+        "key": "id",
+        "fields": fields,
+        "cost": {"path": "price", "decimals": 2},
+        "pricing": {"rules": rules, **pricing},
+    }
+    return Recipe.of(FeedSection.model_validate(feed))
+
+
+SIMPLE = make([{"name": "all", "markup_percent": 10}])
+
+# Payloads are texts: a JSON number may be written in ways Python would not.
+_digits = st.from_regex(r"-?(0|[1-9][0-9]{0,34})([.][0-9]{1,24})?([eE][+-]?[0-9]{1,2})?", fullmatch=True)
+_texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+_looks = st.from_regex(r"-?[0-9]{1,33}([.][0-9]{0,22})?", fullmatch=True) | st.sampled_from(
+    ["", "-", "1e3", " 1", "1\n", "١", "+1", "NaN", "Infinity", "0x10", "true", "TRUE", "null", "007", "-0", "-0.00"]
+)
+_scalars = st.one_of(
+    _digits, st.sampled_from(["null", "true", "false", "5", "0.5", "1", "-1"]), (_texts | _looks).map(json.dumps)
+)
+_NUMBERS = ("-1", "0", "0.5", "1", "5", "100", "0.30")
+_TEXTS = ("", "ROUND", "round", "5", "'", "\\", "ü")
+_LIKELY = {  # so that rules meet values they speak of, and bounds are hit
+    "text": st.sampled_from(_TEXTS).map(json.dumps),
+    "integer": st.sampled_from(("-1", "0", "1", "5", '"5"', "100")),
+    "decimal": st.sampled_from(_NUMBERS),
+    "boolean": st.sampled_from(("true", "false", '"true"')),
+}
+_values = st.one_of(_scalars, st.lists(_scalars, max_size=2).map(lambda all_: f"[{', '.join(all_)}]"))
+_NAMES = ("text", "integer", "decimal", "boolean")
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> str:
+    """An object with a few of the values a recipe asks for, in places where it asks or elsewhere."""
+    is_odd = st.integers(0, 9).map(lambda chance: chance == 0)
+    names = draw(st.sets(st.sampled_from(_NAMES)))
+    inner = {name: draw(_values if draw(is_odd) else _LIKELY[name]) for name in sorted(names)}
+    told = {"a": draw(st.sampled_from(["object"] * 5 + ["null", "[]", "1", '"text"', '[{"text": "x"}]']))}
+    if told["a"] == "object":
+        told["a"] = "{" + ", ".join(f'"{name}": {value}' for name, value in inner.items()) + "}"
+    if draw(st.integers(0, 9)):
+        told["price"] = draw(_scalars if draw(is_odd) else st.integers(-(10**9), 10**9).map(str) | _digits)
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in told.items()) + "}"
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    numbers = st.sampled_from(_NUMBERS)
+    required = st.booleans() if draw(st.integers(0, 3)) == 0 else st.just(False)
+    fields = {name: {"path": f"a.{name}", "type": name, "required": draw(required)} for name in _NAMES}
+    values = {"text": st.sampled_from(_TEXTS) | _texts | _looks, "boolean": st.booleans()}
+    rules = []
+    for number in range(draw(st.integers(0, 4))):
+        when: dict[str, Any] = {}
+        for name in sorted(draw(st.sets(st.sampled_from(_NAMES), max_size=2))):
+            if name in values or draw(st.booleans()):
+                when[name] = {"any_of": draw(st.lists(values.get(name, numbers), min_size=1, max_size=3))}
+            else:
+                when[name] = {draw(st.sampled_from(["from", "below"])): draw(numbers)}
+        percent = draw(st.decimals(-100, 1000, places=draw(st.integers(0, 6))))
+        add = draw(st.sampled_from(["0", "0.005", "-0.005", "-12.345678"]))
+        rules.append({"name": f"r{number}", "when": when, "markup_percent": percent, "add": add})
+    return make(rules, fields, decimals=draw(st.integers(0, 6)))
+
+
+def reference(recipe: Recipe, payload: str) -> tuple[dict[str, Any], Fraction | None, str | None] | str:
+    """What a payload becomes, by plain means: fields, price and rule, or the field that is not right."""
+    told = json.loads(payload, parse_int=Decimal, parse_float=Decimal)
+    fields = {}
+    for field in recipe.read:
+        value = told
+        for step in field.path:
+            value = value.get(step) if isinstance(value, dict) else None
+        text = value if isinstance(value, str) or value is None else _as_text(value)
+        read = _read(field.type.value, text)
+        if (text is None and field.required) or (text is not None and read is None):
+            return field.name
+        fields[field.name] = read
+    cost = fields.pop("cost")
+    for rule in recipe.rules if cost is not None else ():
+        if all(_holds(one, list(fields.values())[one.field]) for one in rule.conditions):
+            exact = Fraction(cost) / 100 * Fraction(rule.factor) + Fraction(rule.add)
+            size = Fraction(int(abs(exact) * 10**recipe.decimals + Fraction(1, 2)), 10**recipe.decimals)
+            return fields, size if exact > 0 else -size, rule.name
+    return fields, None, None
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Decimal):
+        return format(value or abs(value), "f")
+    return "[...]"
+
+
+def _read(type_: str, text: str | None) -> Any:
+    if text is None or type_ == "text":
+        return text
+    if type_ == "boolean":
+        return {"true": True, "false": False}.get(text)
+    whole, _, part = text.removeprefix("-").partition(".")
+    is_number = whole.isascii() and whole.isdigit() and (not part or (part.isascii() and part.isdigit()))
+    if not is_number or (not part and "." in text):
+        return None
+    if type_ == "integer":
+        return int(text) if len(whole) <= 18 and not part else None
+    return Decimal(text) if len(whole) <= 30 and len(part) <= 20 else None
+
+
+def _holds(condition: Any, value: Any) -> bool:
+    if value is None or condition.any_of is not None:
+        return value is not None and value in condition.any_of
+    is_above = condition.lower is None or value >= condition.lower
+    return is_above and (condition.upper is None or value < condition.upper)
+
+
+@pytest.mark.soak
+@settings(
+    max_examples=examples(60, soak=3_000),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],  # emptied for each example
+)
+@given(recipe=recipes(), told=st.lists(payloads(), min_size=1, max_size=12))
+async def test_both_ways_make_the_same(feed: Feed, recipe: Recipe, told: list[str]) -> None:
+    """H7: whatever the source told, by sets and by batches come the same records and rejects, and the right ones."""
+    await feed.db.execute("TRUNCATE raw_record, raw_pending, canonical_record, harvest_reject, harvest_feed")
+    made = []
+    for mode in MODES:
+        one = Feed(feed.db, feed.run_id, mode)
+        for number, payload in enumerate(told):
+            await one.write(f"k{number}", payload)
+        done = await one.consolidate(recipe, mode, set_size=5, batch_size=5, upsert_size=2)
+        made.append((done, await one.canonical(), await one.rejects()))
+        assert await one.pending() == {}
+    assert made[0] == made[1]
+    done, canonical, rejects = made[0]
+    assert done == Consolidated(len(canonical), len(rejects))
+    for number, payload in enumerate(told):
+        check(reference(recipe, payload), canonical.get(f"k{number}"), rejects.get(f"k{number}"))
+
+
+def check(expected: Any, canonical: tuple[Any, ...] | None, reject: tuple[str, str] | None) -> None:
+    if isinstance(expected, str):
+        assert reject is not None
+        assert canonical is None
+        assert reject[0].startswith(f"{expected}: ")
+        return
+    assert reject is None
+    assert canonical is not None
+    fields, price, rule = expected
+    found = json.loads(canonical[0], parse_int=Decimal, parse_float=Decimal)
+    if fields["text"] == "[...]":
+        fields["text"] = found["text"]
+    assert found == fields
+    assert (canonical[2] if price is None else Fraction(canonical[2]), canonical[3]) == (price, rule)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_rule_begins_at_from_and_ends_before_below(feed: Feed, mode: str) -> None:
+    """H7: bounds are half-open and compared as numbers, as are values of another writing."""
+    rules = [
+        {"name": "range", "when": {"carat": {"from": "0.5", "below": 1}}},
+        {"name": "value", "when": {"carat": {"any_of": ["2.0"]}}},
+    ]
+    carats = {"0.49999": None, "0.5": "range", "0.999": "range", "1": None, "2.00": "value", "10": None, "-1": None}
+    for carat in carats:
+        await feed.write(carat, {"a": {"carat": carat}, "price": 100})
+    await feed.consolidate(make(rules), mode)
+    assert {key: row[3] for key, row in (await feed.canonical()).items()} == carats
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_numbers_end_somewhere(feed: Feed, mode: str) -> None:
+    """H7: integers have up to 18 digits, decimals up to 30 and 20; what has more is rejected, not rounded."""
+    fields = {name: {"path": name, "type": name} for name in ("integer", "decimal")}
+    good = {"integer": "-" + "9" * 18, "decimal": "-" + "9" * 30 + "." + "9" * 20}
+    await feed.write("good", good)
+    await feed.write("long", {"integer": "9" * 19})
+    await feed.write("large", {"decimal": "9" * 31})
+    await feed.write("fine", {"decimal": "0." + "9" * 21})
+    assert await feed.consolidate(make([], fields), mode) == Consolidated(1, 3)
+    told = json.loads((await feed.canonical())["good"][0], parse_int=str, parse_float=str)
+    assert told == good
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_newer_record_is_not_overwritten(feed: Feed, mode: str) -> None:
+    """H7: who is late with an older version leaves the newer one as it is."""
+    await feed.write("k", {"price": 100}, version=7)
+    await feed.consolidate(SIMPLE, mode)
+    newer = await feed.canonical()
+    await feed.write("k", {"price": 200}, version=6)
+    await feed.consolidate(SIMPLE, mode)
+    assert (await feed.canonical(), await feed.pending()) == (newer, {})
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_nothing_configured_is_part_of_a_statement(feed: Feed, mode: str) -> None:
+    """H7: paths, values and names with quotes, dollars and backslashes are compared, never run."""
+    odd = "'$1\\'';DROP TABLE raw_record;--{texts}%s\"$$"
+    path = odd.replace(" ", "_")
+    fields = {"odd": {"path": path}, "number": {"path": "n", "type": "integer"}}
+    recipe = make([{"name": odd, "when": {"odd": {"any_of": [odd]}}, "add": 1}], fields)
+    for statement in (compile_set(recipe), compile_fetch(recipe)):
+        assert "DROP" not in statement.text
+    await feed.write("k", {path: odd, "price": 100})
+    await feed.write("bad", {"n": odd})
+    assert await feed.consolidate(recipe, mode) == Consolidated(1, 1)
+    assert (await feed.canonical())["k"] == (json.dumps({"odd": odd, "number": None}), "1.00", "2.00", odd, 1, False)
+    assert (await feed.rejects())["bad"] == (f"number: '{odd}' is not an integer", json.dumps({"n": odd}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_reject_leaves_the_last_good_record(feed: Feed, mode: str) -> None:
+    """H7: a version that cannot be mapped is told; what was made of the one before it stays, and nothing is pending."""
+    await feed.write("k", {"shape": "ROUND", "price": 100})
+    await feed.consolidate(SIMPLE, mode)
+    good = await feed.canonical()
+    await feed.write("k", {"shape": "ROUND", "price": "a lot", "long": "x" * 20_000}, version=2)
+    assert await feed.consolidate(SIMPLE, mode) == Consolidated(0, 1)
+    assert (await feed.canonical(), await feed.pending()) == (good, {})
+    [(reason, payload)] = (await feed.rejects()).values()
+    assert (reason, len(payload)) == ("cost: 'a lot' is not a decimal", 10_000)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_as_many_fields_as_may_be(feed: Feed, mode: str) -> None:
+    """H7: 200 fields are no more trouble than one, nor is none."""
+    fields = {f"f{n}": {"path": f"f{n}", "type": "decimal"} for n in range(200)}
+    await feed.write("k", {f"f{n}": n for n in range(200)})
+    assert await feed.consolidate(make([], fields), mode) == Consolidated(1, 0)
+    assert json.loads((await feed.canonical())["k"][0]) == {f"f{n}": n for n in range(200)}
+    empty = {"source": {"kind": "rest", "url": "http://source.test"}, "key": "id"}
+    assert await feed.consolidate(Recipe.of(FeedSection.model_validate(empty)), mode) == Consolidated(1, 0)
+    assert (await feed.canonical())["k"] == ("{}", None, None, None, 1, False)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_is_gone_stays_gone(feed: Feed, mode: str) -> None:
+    """H10: a record that left the source is priced anew with the others, but does not come back by that."""
+    for key in ("gone", "here", "never"):
+        await feed.write(key, {"price": 100})
+    await feed.db.execute("UPDATE raw_record SET is_gone = true WHERE key = 'never'")
+    await feed.consolidate(SIMPLE, mode)
+    await feed.db.execute("UPDATE raw_record SET is_gone = true WHERE key = 'gone'")
+    await feed.db.execute("UPDATE canonical_record SET deleted_at = now() WHERE key = 'gone'")
+    assert await feed.consolidate(make([{"name": "new", "add": 1}]), mode) == Consolidated(3, 0)
+    made = await feed.canonical()
+    assert {key: (row[3], row[5]) for key, row in made.items()} == {
+        "gone": ("new", True), "here": ("new", False), "never": ("new", True)
+    }  # fmt: skip
+    await feed.write("gone", {"price": 100}, version=2)
+    await feed.consolidate(SIMPLE, mode)
+    assert (await feed.canonical())["gone"][5] is False
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_change_between_snapshot_and_lock_is_not_marked(feed: Feed, mode: str) -> None:
+    """H7: a raw row changed and committed while a statement looks for its rows stays pending, as of the change."""
+    await feed.write("k1", {"price": 100})
+    await feed.write("k2", {"price": 100})
+    # A view in the table's place, at which the statement stops after it took its snapshot and before it locks a row.
+    await feed.db.execute(
+        """
+        CREATE FUNCTION stop_here(key text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+        BEGIN
+            IF key = 'k1' THEN PERFORM pg_advisory_xact_lock_shared(1); END IF;
+            RETURN true;
+        END $$;
+        ALTER TABLE raw_pending RENAME TO pending_rows;
+        CREATE VIEW raw_pending AS SELECT ctid, feed, key, version FROM pending_rows WHERE stop_here(key);
+        """
+    )
+    async with feed.db.session() as gate:
+        await gate.execute("SELECT pg_advisory_lock(1)")
+        seen: list[Consolidated] = []
+
+        async def note(_tx: Connection, done: Consolidated) -> None:
+            seen.append(done)
+
+        work = asyncio.create_task(feed.consolidate(SIMPLE, mode, progress=note, sets_at_once=1))
+        await becomes(lambda: gate.fetchval(WAITING), "nobody came to the gate")
+        async with feed.db.transaction() as tx:
+            await tx.execute("UPDATE raw_record SET version = 2, payload = '{\"price\": 200}' WHERE key = 'k1'")
+            await tx.execute("UPDATE pending_rows SET version = 2 WHERE key = 'k1'")
+        await gate.execute("SELECT pg_advisory_unlock(1)")
+        assert await work == Consolidated(2, 0)
+    assert seen == [Consolidated(1, 0), Consolidated(1, 0)], "the changed one was taken by a statement that saw it"
+    made = await feed.canonical()
+    assert [(row[1], row[4]) for row in made.values()] == [("2.00", 2), ("1.00", 1)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_change_between_lock_and_mark_is_pending_again(feed: Feed, mode: str) -> None:
+    """H7: who changes a raw row that is being consolidated waits, and is not forgotten."""
+    await feed.write("k", {"price": 100})
+    changes: list[asyncio.Task[None]] = []
+
+    async def change(_tx: Connection, _done: Consolidated) -> None:
+        if not changes:
+            changes.append(asyncio.create_task(feed.write("k", {"price": 200}, version=2)))
+            await becomes(lambda: feed.db.fetchval(WAITING), "the change did not wait")
+
+    first = await feed.consolidate(SIMPLE, mode, progress=change, sets_at_once=1)
+    await changes[0]
+    second = await feed.consolidate(SIMPLE, mode)
+    assert first.consolidated + second.consolidated == 2
+    assert await feed.pending() == {}
+    assert (await feed.canonical())["k"][1::3] == ("2.00", 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_replicas_share_the_work(feed: Feed, mode: str) -> None:
+    """H7: with several at it, each record is consolidated once, and what they say they did is what was done."""
+    await many(feed, 500)
+    told: list[Consolidated] = []
+
+    async def note(_tx: Connection, done: Consolidated) -> None:
+        told.append(done)
+
+    size = {"set_size": 20, "batch_size": 20, "upsert_size": 7, "upserts_at_once": 2}
+    done = await asyncio.gather(*(feed.consolidate(SIMPLE, mode, progress=note, **size) for _ in range(3)))
+    assert sum(one.consolidated for one in done) == sum(one.consolidated for one in told) == 490
+    assert sum(one.rejected for one in done) == len(await feed.rejects()) == 10
+    assert len(await feed.canonical()) == 490
+    assert await feed.pending() == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_nobody_says_done_while_another_holds_rows(feed: Feed, mode: str) -> None:
+    """H7: rows another replica holds are waited for, and taken over when it gives them up."""
+    await many(feed, 50)
+    async with feed.db.session() as other:
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute("SELECT FROM raw_pending WHERE key < 'k00020' FOR UPDATE")
+        work = asyncio.create_task(feed.consolidate(SIMPLE, mode))
+        await becomes(lambda: feed.db.fetchval(WAITING), "nobody waited for the other")
+        assert not work.done()
+        await transaction.rollback()
+        assert await work == Consolidated(49, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_killed_half_way_nothing_is_lost(feed: Feed, mode: str) -> None:
+    """H7: what a transaction did that never committed is done again, once."""
+    await many(feed, 100)
+    told: list[Consolidated] = []
+
+    async def die(_tx: Connection, done: Consolidated) -> None:
+        told.append(done)
+        if len(told) == 3:
+            raise ConnectionAbortedError("killed")
+
+    with pytest.raises(ConnectionAbortedError):
+        await feed.consolidate(SIMPLE, mode, progress=die, set_size=10, batch_size=10, sets_at_once=1)
+    assert len(await feed.pending()) == 80
+    assert len(await feed.rejects()) == 1, "the reject of the first ten; two sets committed"
+    assert await feed.consolidate(SIMPLE, mode) == Consolidated(79, 1)
+    assert (len(await feed.canonical()), len(await feed.rejects())) == (98, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_new_rules_price_everything_anew(feed: Feed, mode: str) -> None:
+    """H7: a change of the rules is a new version, and makes all records due; the same rules again are neither."""
+    await many(feed, 10)
+    assert await feed.consolidate(SIMPLE, mode) == Consolidated(9, 1)
+    assert await feed.consolidate(SIMPLE, mode) == Consolidated(0, 0)
+    dearer = make([{"name": "dearer", "markup_percent": 50}])
+    assert await feed.consolidate(dearer, mode) == Consolidated(9, 1)
+    assert {row[3] for row in (await feed.canonical()).values()} == {"dearer"}
+    versions = "SELECT DISTINCT pricing_version FROM canonical_record"
+    assert [row[0] for row in await feed.db.fetch(versions)] == [2]
+    kept = await feed.db.fetch("SELECT version, rules, digest FROM harvest_pricing ORDER BY version")
+    assert [(row["version"], row["digest"]) for row in kept] == [(1, SIMPLE.pricing_digest), (2, dearer.pricing_digest)]
+    assert kept[1]["rules"] == dearer.pricing_document()
+
+
+async def test_other_fields_make_everything_due_under_the_same_rules(feed: Feed) -> None:
+    """H7: the version of the rules is theirs alone."""
+    await many(feed, 10)
+    await feed.consolidate(SIMPLE)
+    other = make([{"name": "all", "markup_percent": 10}], {"lab": {"path": "lab"}})
+    assert await feed.consolidate(other) == Consolidated(9, 1)
+    assert await feed.db.fetchval("SELECT max(version) FROM harvest_pricing") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_was_stopped_says_so(feed: Feed, mode: str) -> None:
+    """H7: asked to stop, it ends after the transaction under way; the rest stays pending."""
+    await many(feed, 100)
+    await feed.uses(SIMPLE)
+    stopping = asyncio.Event()
+
+    async def stop(_tx: Connection, _done: Consolidated) -> None:
+        stopping.set()
+
+    section = ConsolidationSection.model_validate({"mode": mode, "set_size": 10, "batch_size": 10, "sets_at_once": 1})
+    call: dict[str, Any] = {"run_id": feed.run_id, "pricing_version": 1, "progress": stop, "stopping": stopping}
+    done = await consolidate(feed.db, feed.name, SIMPLE, section, **call)
+    assert done == Consolidated(9, 1, is_complete=False)
+    assert len(await feed.pending()) == 90
+
+
+async def test_a_pending_row_without_its_record_is_told(feed: Feed) -> None:
+    """H7: no endless search for a raw record that is not there."""
+    await feed.db.execute("INSERT INTO raw_pending VALUES ('d', 'k', 1)")
+    with pytest.raises(Corrupt, match="1 pending"):
+        await feed.consolidate(SIMPLE)
+
+
+async def many(feed: Feed, count: int) -> None:
+    """Records, of which every fiftieth cannot be mapped."""
+    await feed.db.execute(
+        """
+        WITH raw AS (
+            INSERT INTO raw_record (feed, key, payload, version, seen_run, seen_in, seen_scan, changed_at)
+            SELECT 'd', 'k' || lpad(n::text, 5, '0'),
+                   jsonb_build_object('price', CASE WHEN n % 50 = 0 THEN 'x' ELSE n::text END),
+                   1, gen_random_uuid(), 'p', 1, now()
+            FROM generate_series(0, $1 - 1) AS n
+            RETURNING feed, key, version
+        )
+        INSERT INTO raw_pending SELECT * FROM raw
+        """,
+        count,
+    )

@@ -1,0 +1,92 @@
+"""Extract a file in a test: its cells, its facts, or the reason of its refusal."""
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.extract import MALFORMED, open_tables
+from penstock.ingest.model import Failed, Stats
+from penstock.ingest.processing import Names, Processed, process
+from penstock.ingest.supplier import Limits, Source, Supplier
+
+NAMES = Names("acme_20260213T194500Z_1a2b3c", "acme")
+DQ = {"min_fact_count": 1, "max_bad_ratio": 0.1, "allow_empty_snapshot": False}
+STOCK: dict[str, dict[str, Any]] = {
+    "sku": {"from": "sku", "required": True},
+    "qty": {"from": "qty", "type": "integer"},
+    "price_minor": {"from": "price", "type": "money"},
+}
+Row = tuple[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """Facts by their row numbers and payloads, bad rows by their row numbers and reasons."""
+
+    facts: list[dict[str, Any]]
+    bad: list[dict[str, Any]]
+    stats: Stats
+
+    @property
+    def rows(self) -> list[Row]:
+        return [(fact["row_number"], fact["payload"]) for fact in self.facts]
+
+    @property
+    def reasons(self) -> list[tuple[int, str]]:
+        return [(one["row_number"], one["reason_code"]) for one in self.bad]
+
+    def of(self, category: str) -> list[Row]:
+        return [(fact["row_number"], fact["payload"]) for fact in self.facts if fact.get("category_key") == category]
+
+
+def supplier(columns: dict[str, Any] | None = None, **more: Any) -> Supplier:
+    return Supplier.model_validate({**DQ, "columns": columns or {}, **more})
+
+
+def made(file: Path, config: Supplier | None = None) -> Extracted:
+    """All that *file* becomes on the way of a run."""
+    with TemporaryDirectory() as folder, closing(Processed(Path(folder))) as processed:
+        process(file, config or supplier(STOCK), NAMES, processed, lambda _rows, _part: None)
+        processed.facts.flush()
+        processed.bad.flush()
+        facts, bad = (
+            [json.loads(line) for line in one.path.read_text().splitlines()] for one in (processed.facts, processed.bad)
+        )
+        return Extracted(facts, bad, processed.stats)
+
+
+def refused(file: Path, config: Supplier | None = None, code: FailureCode = FailureCode.FILE_UNREADABLE) -> str:
+    """Why *file* is refused, in words; the words name it, and there is a hint."""
+    with pytest.raises(Failed) as told:
+        made(file, config)
+    failed = told.value
+    assert failed.code is code, failed.message
+    assert file.name in failed.message
+    assert failed.hint
+    return failed.message
+
+
+def tables(file: Path, **source: Any) -> dict[str, list[list[str]]]:
+    """The cells of each table as they are read, without the empty ones at the end of a row."""
+    limits = Limits()
+    return {
+        table.name: [
+            trimmed(row)
+            for batch in table.batches
+            for row in batch.frame.select(name for name in batch.frame.columns if name != MALFORMED).rows()
+        ]
+        for table in open_tables(file, Source.model_validate(source), limits)
+    }
+
+
+def trimmed(row: Any) -> list[str]:
+    cells = list(row)
+    while cells and not cells[-1]:
+        cells.pop()
+    return cells

@@ -1,0 +1,108 @@
+"""Harness of ingest: a root folder of suppliers, with short methods for what tests do."""
+
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.ingest import layout
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.folder import FolderTree
+from penstock.ingest.hooks import Hooks, Outcome
+from penstock.ingest.service import Ingestion
+from penstock.kernel.clock import ManualClock
+from tests.support.types import Json
+
+SUPPLIER = "acme"
+QUALITY: Json = {"min_fact_count": 1, "max_bad_ratio": 0.5, "allow_empty_snapshot": False, "file_stability_window": 0}
+COLUMNS: Json = {"sku": {"from": "sku"}, "price": {"from": "price", "type": "integer"}}
+KEYED: Json = {**QUALITY, "columns": COLUMNS, "key": ["sku"]}
+
+
+def clock_of_today() -> ManualClock:
+    """A clock to be moved: files are dated by the disk, so it starts with today."""
+    return ManualClock(datetime.now(UTC))
+
+
+def snapshot(prices: Mapping[str, object] | Iterable[tuple[str, object]]) -> bytes:
+    """A file of sku and price."""
+    out = io.StringIO()
+    rows = prices.items() if isinstance(prices, Mapping) else prices
+    csv.writer(out, lineterminator="\n").writerows([("sku", "price"), *rows])
+    return out.getvalue().encode()
+
+
+class IngestHarness:
+    """The tree below *root*; a supplier is configured as soon as it is named."""
+
+    def __init__(self, root: Path, config: Json | None = None) -> None:
+        self.root = root
+        root.mkdir(exist_ok=True)
+        self.tree = FolderTree(root)
+        self._age = 1_000_000
+        if config is not None:
+            self.configure(config)
+
+    def configure(self, config: Json, supplier: str = SUPPLIER) -> None:
+        self.put(layout.config(supplier), json.dumps(config).encode())
+        self.tree.prepare(supplier)
+
+    def put(self, path: str, content: bytes) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        return file
+
+    def drop(self, content: bytes, name: str = "price.csv", supplier: str = SUPPLIER) -> Path:
+        """As a supplier does; each file is newer than the one before."""
+        file = self.put(f"{layout.inbox(supplier)}/{name}", content)
+        self._age -= 10
+        then = time.time() - self._age
+        os.utime(file, (then, then))
+        return file
+
+    def run(self, content: bytes | None = None, supplier: str = SUPPLIER, hooks: Hooks | None = None) -> Outcome:
+        """One run, of a file that is dropped before when there is *content*."""
+        if content is not None:
+            self.drop(content, supplier=supplier)
+        return Ingestion(self.tree, "test", hooks).run(supplier)
+
+    def publish(self, content: bytes, supplier: str = SUPPLIER) -> str:
+        """A run that passes; its id."""
+        outcome = self.run(content, supplier)
+        assert outcome.manifest is not None
+        assert outcome.manifest.failure is None, outcome.manifest.failure
+        return outcome.manifest.run_id
+
+    def current(self, supplier: str = SUPPLIER) -> str | None:
+        pointer = self.tree.pointer(supplier)
+        return pointer.run_id if pointer else None
+
+    def facts(self, supplier: str = SUPPLIER) -> list[Json]:
+        """The facts of the current state."""
+        return self.lines(layout.state(supplier, self.current(supplier) or "", layout.FACTS))
+
+    def lines(self, path: str) -> list[Json]:
+        return [json.loads(line) for line in (self.root / path).read_text().splitlines()]
+
+    def told(self, path: str) -> Json:
+        found: Json = json.loads((self.root / path).read_bytes())
+        return found
+
+    def names(self, folder: str) -> list[str]:
+        """The files in a folder and below it, without its name."""
+        return sorted(one.path.removeprefix(f"{folder}/") for one in self.tree.files(folder))
+
+    def all_files(self) -> dict[str, bytes]:
+        """Everything there is, ledgers and locks left out."""
+        files = [file for file in self.root.rglob("*") if file.is_file() and ".work" not in file.parts]
+        known = {file.relative_to(self.root).as_posix(): file.read_bytes() for file in files}
+        return {path: content for path, content in known.items() if not path.startswith(layout.LEDGERS)}
+
+
+def failure(outcome: Outcome) -> FailureCode | None:
+    return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None

@@ -1,0 +1,68 @@
+"""Harness of one supplier in a folder: inbox, configuration and runs."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from ruamel.yaml import YAML
+
+from penstock.ingest import layout
+from penstock.ingest.folder import FolderTree
+from penstock.ingest.hooks import Hooks, Outcome
+from penstock.ingest.service import Ingestion
+from penstock.kernel.clock import Clock
+
+SUPPLIER = "brinex"
+QUALITY: Mapping[str, Any] = {
+    "min_fact_count": 1, "max_bad_ratio": 0.5, "allow_empty_snapshot": False, "file_stability_window": 0,
+}  # fmt: skip
+COLUMNS: Mapping[str, Any] = {
+    "sku": {"from": "sku", "required": True},
+    "qty": {"from": "qty", "type": "integer"},
+    "price_minor": {"from": "price", "type": "money"},
+}
+
+
+class SupplierHarness:
+    """One supplier's inbox, configuration and runs."""
+
+    def __init__(self, root: Path, supplier: str = SUPPLIER) -> None:
+        self.root = root
+        self.supplier = supplier
+        self.tree = FolderTree(root)
+        self.tree.prepare(supplier)
+        self.configure()
+
+    def configure(self, **settings: Any) -> None:
+        """Quality is asked for, and three columns are mapped, unless told otherwise."""
+        with (self.root / layout.config(self.supplier)).open("w") as file:
+            YAML().dump({**QUALITY, "columns": dict(COLUMNS), "key": ["sku"], **settings}, file)
+
+    def drop(self, name: str, content: str | bytes, at: float | None = None) -> Path:
+        """A file arrives, with an mtime of its own if need be."""
+        file = self.root / layout.inbox(self.supplier) / name
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        if at is not None:
+            os.utime(file, (at, at))
+        return file
+
+    def run(self, hooks: Hooks | None = None, clock: Clock | None = None) -> Outcome:
+        return Ingestion(self.tree, "test", hooks, clock).run(self.supplier, waits=False)
+
+    def files(self, folder: str) -> list[str]:
+        """The names of the files in *folder*."""
+        place = self.root / folder
+        return sorted(file.name for file in place.iterdir() if file.is_file()) if place.is_dir() else []
+
+    def json(self, path: str) -> Any:
+        return orjson.loads((self.root / path).read_bytes())
+
+    def lines(self, path: str) -> list[dict[str, Any]]:
+        return [orjson.loads(line) for line in (self.root / path).read_bytes().splitlines()]
+
+
+def price_list(*rows: tuple[str, object, object]) -> str:
+    """A small CSV."""
+    return "sku;qty;price\n" + "".join(f"{sku};{qty};{price}\n" for sku, qty, price in rows)

@@ -1,0 +1,248 @@
+"""Pitfalls: each of these once ended badly."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.ingest import layout, publishing
+from penstock.ingest.config import RetentionSection
+from penstock.ingest.contract import FailureCode, Status
+from penstock.ingest.hooks import Hooks
+from penstock.ingest.model import Failed
+from penstock.ingest.publishing import Step
+from penstock.ingest.retention import sweep
+from penstock.ingest.states import quarantined
+from penstock.ingest.supplier import Supplier, load_supplier
+from penstock.ingest.verifying import verify
+from penstock.kernel.clock import ManualClock, SystemClock
+from penstock.kernel.errors import Corrupt, Transient
+from tests.ingest.supplier_harness import QUALITY, SUPPLIER, SupplierHarness, price_list
+from tests.support.crash import Killed, call_at
+
+ONE, TWO = price_list(("A", 1, "1,00")), price_list(("A", 2, "2,00"))
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> SupplierHarness:
+    return SupplierHarness(tmp_path)
+
+
+def failure(harness: SupplierHarness) -> FailureCode:
+    manifest = harness.run().manifest
+    assert manifest is not None
+    assert manifest.failure is not None
+    return manifest.failure.code
+
+
+def test_a_file_with_none_of_the_columns_empties_nothing(harness: SupplierHarness) -> None:
+    """I6, §7: whatever is required, and even where an empty snapshot is allowed."""
+    harness.configure(columns={"sku": {"from": "sku"}, "qty": {"from": "qty"}}, key=[], allow_empty_snapshot=True)
+    harness.drop("price.csv", ONE)
+    assert harness.run().is_pass
+    harness.drop("other.csv", "zzz,yyy\nA,1\n")
+    assert failure(harness) is FailureCode.HEADER_MISMATCH
+    harness.drop("other.json", '[{"zzz": 1}, {"zzz": 2}]')
+    assert failure(harness) is FailureCode.HEADER_MISMATCH
+
+
+def test_a_file_that_kills_every_run_is_set_aside(harness: SupplierHarness) -> None:
+    """I16: nothing is blocked for ever; a few kills are no reason."""
+    harness.drop("poison.csv", ONE)
+    for _ in range(10):
+        with pytest.raises(Killed):
+            harness.run(Hooks(on_step=call_at(Step.PROCESSED)))
+    assert failure(harness) is FailureCode.FILE_KILLS_RUNS
+    harness.drop("poison.csv", TWO)
+    for _ in range(9):
+        with pytest.raises(Killed):
+            harness.run(Hooks(on_step=call_at(Step.PROCESSED)))
+    assert harness.run().is_pass
+
+
+def test_a_mistake_of_ours_is_a_failure_with_a_reason(
+    harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6: the manifest says so, diag tells where, and the file is set aside rather than tried for ever."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr("penstock.ingest.running.settle_repeated", broken)
+    harness.drop("price.csv", ONE)
+    manifest = harness.run().manifest
+    assert manifest is not None
+    assert manifest.failure is not None
+    assert manifest.failure.code is FailureCode.INTERNAL
+    told = (harness.root / layout.run(manifest.run_id, layout.ERROR)).read_text()
+    assert "ZeroDivisionError: boom" in told
+    assert harness.files(layout.broken(SUPPLIER)) == ["price.csv"]
+
+
+def test_a_mistake_behind_the_switch_is_no_failure(harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I10, I16: what is current has passed, and the next run finishes it; its file is not called broken."""
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("boom")
+
+    harness.drop("price.csv", ONE)
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.ingest.publishing.accept", broken)
+        with pytest.raises(ZeroDivisionError):
+            harness.run()
+    harness.run()
+    (run_id,) = harness.tree.runs(SUPPLIER)
+    assert harness.json(layout.run(run_id, layout.MANIFEST))["status"] == "PASS"
+    assert harness.files(layout.archive(SUPPLIER)) == ["price.csv"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"key": ["sku", "sku"]}, "key"),
+        ({"source": {"quote": "é"}}, "source.quote"),
+        ({"source": {"quote": ";"}}, "source.quote"),
+        ({"columns": {"sku": {"from": []}}}, "columns.sku.from"),
+        ({"max_state_age_hours": 1e12}, "max_state_age_hours"),
+        ({"columns": {"sku": {"from": "sku", "min": 1}}, "key": ["sku"]}, "columns.sku.min"),
+        ({"columns": {"sku": {"from": "sku", "type": "date", "default": "soon"}}}, "columns.sku.default"),
+        (
+            {"duplicate_keys": "keep", "targets": [{"dictionary": {"tenant": "t", "code": "C"}}]},
+            "duplicate_keys",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(
+    harness: SupplierHarness, settings: dict[str, Any], where: str
+) -> None:
+    """I18: before a file meets it, and with the place."""
+    harness.configure(**settings)
+    with pytest.raises(Failed, match=where) as failed:
+        load_supplier(harness.root / layout.config(SUPPLIER))
+    assert failed.value.code is FailureCode.CONFIG_INVALID
+
+
+def test_what_means_nothing_may_be_said_twice() -> None:
+    """I18: texts that mean an empty cell are a set."""
+    columns = {"sku": {"from": "sku", "empty": ["", "-", "-"]}}
+    assert Supplier.model_validate({**QUALITY, "columns": columns}).columns["sku"].empty == ["-"]
+
+
+def test_two_targets_are_two() -> None:
+    """I23: the same dictionary on two servers, and webhooks that differ in their query, which is not shown."""
+    both = [{"dictionary": {"tenant": "t", "code": "C", "url": f"http://localhost:{port}"}} for port in (1, 2)]
+    hooks = [{"webhook": {"url": f"http://localhost/hook?id={number}"}} for number in (1, 2)]
+    supplier = Supplier.model_validate({**QUALITY, "key": ["sku"], "targets": [*both, *hooks]})
+    assert len({target.digest for target in supplier.targets}) == 4
+    assert all("id=" not in target.name for target in supplier.targets)
+
+
+def test_the_fence_grows_though_the_state_was_lost(harness: SupplierHarness) -> None:
+    """I11: what was published before counts, also when the symlink had to be removed."""
+    for content in (ONE, TWO):
+        harness.drop("price.csv", content)
+        harness.run()
+    (harness.root / layout.CURRENT / SUPPLIER).unlink()
+    harness.drop("price.csv", price_list(("A", 3, "3,00")))
+    manifest = harness.run().manifest
+    assert manifest is not None
+    assert manifest.fence == 3
+
+
+def test_a_category_that_lost_all_its_facts_has_vanished(harness: SupplierHarness) -> None:
+    """I20: a sheet that is there and holds nothing is no category."""
+    import io
+    import zipfile
+
+    def archive(**files: str) -> bytes:
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as packed:
+            for name, content in files.items():
+                packed.writestr(f"{name}.csv", content)
+        return out.getvalue()
+
+    harness.configure(guards={"vanished_categories": "fail"}, key=["category_key", "sku"])
+    harness.drop("a.zip", archive(x=ONE, y=TWO))
+    assert harness.run().is_pass
+    harness.drop("b.zip", archive(x=TWO, y=price_list()))
+    assert failure(harness) is FailureCode.GUARD_CATEGORIES_VANISHED
+
+
+@pytest.mark.parametrize("content", [ONE, "a;b\n1;2\n"])
+def test_where_a_file_went_is_known_though_its_run_was_killed(harness: SupplierHarness, content: str) -> None:
+    """I16: killed after the move, before that was noted: the next run notes it."""
+    harness.drop("price.csv", content)
+    with pytest.raises(Killed):
+        harness.run(Hooks(on_step=call_at(Step.MOVED)))
+    harness.run()
+    (run_id,) = harness.tree.runs(SUPPLIER)
+    moved_to = harness.json(layout.run(run_id, layout.MANIFEST))["moved_to"]
+    assert (harness.root / moved_to).read_text() == content
+    assert all(one["why"] for one in quarantined(harness.tree, SUPPLIER))
+
+
+def test_a_file_that_cannot_be_moved_does_not_undo_its_publication(
+    harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I16: the state is switched, so the run has passed; the file is known by its content."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise Transient("STORAGE_DOWN", "no")
+
+    harness.drop("price.csv", ONE)
+    with monkeypatch.context() as patched:
+        patched.setattr(harness.tree, "move", refused)
+        manifest = harness.run().manifest
+    assert manifest is not None
+    assert manifest.status is Status.PASS
+    assert harness.run().nothing == "only files that were accepted before"
+
+
+def test_one_file_that_cannot_be_read_does_not_stop_gc(
+    harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I12: what we may not read, nobody reads by our ways, and it goes."""
+    harness.drop("price.csv", "a;b\n1;2\n")
+    harness.run()
+    opened = os.open
+
+    def refusing(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith("price.csv"):
+            raise PermissionError
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refusing)
+    clock = ManualClock(SystemClock().now() + timedelta(days=31))
+    swept = sweep(harness.tree, RetentionSection(), clock, "test")
+    assert any(one.path.endswith("price.csv") and one.is_gone for one in swept.found)
+
+
+def test_verify_looks_at_the_file_itself(harness: SupplierHarness) -> None:
+    """I24: its hash is in the manifest too."""
+    harness.drop("price.csv", ONE)
+    harness.run()
+    (harness.root / layout.archive(SUPPLIER) / "price.csv").write_text(TWO)
+    assert [one.path for one in verify(harness.tree, [SUPPLIER]) if one.problem] == [
+        f"{layout.archive(SUPPLIER)}/price.csv"
+    ]
+
+
+def test_a_damaged_state_is_told_as_one(harness: SupplierHarness) -> None:
+    """I14: not as a mistake of ours."""
+    harness.drop("price.csv", ONE)
+    manifest = harness.run().manifest
+    assert manifest is not None
+    stats = harness.root / layout.state(SUPPLIER, manifest.run_id, layout.STATS)
+    stats.chmod(0o644)
+    stats.write_text('{"good_rows": 9}')
+    with pytest.raises(Corrupt):
+        publishing.current_state(harness.tree, SUPPLIER)
+
+
+def test_a_ledger_that_makes_no_sense_is_none(harness: SupplierHarness) -> None:
+    """I16: what is only remembered may be lost."""
+    harness.tree.write(layout.ledger(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "fails": "many"}')
+    harness.drop("price.csv", ONE)
+    assert harness.run().is_pass

@@ -1,0 +1,121 @@
+"""Backends of the ingest tree: a folder, an S3 bucket, and a bucket on a folder; with what suppliers do to them."""
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.s3.models import s3_backends
+
+from penstock.ingest import layout
+from penstock.ingest.bridge import Bridge
+from penstock.ingest.bucket import BucketTree
+from penstock.ingest.folder import FolderTree
+from penstock.ingest.tree import Tree
+from penstock.kernel.storage import Storage
+from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.storage.objects import ObjectStorage
+from tests.services.s3 import S3Bucket
+
+SUPPLIER = "acme"
+
+
+class TreeBackend(Protocol):
+    """A tree, and what others than Penstock do to it."""
+
+    tree: Tree
+
+    def put(self, path: str, content: bytes, age: float = 0) -> None:
+        """As a supplier or a person would, so many seconds ago."""
+
+    def delete(self, path: str) -> None: ...
+
+
+def drop(backend: TreeBackend, name: str, content: bytes, age: float = 0) -> None:
+    backend.put(f"{layout.inbox(SUPPLIER)}/{name}", content, age)
+
+
+def paths(tree: Tree, folder: str) -> list[str]:
+    """What is in *folder*, at any depth, without the folder's name."""
+    return sorted(one.path.removeprefix(f"{folder}/") for one in tree.files(folder))
+
+
+class FolderBackend:
+    """A folder of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.tree: Tree = FolderTree(root)
+
+    def put(self, path: str, content: bytes, age: float = 0) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        then = time.time() - age
+        os.utime(file, (then, then))
+
+    def delete(self, path: str) -> None:
+        (self.root / path).unlink()
+
+
+class BucketBackend:
+    """A bucket; every machine has its own local folder."""
+
+    def __init__(self, storage: Storage, url: str, machines: Path, bridge: Bridge) -> None:
+        self.storage = storage
+        self._url = url
+        self._machines = machines
+        self._bridge = bridge
+        self._trees: list[BucketTree] = []
+        self.tree: Tree = self.machine()
+
+    def machine(self, storage: Storage | None = None, name: str = "") -> BucketTree:
+        """The tree as another machine sees it, or again the one of that *name*."""
+        tree = BucketTree(storage or self.storage, self._url, self._machines / (name or uuid.uuid4().hex))
+        self._trees.append(tree)
+        return tree
+
+    def put(self, path: str, content: bytes, age: float = 0) -> None:
+        self._bridge.call(self.storage.put(path, content))
+        if age:
+            self._date_back(path, datetime.fromtimestamp(time.time() - age, UTC))
+
+    def delete(self, path: str) -> None:
+        self._bridge.call(self.storage.delete(path))
+
+    def close(self) -> None:
+        for tree in self._trees:
+            tree.close()
+
+    def _date_back(self, path: str, then: datetime) -> None:
+        parts = self.storage.uri(path).partition("://")[2]
+        if isinstance(self.storage, FolderStorage):
+            os.utime(f"/{parts.lstrip('/')}", (then.timestamp(), then.timestamp()))
+            return
+        bucket, _, key = parts.partition("/")
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys[key].last_modified = then.replace(tzinfo=None)
+
+
+@contextmanager
+def s3_backend(s3: S3Bucket, machines: Path) -> Iterator[BucketBackend]:
+    url = f"{s3.url}/{uuid.uuid4().hex}"
+    with (
+        closing(Bridge()) as bridge,
+        closing(BucketBackend(ObjectStorage(url, s3.options), url, machines, bridge)) as backend,
+    ):
+        yield backend
+
+
+@contextmanager
+def stored_backend(root: Path, machines: Path) -> Iterator[BucketBackend]:
+    """The bucket's tree on a folder's storage: the port's conditions without a network."""
+    with (
+        closing(Bridge()) as bridge,
+        closing(BucketBackend(FolderStorage(root), str(root), machines, bridge)) as backend,
+    ):
+        yield backend

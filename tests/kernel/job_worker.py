@@ -1,0 +1,33 @@
+"""Worker for tests that kill it: claims jobs, records its effects, and settles them."""
+
+import asyncio
+from datetime import timedelta
+from multiprocessing.connection import Connection as Pipe
+
+from penstock.kernel.db import Database
+from penstock.kernel.lease import Held, Report
+from tests.kernel.jobs import LEASE, Job
+
+
+def work(url: str, name: str, pipe: Pipe) -> None:
+    asyncio.run(_work(url, name, pipe))
+
+
+async def _work(url: str, name: str, pipe: Pipe) -> None:
+    """Until nothing is left, or the test has seen enough."""
+    async with Database.open(url, size=2) as db:
+
+        async def handle(held: Held) -> None:
+            await db.execute("INSERT INTO effect (job, fence) VALUES ($1, $2)", held.key[0], held.fence)
+            pipe.send(held.key[0])  # from here on the test may kill this process
+
+        while claimed := await _claimed(db, name):
+            await asyncio.gather(*map(handle, claimed))
+            async with db.transaction() as tx:
+                reports = [Report(held.key, held.fence, Job.DONE) for held in claimed]
+                await LEASE.settle(tx, reports, actor=name, now=db.clock.now())
+
+
+async def _claimed(db: Database, name: str) -> list[Held]:
+    async with db.transaction() as tx:
+        return await LEASE.claim(tx, worker=name, limit=4, lease_for=timedelta(seconds=60), now=db.clock.now())

@@ -1,0 +1,48 @@
+"""Backoff: delays between attempts."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.kernel import backoff
+from penstock.kernel.backoff import Backoff, delay
+
+FIRST, MOST = timedelta(seconds=1), timedelta(seconds=60)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.999_999])
+def test_delays_grow_to_a_limit_and_stay_there(monkeypatch: pytest.MonkeyPatch, chance: float) -> None:
+    """A delay doubles with each failure and never exceeds the limit, however many failures there were."""
+    monkeypatch.setattr(backoff, "random", lambda: chance)
+    delays = [delay(attempt, first=FIRST, most=MOST) for attempt in range(1, 8)]
+    assert delays == sorted(delays)
+    assert delays[3] == pytest.approx(8 * SECOND * (1 + chance) / 2, abs=timedelta(microseconds=1))
+    assert [delay(attempt, first=FIRST, most=MOST) for attempt in (7, 51, 1000, 10**9)] == [delays[-1]] * 4
+
+
+@settings(deadline=None)
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 10**6))
+def test_half_of_a_delay_is_chance(attempt: int, first: int, most: int) -> None:
+    """Every delay lies between half of what it could be and all of it, so that crowds part and nobody spins."""
+    full = min(first * 2 ** min(attempt - 1, 40), most)
+    waited = delay(attempt, first=timedelta(milliseconds=first), most=timedelta(milliseconds=most))
+    slack = timedelta(microseconds=1)
+    assert timedelta(milliseconds=full / 2) - slack <= waited <= timedelta(milliseconds=full) + slack
+
+
+def test_crowds_part() -> None:
+    """Two who fail at once do not come back at once."""
+    assert len({delay(10) for _ in range(100)}) > 90
+
+
+def test_a_backoff_remembers_until_it_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delays grow from call to call; after a success they begin anew."""
+    monkeypatch.setattr(backoff, "random", lambda: 0.0)
+    waits = Backoff(first=FIRST, most=MOST)
+    assert [waits.next() for _ in range(3)] == [SECOND / 2, SECOND, SECOND * 2]
+    waits.reset()
+    assert waits.next() == SECOND / 2
+    assert all(waits.next() <= MOST for _ in range(200))

@@ -1,0 +1,161 @@
+"""The program with crash points: on a test's order it kills or freezes itself at a chosen point.
+
+`CRASH_ORDER` names a file. When it says `{"at": point, "nth": n, "how": "SIGKILL"}`, the n-th passage of that point is
+the last. The points are put around the product's functions from here; the product knows nothing of them.
+"""
+
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from asyncpg.transaction import Transaction
+
+import penstock.serving  # noqa: F401 - loaded before the fork, not after it
+from penstock.cli import main
+from penstock.kernel.bus import postgres as postgres_bus
+from penstock.kernel.bus.kafka import KafkaBus
+from penstock.kernel.bus.kafka.subscription import KafkaSubscription
+from penstock.kernel.bus.postgres import PostgresBus, PostgresSubscription
+from penstock.kernel.outbox import Outbox
+from penstock.refdata import staging, store
+from penstock.refdata.applying import Applier
+from penstock.refdata.provider import ItemTableProvider, PostgresSqlProvider
+from penstock.refdata.workers import Relay
+
+ORDER = "CRASH_ORDER"
+SENDING = ("opening", "opened", "published")
+ADAPTING = ("taken", "opening", "opened", "published", "settling", "settled")
+CHANGING = ("taken", "locked", "noted", "changed", "written", "committed", "applied", "settling", "settled")
+REPLACING = ("staged", "replaced", "closed")
+REFUSING = ("refusing", "refused")
+SWEEPING = ("looked", "published")
+RELAYING = ("announcing", "announced", "marked", "relayed")
+Act = Callable[..., Awaitable[Any]]
+
+
+def order(file: Path, point: str, nth: int = 1, how: signal.Signals = signal.SIGKILL) -> None:
+    """Have whoever runs with *file* end, or stop, at the *nth* passage of *point* from now on."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps({"at": point, "nth": nth, "how": how.name}))
+    draft.rename(file)
+
+
+def run(arguments: Sequence[str], folder: Path, order_file: Path, output: Pipe) -> None:
+    """The program as a process of its own runs it: in *folder*, its log beside its data, what it says to *output*."""
+    for name in [name for name in os.environ if name.startswith("PENSTOCK")]:
+        del os.environ[name]
+    os.environ[ORDER] = str(order_file)
+    os.chdir(folder)
+    log = os.open(order_file.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output.fileno(), 1)
+    os.dup2(log, 2)
+    output.close()
+    sys.argv = ["penstock", *arguments]
+    _put_points()
+    main.run()
+
+
+def _pass(point: str) -> None:
+    file = Path(os.environ[ORDER])
+    try:
+        said = json.loads(file.read_text())
+    except FileNotFoundError:
+        return
+    if said["at"] != point or not point:
+        return
+    if said["nth"] > 1:
+        order(file, point, said["nth"] - 1, signal.Signals[said["how"]])
+        return
+    file.unlink()  # an order is carried out once
+    os.kill(os.getpid(), signal.Signals[said["how"]])
+
+
+def _put_points() -> None:
+    _around(store, "open_requests", before="opening", after="opened")
+    _around(store, "lock_dictionaries", after="locked")
+    _around(store, "note_processed", after="noted")
+    _around(store, "notify", after="written")
+    _around(staging, "stage_chunk", after="staged")
+    _around(staging, "close_set", after="closed")
+    _around(store, "look_for", after="looked", when=bool)
+    for provider in (PostgresSqlProvider, ItemTableProvider):
+        _around(provider, "apply_delta", after="changed")
+        _around(provider, "apply_snapshot", after="replaced")
+    _around(Applier, "_apply", after="applied")
+    _around(Applier, "_refuse", before="refusing", after="refused")
+    for bus in (PostgresBus, KafkaBus):
+        _around(bus, "publish", after="published", unless=lambda messages, tx=None: tx is not None or not messages)
+    for subscription in (PostgresSubscription, KafkaSubscription):
+        _around(subscription, "take", after="taken", when=bool)
+        _around(subscription, "settle", before="settling", after="settled")
+    _around(Relay, "_announce", before="announcing", after="announced")
+    _around(Outbox, "relay", after="relayed", when=bool)
+    _after_commit_of(store, "notify", "committed")
+    _after_statement("execute", "UPDATE outbox_event SET published", "marked")
+    _after_statement("fetch", postgres_bus.SQL["settle"], "freeing")
+
+
+def _around(
+    owner: Any,
+    name: str,
+    *,
+    before: str = "",
+    after: str = "",
+    when: Callable[[Any], bool] = lambda _result: True,
+    unless: Callable[..., bool] = lambda *_args, **_told: False,
+) -> None:
+    """Put points before and after what *owner* does; the second only *when* something came of it."""
+    act: Act = getattr(owner, name)
+
+    @functools.wraps(act)
+    async def passing(*args: Any, **told: Any) -> Any:
+        _pass(before)
+        result = await act(*args, **told)
+        if when(result) and not unless(*args[1:], **told):
+            _pass(after)
+        return result
+
+    setattr(owner, name, passing)
+
+
+def _after_statement(name: str, text: str, point: str) -> None:
+    """Put a point after a statement, inside its transaction."""
+    act: Act = getattr(asyncpg.Connection, name)
+
+    @functools.wraps(act)
+    async def passing(connection: Any, query: str, *args: Any, **told: Any) -> Any:
+        result = await act(connection, query, *args, **told)
+        if query.startswith(text):
+            _pass(point)
+        return result
+
+    setattr(asyncpg.Connection, name, passing)
+
+
+def _after_commit_of(owner: Any, name: str, point: str) -> None:
+    """Put a point right after the end of the transaction in which *owner* did something."""
+    act: Act = getattr(owner, name)
+    end: Act = Transaction.__aexit__
+    has_acted: ContextVar[bool] = ContextVar(point, default=False)
+
+    async def acting(*args: Any, **told: Any) -> Any:
+        has_acted.set(True)
+        return await act(*args, **told)
+
+    async def ending(*args: Any) -> Any:
+        result = await end(*args)
+        if has_acted.get():
+            has_acted.set(False)
+            _pass(point)
+        return result
+
+    setattr(owner, name, acting)
+    setattr(Transaction, "__aexit__", ending)  # noqa: B010 - the stubs know no way to set a method

@@ -1,0 +1,162 @@
+"""Harness of refdata: service and applier in this process, on a real database and a real bus."""
+
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+from ruamel.yaml import YAML
+
+from penstock.app import RefdataPlatform, open_refdata
+from penstock.kernel.bus import Delivering, Message
+from penstock.kernel.signals import Resync, Signal
+from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.worker import Worker
+from penstock.refdata.applying import Applier
+from penstock.refdata.contract import decode, message_key
+from penstock.refdata.model import Dict, Update
+from penstock.refdata.workers import Relay, apply_handler
+from penstock.settings import Settings
+from tests.services.kafka import Kafka
+from tests.support.settings import settings_document
+from tests.support.types import Json
+
+HERE = Path(__file__).parent
+DOCUMENT, OTHER, SCHEMAS = HERE / "document.yaml", HERE / "other.yaml", HERE / "schemas.sql"
+_numbers = itertools.count()
+
+
+def dictionaries(file: Path) -> list[Json]:
+    """The dictionaries of a configuration file, as they stand there."""
+    found: list[Json] = YAML(typ="safe").load(file)["refdata"]["dictionaries"]
+    return found
+
+
+def refdata_settings(url: str, kafka: Kafka | None = None, **refdata: Any) -> Settings:
+    """Settings on a database of the test's own, and on Kafka when it is given; a topic of its own in any case."""
+    topic = f"refdata.test.{os.urandom(4).hex()}.{next(_numbers)}"
+    known: Json = {
+        "kafka": {"commandsTopic": topic},
+        "dictionaries": [*dictionaries(DOCUMENT), *dictionaries(OTHER)],
+        "tenants": ["acme", "globex", "tenant-a"],
+    }
+    return Settings.model_validate(settings_document(url, kafka, refdata={**known, **refdata}))
+
+
+async def create_schemas(url: str) -> None:
+    """The tables and functions the dictionaries of both configurations live in."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(SCHEMAS.read_text())
+    finally:
+        await connection.close()
+
+
+class RefdataHarness:
+    """One refdata with short methods for what tests do."""
+
+    def __init__(self, platform: RefdataPlatform) -> None:
+        self.platform = platform
+        self.db, self.bus, self.refdata = platform.db, platform.bus, platform.refdata
+        self.topic = platform.settings.refdata.kafka.commands_topic
+
+    async def send(self, code: str, *items: Json, tenant: str = "acme", **more: Any) -> UUID:
+        """Take a DELTA in as the API does; its id."""
+        update = await self.refdata.submit(tenant, decode(command(code, *items, **more)))
+        return update.event_id
+
+    async def publish(self, value: bytes, key: str = "acme:LOOSE") -> None:
+        """Put a message on the commands' topic, whatever it is."""
+        await self.bus.publish([Message(self.topic, key, value)])
+
+    async def apply(self, *, name: str = "apply", max_attempts: int = 5, max_items: int = 5_000_000) -> int:
+        """Apply what is on the bus, to its end; how many messages."""
+        delivering = Delivering(max_attempts=max_attempts)
+        async with self.bus.subscribe(self.topic, worker=name, delivering=delivering) as queue:
+            applier = Applier(self.db, self.refdata.catalogue, name, max_attempts=max_attempts, max_items=max_items)
+            telemetry = self.platform.telemetry
+            handler = apply_handler(applier, self.platform.metrics, telemetry)
+            worker = Worker(queue, handler, telemetry)
+            total = 0
+            while await self.bus.backlog(self.topic):
+                total += await worker.drain()
+                await queue.wait(0.05)
+            return total
+
+    async def relay(self) -> int:
+        """Announce what waits; how many."""
+        return await Relay(self.db, self.platform.signals, self.refdata.bell, self.platform.telemetry).step()
+
+    async def update(self, event_id: UUID, tenant: str = "acme") -> Update:
+        return await self.refdata.update(tenant, event_id)
+
+    async def items(self, code: str, tenant: str = "acme") -> Json:
+        """What a reader would load: key to payload."""
+        target = Dict(tenant, code)
+        loaded = await self.refdata.catalogue.get(target).provider.load_all(self.db, target)
+        return {key: msgspec.json.decode(text) for key, text in loaded.items.items()}
+
+    async def version(self, code: str, tenant: str = "acme") -> int:
+        target = Dict(tenant, code)
+        return await self.refdata.catalogue.get(target).provider.get_committed_version(self.db, target)
+
+    async def dead(self) -> list[str]:
+        """Why messages were set aside, oldest first."""
+        return [letter.reason for letter in await self.bus.dead_letters(self.topic)]
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[RefdataHarness]:
+    async with open_refdata(settings, Telemetry()) as platform:
+        yield RefdataHarness(platform)
+
+
+def upsert(key: str, payload: Any) -> Json:
+    return {"key": key, "op": "UPSERT", "payload": payload}
+
+
+def delete(key: str) -> Json:
+    return {"key": key, "op": "DELETE"}
+
+
+def command(code: str, *items: Json, event_type: str = "DELTA", **more: Any) -> bytes:
+    """The body of a command; fields as they are spelt on the wire."""
+    return msgspec.json.encode({"dictCode": code, "eventType": event_type, "items": items, **more})
+
+
+def chunk(code: str, snapshot_id: UUID, index: int, total: int, *items: Json, **more: Any) -> bytes:
+    """One chunk of a snapshot."""
+    place = {"snapshotId": str(snapshot_id), "chunkIndex": index, "chunksTotal": total}
+    return command(code, *items, event_type="SNAPSHOT", **place, **more)
+
+
+def on_bus(body: bytes, tenant: str = "acme", event_id: UUID | None = None) -> tuple[bytes, str]:
+    """A command as it is on the bus, with its key, for those who write there themselves."""
+    said = msgspec.json.decode(body)
+    value = msgspec.json.encode({**said, "tenantId": tenant, "eventId": str(event_id or uuid4())})
+    return value, message_key(tenant, said["dictCode"])
+
+
+async def published(harness: RefdataHarness, count: int) -> AsyncIterator[Message]:
+    """The first *count* messages on the commands' topic."""
+    async with harness.bus.subscribe(harness.topic, worker="reader", delivering=Delivering()) as queue:
+        left = count
+        while left > 0:
+            for delivery in await queue.take(left):
+                left -= 1
+                yield delivery.message
+            await queue.wait(0.05)
+
+
+async def heard(feed: AsyncIterator[Signal | Resync], count: int) -> AsyncIterator[Signal]:
+    """The next *count* signals."""
+    while count:
+        item = await anext(feed)
+        if isinstance(item, Signal):
+            count -= 1
+            yield item

@@ -1,0 +1,152 @@
+"""Harness of a pod: its loader and one server in this process, over real sockets, beside a refdata harness."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from penstock.kernel.auth import Authenticator, NoAuthenticator
+from penstock.kernel.headers import LOCAL_NAMES
+from penstock.kernel.telemetry import Telemetry
+from penstock.pods import Pod
+from penstock.refdata.model import Dict
+from penstock.refdata.pod.folder import pod_folder
+from penstock.refdata.pod.front import Front
+from penstock.refdata.pod.link import Link, answering
+from penstock.refdata.pod.server import Server
+from penstock.refdata.pod.state import State
+from penstock.servers import listening
+from penstock.settings import Settings
+from tests.refdata.harness import RefdataHarness, opened, upsert
+from tests.support.types import Json
+from tests.support.waiting import becomes
+
+
+class PodHarness:
+    """One pod and the refdata that feeds it, with short methods for what tests do."""
+
+    def __init__(
+        self, harness: RefdataHarness, pod: Pod, server: Server, address: str, session: aiohttp.ClientSession
+    ) -> None:
+        self.harness = harness
+        self.pod = pod
+        self.server = server
+        self.address = address
+        self.session = session
+
+    async def put(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
+        """Commit a DELTA; its version. Pods are not told until `relay`."""
+        await self.harness.send(code, *(upsert(key, payload) for key, payload in items.items()), tenant=tenant)
+        await self.harness.apply()
+        return await self.harness.version(code, tenant)
+
+    async def hold(self, code: str, items: Mapping[str, Any], tenant: str = "acme") -> int:
+        """Commit a DELTA and have it in memory, however long the load takes; its version."""
+        version = await self.put(code, items, tenant)
+        await self.holds(code, version, tenant)
+        return version
+
+    async def holds(self, code: str, version: int, tenant: str = "acme") -> None:
+        """Return when *version* is in memory."""
+        assert self.pod._loader is not None
+        holding = self.pod._loader.find(Dict(tenant, code))
+        holding.want(version, at_once=True)
+        await holding.reaches(version)
+
+    async def get(
+        self, path: str, *, tenant: str = "acme", least: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> "PodAnswer":
+        """GET `…/dictionaries/{path}` of *tenant*, from version *least* on."""
+        given = {**({} if least is None else {"X-Min-Version": str(least)}), **(headers or {})}
+        url = f"{self.address}/v1/tenants/{tenant}/dictionaries/{path}"
+        async with self.session.get(url, headers=given) as response:
+            return PodAnswer(response.status, response.headers, await response.read())
+
+    async def wait_for_readers(self, count: int) -> None:
+        """Return when *count* readers wait for versions."""
+        assert self.pod.desk._behind is not None
+        behind = self.pod.desk._behind[1]
+
+        async def are_there() -> bool:
+            return behind._waiting == count
+
+        await becomes(are_there, f"{count} readers to wait")
+
+
+class PodAnswer:
+    """A response of the pod."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def version(self) -> int:
+        return int(self.headers["X-Dict-Version"])
+
+    @property
+    def source(self) -> str:
+        return self.headers["X-Data-Source"]
+
+
+@asynccontextmanager
+async def running_pod(
+    settings: Settings, folder: Path, authenticator: Authenticator | None = None, *, follows: bool = True
+) -> AsyncIterator[PodHarness]:
+    """A pod on the database of *settings*; one that does not *follow* never reaches its primary."""
+    telemetry = Telemetry()
+    async with opened(settings) as harness, aiohttp.ClientSession() as session:
+        with pod_folder(folder, folder, "test") as place, listening("127.0.0.1", 0) as sock:
+            pod = Pod(settings, telemetry, place)
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            desk = asyncio.create_task(answering(ours, pod.desk.answer))
+            link = await Link.over(theirs)
+            answers = asyncio.create_task(link.run())
+            tenants = settings.refdata.security.tenant
+            names = None if authenticator else LOCAL_NAMES
+            front = Front(pod.memory.view(), State(place), tenants, names, patience=2.0)
+            server = Server(front, link, authenticator or NoAuthenticator(), 0, 10.0)
+            stopping = asyncio.Event()
+            address = f"http://127.0.0.1:{sock.getsockname()[1]}"
+            serving = asyncio.create_task(server.serve(sock.dup(), stopping, 2.0))
+            try:
+                async with _following(pod, harness, follows=follows):
+                    pod.pulse.is_serving = True
+                    yield PodHarness(harness, pod, server, address, session)
+            finally:
+                await session.close()
+                stopping.set()
+                await serving
+                for task in (answers, desk):
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+                await link.close()
+                front.view.txn.abort()
+                pod.memory.close()
+
+
+@asynccontextmanager
+async def _following(pod: Pod, harness: RefdataHarness, *, follows: bool) -> AsyncIterator[None]:
+    if not follows:
+        yield
+        return
+    async with pod.following(harness.platform) as is_loaded:
+        await is_loaded.wait()
+        yield
+
+
+def dictionary(code: str, **more: Any) -> Json:
+    return {"code": code, **more}

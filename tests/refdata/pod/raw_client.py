@@ -1,0 +1,172 @@
+"""HTTP client that sends exactly the given bytes to a pod and reads the raw response."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import orjson
+
+from penstock.refdata.pod.link import Document
+from tests.refdata.pod.harness import PodHarness
+from tests.support.waiting import becomes
+
+ACME = "/v1/tenants/acme/dictionaries/LOOSE"
+LOCAL = "Host: localhost"
+_PATIENCE = 20.0  # seconds; only a broken promise takes so long
+_NO_BODY = (204, 304)
+
+
+class RawReply(NamedTuple):
+    """One response."""
+
+    status: int
+    headers: dict[str, str]  # by name in lower case
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """The code of a problem."""
+        assert self.headers["content-type"] == "application/problem+json"
+        return str(self.json["code"])
+
+    @property
+    def is_last(self) -> bool:
+        return self.headers.get("connection") == "close"
+
+    @property
+    def meaning(self) -> tuple[int, dict[str, str], Any]:
+        """All of it but what is never the same twice."""
+        unlike = ("date", "x-request-id", "x-data-age")
+        headers = {name: value for name, value in self.headers.items() if name not in unlike}
+        is_problem = headers.get("content-type") == "application/problem+json" and self.body
+        return self.status, headers, {**self.json, "request_id": ""} if is_problem else self.body
+
+
+class RawConnection:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, request: bytes) -> RawReply:
+        self.writer.write(request)
+        return await self.reply(is_head=request.startswith(b"HEAD"))
+
+    def read_on(self) -> None:
+        """Read what a narrow connection did not read so far."""
+        self.writer.transport.resume_reading()  # type: ignore[attr-defined] # a stream's
+
+    async def drip(self, pieces: Iterable[bytes]) -> None:
+        """Send *pieces* so that each is received alone: the pod is in this loop, and reads once in two turns of it."""
+        for piece in pieces:
+            self.writer.write(piece)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    async def reply(self, *, is_head: bool = False) -> RawReply:
+        """The next response."""
+        async with asyncio.timeout(_PATIENCE):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+            pairs = [line.split(": ", 1) for line in lines]
+            headers = {name.lower(): value for name, value in pairs}
+            assert len(headers) == len(pairs), f"a header came twice: {head}"
+            assert first.startswith("HTTP/1.1 ")
+            status = int(first.split(" ")[1])
+            body = b"" if is_head or status in _NO_BODY else await self._body(headers)
+            return RawReply(status, headers, body)
+
+    async def chunk(self) -> bytes:
+        """The next chunk of a stream; empty at its end."""
+        async with asyncio.timeout(_PATIENCE):
+            size = int(await self.reader.readline(), 16)
+            data = await self.reader.readexactly(size + 2)
+            assert data.endswith(b"\r\n")
+            return data[:-2]
+
+    async def rest(self) -> bytes:
+        """Everything until the pod hangs up."""
+        async with asyncio.timeout(_PATIENCE):
+            return await self.reader.read()
+
+    async def head(self) -> bytes:
+        """The head of a response whose body is read by chunks."""
+        async with asyncio.timeout(_PATIENCE):
+            return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def _body(self, headers: dict[str, str]) -> bytes:
+        if "content-length" in headers:
+            assert "transfer-encoding" not in headers
+            return await self.reader.readexactly(int(headers["content-length"]))
+        if headers.get("transfer-encoding") != "chunked":
+            return await self.reader.read()
+        body = b""
+        while piece := await self.chunk():
+            body += piece
+        return body
+
+
+@asynccontextmanager
+async def connected(address: str, *, is_narrow: bool = False) -> AsyncIterator[RawConnection]:
+    """A connection to the pod at *address*; a narrow one holds little that is not read."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    sock = socket.socket()
+    if is_narrow:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=2**20)
+    if is_narrow:
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # a stream's
+    try:
+        yield RawConnection(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def asking(path: str, *headers: str, method: str = "GET", http: str = "1.1", body: bytes = b"") -> bytes:
+    """A request; without any *headers* it has a good Host."""
+    lines = "".join(f"{line}\r\n" for line in headers or (LOCAL,))
+    return f"{method} {path} HTTP/{http}\r\n{lines}\r\n".encode("latin-1") + body
+
+
+async def once(address: str, request: bytes) -> RawReply:
+    """The answer to *request* on a connection of its own."""
+    async with connected(address) as raw:
+        return await raw.ask(request)
+
+
+async def stuck(pod: PodHarness) -> asyncio.Transport:
+    """The pod's end of the one connection whose client does not read what it is told."""
+    found: list[asyncio.Transport] = []
+
+    async def is_stuck() -> bool:
+        found[:] = [one._transport for one in pod.server._connections if not one._may_write.is_set()]
+        return bool(found)
+
+    await becomes(is_stuck, "the pod has more to say than the client reads")
+    return found[0]
+
+
+class SlowPage:
+    """A page of the pod that is answered when a test lets it be."""
+
+    path = "/slow"
+
+    def __init__(self, pod: PodHarness) -> None:
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self._others = pod.pod.desk._pages
+        pod.pod.desk._pages = self._page
+
+    async def _page(self, path: str) -> Document:
+        if path != self.path:
+            return await self._others(path)
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return Document(200, "text/plain", b"at last")

@@ -1,0 +1,163 @@
+"""What is late, in doubt or at odds: loads that cannot keep up, deletes of nothing, pins against retention."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.kernel import paging
+from penstock.kernel.db import Connection
+from penstock.kernel.errors import NotFound, Transient
+from penstock.refdata import keeping, store
+from penstock.refdata.loading import Rows, Snapshot
+from penstock.refdata.model import Dict
+from penstock.refdata.pod import loads
+from penstock.refdata.pod.loads import Loads
+from penstock.refdata.store import stamp_of
+from tests.refdata.harness import delete
+from tests.refdata.pod.harness import PodHarness
+
+LOOSE = Dict("acme", "LOOSE")
+
+
+def loaded(pod: PodHarness, code: str, kind: str) -> float:
+    """How many loads of a kind there were."""
+    labels = {"dict_code": code, "kind": kind}
+    return pod.pod._telemetry.registry.get_sample_value("cache_reload_duration_seconds_count", labels) or 0.0
+
+
+async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
+    pod: PodHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R20, R23: a statement that takes no key filter is not tried again and again: everything is loaded.
+
+    Once in a while the primary is merely slow: that makes no dictionary slow for long.
+    """
+    await pod.hold("LOOSE", {"a": 1})
+    tries = 0
+
+    async def never(_snapshot: Snapshot, _keys: Sequence[str]) -> Rows | None:
+        nonlocal tries
+        tries += 1
+        await asyncio.Event().wait()
+        return None
+
+    only = Snapshot.only
+    monkeypatch.setattr(Snapshot, "only", never)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(loads, "_CHANGES_WITHIN", 0.05)
+        await pod.hold("LOOSE", {"a": "once"})
+    monkeypatch.setattr(Snapshot, "only", only)
+    before = loaded(pod, "LOOSE", "delta")
+    await pod.hold("LOOSE", {"a": "quick again"})
+    assert (tries, loaded(pod, "LOOSE", "delta")) == (1, before + 1)
+    monkeypatch.setattr(loads, "_CHANGES_WITHIN", 0.05)
+    monkeypatch.setattr(Snapshot, "only", never)
+    for number in range(4):
+        await pod.hold("LOOSE", {"a": number})
+        assert (await pod.get("LOOSE/items/a")).json == number
+    assert tries == 1 + 2  # then it is known
+
+
+async def test_who_deletes_what_is_not_there_changes_nothing(pod: PodHarness) -> None:
+    """R20, R29: in our own table keys are just as they were told, so nothing has to be loaded to be sure."""
+    await pod.hold("LOOSE", {"a": 1})
+    before = loaded(pod, "LOOSE", "full")
+    for _ in range(3):
+        await pod.harness.send("LOOSE", delete("never"))
+        await pod.harness.apply()
+        await pod.holds("LOOSE", await pod.harness.version("LOOSE"))
+    assert (loaded(pod, "LOOSE", "full"), loaded(pod, "LOOSE", "delta") >= 3) == (before, True)
+    assert (await pod.get("LOOSE/all")).json["items"] == [{"key": "a", "value": 1}]
+
+
+async def test_a_load_that_does_not_get_on_makes_old_data(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R23: also while every look succeeds, what cannot be loaded is told to be old."""
+    version = await pod.hold("LOOSE", {"a": 1})
+    assert pod.pod._loader is not None
+    pod.pod._loader._patience = 0.1
+    may_load = asyncio.Event()
+    load = Loads.__call__
+
+    async def stuck(self: Loads, holding: Any, *, anew: bool) -> Any:
+        await may_load.wait()
+        return await load(self, holding, anew=anew)
+
+    monkeypatch.setattr(Loads, "__call__", stuck)
+    await pod.put("LOOSE", {"a": 2})
+    while "X-Data-Age" not in (found := await pod.get("LOOSE/items/a")).headers:
+        assert (found.json, found.version) == (1, version)
+        await pod.pod._loader.look()
+    may_load.set()
+    await pod.holds("LOOSE", version + 1)
+    found = await pod.get("LOOSE/items/a")
+    assert (found.json, "X-Data-Age" in found.headers) == (2, False)
+
+
+async def test_nobody_pins_what_is_just_let_go(pod: PodHarness) -> None:
+    """R30: a version that is being removed cannot be pinned, and one that is pinned is not removed."""
+    await pod.put("LOOSE", {"a": 1})
+    await pod.harness.refdata.keeping.keep(LOOSE)
+    await pod.put("LOOSE", {"a": 2})
+    await pod.harness.refdata.keeping.keep(LOOSE)
+    db, catalogue = pod.harness.db, pod.harness.refdata.catalogue
+    async with db.transaction() as tx:
+        await keeping.prune(tx, catalogue.all())  # lets version 1 go
+        pinning = asyncio.create_task(pod.harness.refdata.keeping.pin(LOOSE, 1))
+        await asyncio.wait([pinning], timeout=0.3)
+        assert not pinning.done()
+    with pytest.raises(NotFound):
+        await pinning
+    await pod.harness.refdata.keeping.pin(LOOSE, 2)
+    await pod.harness.refdata.keeping.keep(LOOSE)
+    async with db.transaction() as tx:
+        await keeping.prune(tx, catalogue.all())
+    assert [one.version for one in await pod.harness.refdata.keeping.kept(LOOSE)] == [2]
+    assert await db.fetchval("SELECT count(*) FROM kept_item WHERE version = 2") == 1
+
+
+async def test_readers_of_a_pinned_dictionary_do_not_load_the_primary(
+    pod: PodHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R21, R30: however many ask for a version above the pin, one question answers all of them."""
+    await pod.harness.refdata.keeping.pin(LOOSE, await pod.hold("LOOSE", {"a": 1}))
+    version = await pod.put("LOOSE", {"a": 2})
+    ask, asked, read = store.readable_version, 0, Snapshot.any_of
+
+    async def counted(connection: Connection, target: Dict) -> tuple[int, int | None]:
+        nonlocal asked
+        asked += 1
+        return await ask(connection, target)
+
+    async def unread(_snapshot: Snapshot, _keys: Sequence[str]) -> Rows:
+        raise AssertionError(f"{read.__name__} was called")
+
+    monkeypatch.setattr(store, "readable_version", counted)
+    monkeypatch.setattr(Snapshot, "any_of", unread)
+    answers = await asyncio.gather(*(pod.get("LOOSE/items/a", least=version) for _ in range(200)))
+    assert {(one.status, one.json["code"]) for one in answers} == {(409, "VERSION_PINNED")}
+    assert asked < 100
+
+
+async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
+    """R17: a cursor of a version that this pod has yet to load is not gone, but to come."""
+    await pod.hold("LOOSE", {"a": 1, "b": 2})
+    version = await pod.put("LOOSE", {"c": 3})
+    query = "SELECT updated_at FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2"
+    at = await pod.harness.db.fetchval(query, *LOOSE)
+    cursor = paging.encode([version, stamp_of(at), False, b"\0a".hex()])
+    found = await pod.get(f"LOOSE/all?cursor={cursor}")
+    assert (found.status, [item["key"] for item in found.json["items"]]) == (200, ["b", "c"])
+
+
+async def test_one_audit_at_a_time(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R32: it reads everything: who asks for another meanwhile is told to come again."""
+    await pod.hold("LOOSE", {"a": 1})
+    desk = pod.pod.desk._behind
+    assert desk is not None
+    async with desk[2]._looking:
+        with pytest.raises(Transient, match="already"):
+            await desk[2].audit(LOOSE)
+        assert (await pod.get("LOOSE/audit")).json["code"] == "AUDIT_BUSY"
+    assert (await pod.get("LOOSE/audit")).json["agrees"]

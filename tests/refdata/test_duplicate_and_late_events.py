@@ -1,0 +1,228 @@
+"""What holds when something comes twice, late or at a bad moment; on PostgreSQL's bus only, it is the same on both."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.errors import Transient
+from penstock.kernel.outcome import Retry
+from penstock.refdata import staging, store
+from penstock.refdata.applying import Applier
+from penstock.refdata.config import ExternalTopicSection
+from penstock.refdata.contract import Status
+from penstock.refdata.mapping import Mapped
+from penstock.refdata.model import Dict, Refusal, Verdict
+from penstock.refdata.provider import ItemTableProvider
+from penstock.refdata.reading import Read
+from penstock.refdata.workers import adapter_handler
+from tests.refdata.harness import RefdataHarness, delete, upsert
+from tests.refdata.test_adapter import PLAIN, delivery
+from tests.refdata.test_retention_and_journal import RetentionHarness
+
+SECOND = timedelta(seconds=1)
+LOOSE = Dict("acme", "LOOSE")
+DOWN = Transient("BUS_DOWN", "nobody answers", hint="wait")
+ENDS = [Verdict(7), Verdict(refusal=Refusal("NO_GOOD", "it is not"))]
+
+
+@pytest.fixture
+def bus_kind() -> str:
+    return "postgres"
+
+
+@pytest.fixture
+def retention(harness: RefdataHarness, clock: ManualClock) -> RetentionHarness:
+    harness.db.clock = clock
+    return RetentionHarness(harness, clock)
+
+
+async def refused(*_: Any, **__: Any) -> None:
+    """What a bus does that is down."""
+    raise DOWN
+
+
+def stumbling(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> list[Exception]:
+    """Let the table of items fail so many times; the failures still to come."""
+    original, left = ItemTableProvider.apply_delta, [error] * times
+
+    async def stumble(self: ItemTableProvider, tx: Any, changes: Sequence[Any]) -> None:
+        if left:
+            raise left.pop()
+        await original(self, tx, changes)
+
+    monkeypatch.setattr(ItemTableProvider, "apply_delta", stumble)
+    return left
+
+
+async def unsent(retention: RetentionHarness) -> UUID:
+    """An update that was noted, and whose command did not reach the bus."""
+    event_id, now = uuid4(), retention.clock.now()
+    async with retention.harness.db.connection() as connection:
+        await store.open_requests(connection, [(LOOSE, event_id, b"")], now=now)
+    return event_id
+
+
+async def keys_told(harness: RefdataHarness) -> list[int | None]:
+    """How many keys each version names, oldest first; None where it has no `keys`."""
+    query = "SELECT jsonb_array_length(payload -> 'keys') FROM outbox_event ORDER BY id"
+    return [row[0] for row in await harness.db.fetch(query)]
+
+
+async def test_the_events_epoch_is_when_it_occurred(harness: RefdataHarness) -> None:
+    """R3: `:eventEpoch` is occurredAt in milliseconds, for upsertSql and deleteSql alike."""
+    epochs = []
+    for item, at in ((upsert("NO", {"name": "Norway"}), "01:46:40Z"), (delete("NO"), "01:46:41.5Z")):
+        await harness.send("COUNTRY", item, occurredAt=f"2001-09-09T{at}")
+        await harness.apply()
+        epochs.append(await harness.db.fetchval("SELECT updated_at_epoch FROM mdm_country"))
+    assert epochs == [1_000_000_000_000, 1_000_000_001_500]
+
+
+@pytest.mark.parametrize(
+    ("count", "text", "told"),
+    [(100, "k", 100), (101, "k", None), (11, "k" * 509, 11), (12, "k" * 509, None), (20, "k" * 509, None),
+     (10, "é" * 400, None)],
+)  # fmt: skip
+async def test_few_changed_keys_are_told(harness: RefdataHarness, count: int, text: str, told: int | None) -> None:
+    """R15: at most 100 keys of at most 6,000 bytes are named; of more there is no `keys`, and it is announced."""
+    await harness.send("LOOSE", *(upsert(f"{text}{number:03}", 1) for number in range(count)))
+    await harness.apply()
+    assert await keys_told(harness) == [told]
+    assert await harness.relay() == 1
+
+
+async def test_a_snapshot_names_no_keys(retention: RetentionHarness) -> None:
+    """R15: everything may have changed, whether it came in one piece or in two."""
+    snapshot_id = uuid4()
+    await retention.harness.send("LOOSE", upsert("a", 1), event_type="SNAPSHOT")
+    for index in (1, 2):
+        await retention.send_chunk(snapshot_id, index, 2, upsert(str(index), 1))
+    await retention.harness.apply()
+    assert await keys_told(retention.harness) == [None, None]
+    assert await retention.harness.relay() == 2
+
+
+@pytest.mark.parametrize(("first", "second"), [ENDS, ENDS[::-1]], ids=["committed", "failed"])
+async def test_an_update_ends_once(retention: RetentionHarness, first: Verdict, second: Verdict) -> None:
+    """R7: what is final stays as it is, to its moment, and nothing is noted of the second end."""
+    event_id, seen = await unsent(retention), []
+    for verdict in (first, second):
+        retention.clock.advance(SECOND)
+        async with retention.harness.db.transaction() as tx:
+            await store.finish(tx, [(LOOSE, event_id, verdict)], actor="me", now=retention.clock.now())
+        seen.append((await retention.harness.update(event_id), await retention.count("journal")))
+    assert seen[0] == seen[1]
+    assert (seen[0][0].status, seen[0][1]) == (first.status, 1)
+
+
+@pytest.mark.parametrize(("first", "second"), [ENDS, ENDS[::-1]], ids=["committed", "failed"])
+async def test_a_snapshot_ends_once(retention: RetentionHarness, first: Verdict, second: Verdict) -> None:
+    """R13: what is final stays as it is, to its moment, and nothing is noted of the second end."""
+    snapshot_id, seen = uuid4(), []
+    async with retention.harness.db.transaction() as tx:
+        await staging.open_set(tx, LOOSE, snapshot_id, 2, None, now=retention.clock.now())
+    for verdict in (first, second):
+        retention.clock.advance(SECOND)
+        async with retention.harness.db.transaction() as tx:
+            await staging.close_set(tx, LOOSE, snapshot_id, verdict, actor="me", now=retention.clock.now())
+        seen.append((await retention.harness.db.fetch("SELECT * FROM snapshot_set"), await retention.count("journal")))
+    assert seen[0] == seen[1]
+    assert (seen[0][0][0]["status"], seen[0][1]) == (first.status.value, 1)
+
+
+async def test_a_bus_that_is_down_puts_off_the_look(
+    retention: RetentionHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: what could not be looked for is looked for at the next sweep, not ten minutes later."""
+    await unsent(retention)
+    retention.clock.advance(retention.harness.refdata.section.give_up_after + SECOND)
+    with monkeypatch.context() as patched:
+        patched.setattr(retention.harness.bus, "publish", refused)
+        with pytest.raises(Transient, match="nobody answers"):
+            await retention.upkeep.sweep()
+    assert await retention.count("update_request", "looked_for_at IS NULL") == 1
+    assert [await retention.upkeep.sweep() for _ in range(2)] == [1, 0]
+
+
+async def test_a_fresh_update_is_not_looked_for(retention: RetentionHarness) -> None:
+    """R8: not before giveUpAfter has passed."""
+    await unsent(retention)
+    assert await retention.upkeep.sweep() == 0
+    retention.clock.advance(retention.harness.refdata.section.give_up_after)
+    assert await retention.upkeep.sweep() == 0
+    retention.clock.advance(SECOND)
+    assert await retention.upkeep.sweep() == 1
+
+
+async def test_what_was_sent_to_look_is_not_set_aside(retention: RetentionHarness) -> None:
+    """R8: the update ends as NOT_DELIVERED; the message that ended it was no command, and did what it should."""
+    event_id = await unsent(retention)
+    retention.clock.advance(retention.harness.refdata.section.give_up_after + SECOND)
+    await retention.upkeep.sweep()
+    assert await retention.harness.apply() == 1
+    assert (await retention.harness.update(event_id)).error_code == "NOT_DELIVERED"
+    assert await retention.harness.dead() == []
+
+
+async def test_a_snapshots_time_counts_from_its_last_chunk(retention: RetentionHarness) -> None:
+    """R13: chunks that come slowly, each within snapshots.expireAfter of the one before, are a snapshot."""
+    snapshot_id, last = uuid4(), uuid4()
+    for index in (1, 2, 3):
+        last = await retention.send_chunk(snapshot_id, index, 3, upsert(str(index), 1))
+        await retention.harness.apply()
+        retention.clock.advance(0.9 * retention.harness.refdata.section.snapshots.expire_after)
+        assert await retention.upkeep.expire() == 0
+    assert (await retention.harness.update(last)).status is Status.COMMITTED
+    assert await retention.harness.items("LOOSE") == {"1": 1, "2": 1, "3": 1}
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a mistake of ours"), TimeoutError("nobody answers")], ids=type)
+async def test_our_own_trouble_is_not_the_events(
+    harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """R11: what went wrong with us, more often than an event may fail, ends with the event applied, once."""
+    left = stumbling(monkeypatch, error, times=3)
+    event_id = await harness.send("LOOSE", upsert("a", 1))
+    await harness.apply(max_attempts=1)
+    update = await harness.update(event_id)
+    assert (update.status, update.committed_version, left) == (Status.COMMITTED, 1, [])
+    assert (await harness.version("LOOSE"), await harness.dead()) == (1, [])
+
+
+async def test_a_bus_that_is_down_does_not_count_against_foreign_messages(
+    harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R10: all of the batch is tried again for as long as it takes, what cannot be read included."""
+    monkeypatch.setattr(harness.refdata, "submit_all", refused)
+    handle = adapter_handler(harness.refdata, Mapped(ExternalTopicSection(topic="theirs", **PLAIN)))
+    deliveries = [delivery(value, position=place) for place, value in enumerate((b"1", b"{rubbish", b"2"))]
+    outcomes = await handle(deliveries, asyncio.Event())
+    assert outcomes == [Retry("BUS_DOWN: nobody answers", counts=False)] * 3
+
+
+async def test_what_somebody_else_judged_meanwhile_is_told_as_before(
+    harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R11: between a failed statement and its refusal another worker commits the event: so it stays."""
+    original, verdicts = Applier._refuse, []
+
+    async def late(self: Applier, case: Any, refusal: Refusal) -> Verdict:
+        other = Applier(harness.db, harness.refdata.catalogue, "other")
+        verdicts.extend([verdict async for verdict in other.settle([Read(case.event)])])
+        verdicts.append(await original(self, case, refusal))
+        return verdicts[-1]
+
+    stumbling(monkeypatch, asyncpg.CheckViolationError("not now"), times=1)
+    monkeypatch.setattr(Applier, "_refuse", late)
+    event_id = await harness.send("LOOSE", upsert("a", 1))
+    await harness.apply()
+    update = await harness.update(event_id)
+    assert verdicts == [Verdict(1), Verdict(1, is_repeated=True)]
+    assert (update.status, update.error_code, await harness.dead()) == (Status.COMMITTED, None, [])
+    assert (await harness.items("LOOSE"), await harness.version("LOOSE")) == ({"a": 1}, 1)

@@ -1,0 +1,392 @@
+"""R1: dictionaries come and change while everything runs; what is wrong changes nothing and is said loudly."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import httpx
+import pytest
+
+from penstock.app import RefdataPlatform, open_refdata
+from penstock.kernel.db import Database
+from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.telemetry import Telemetry
+from penstock.refdata import definitions
+from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.model import Dict
+from penstock.reloading import _Reloader
+from penstock.settings import load_settings
+from tests.refdata.harness import DOCUMENT, RefdataHarness, create_schemas, dictionaries, upsert
+from tests.support.processes import Up
+from tests.support.settings import write_config
+from tests.support.types import Json
+from tests.support.waiting import until
+
+WITHIN = 30.0
+COUNTRY, CURRENCY = dictionaries(DOCUMENT)
+NOK = upsert("NOK", {"name": "Krone", "digits": 2})
+TENANTS = ("acme", "globex")
+
+
+def redefined(dictionary: Json) -> Json:
+    """*dictionary*, read another way."""
+    return {**dictionary, "loadSql": dictionary["loadSql"] + "  and 1 = 1\n"}
+
+
+class HotReloadHarness:
+    """A running Penstock, the file it was started with, and what it logs."""
+
+    def __init__(self, folder: Path, url: str, *known: Json, **sections: Any) -> None:
+        self.file, self.url = folder / "penstock.yaml", url
+        self.write(*known, **sections)
+        self.up = Up(folder)
+
+    def write(self, *known: Json, **sections: Any) -> None:
+        """Replace the configuration, as an editor does: all of it at once."""
+        document = {"database": {"url": self.url}, "refdata": {"dictionaries": known}, **sections}
+        self.replace(json.dumps(document, indent=1))
+
+    def replace(self, text: str) -> None:
+        write_config(self.file.parent, text)
+
+    def submit(self, code: str, *items: Json, tenant: str = "acme") -> httpx.Response:
+        body = {"dictCode": code, "eventType": "DELTA", "items": items}
+        params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
+        return httpx.post(f"{self.up.api}/v1/tenants/{tenant}/updates", params=params, json=body)
+
+    def history(self, code: str, tenant: str = "acme") -> list[Json]:
+        """The versions of a dictionary, the latest first."""
+        found: list[Json] = httpx.get(f"{self.up.api}/v1/tenants/{tenant}/history/{code}").json()["versions"]
+        return found
+
+    def sources(self, code: str, tenant: str = "acme") -> list[str]:
+        """What made each version, the first one first."""
+        return [one["source"] for one in reversed(self.history(code, tenant))]
+
+    def logged(self, event: str) -> list[Json]:
+        """The lines of the log that tell of *event*; the last may not be there in full yet."""
+        lines = self.up.log_file.read_text().split("\n")[:-1]
+        return [told for line in lines if line.startswith("{") and (told := json.loads(line))["event"] == event]
+
+    def until_logged(self, event: str, times: int = 1) -> Json:
+        """The last of so many lines, once they are there."""
+        until(lambda: len(self.logged(event)) >= times, f"{times} × {event}")
+        return self.logged(event)[times - 1]
+
+
+@pytest.fixture
+async def schemas(database_url: str) -> str:
+    await create_schemas(database_url)
+    return database_url
+
+
+@pytest.fixture
+def program(schemas: str, tmp_path: Path) -> Iterator[HotReloadHarness]:
+    program = HotReloadHarness(tmp_path, schemas, CURRENCY)
+    with program.up:
+        yield program
+
+
+def test_a_new_dictionary_works_when_the_file_changes(program: HotReloadHarness) -> None:
+    """R1: a dictionary is configuration only: no restart, no signal, and those before it go on."""
+    assert program.submit("FRESH", upsert("a", 1)).status_code == 404
+    program.write(CURRENCY, {"code": "FRESH"}, COUNTRY)
+    until(lambda: program.submit("FRESH", upsert("a", 1)).status_code == 200, "FRESH to be accepted")
+    assert program.submit("COUNTRY", upsert("NO", {"name": "Norway"})).json()["committedVersion"] == 1
+    assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 1
+    told = program.until_logged("configuration_reloaded")
+    assert (told["dictionaries"], told["redefined"]) == (["CURRENCY", "FRESH", "COUNTRY"], 0)
+
+
+@pytest.mark.full
+def test_a_dictionary_that_is_taken_out_takes_no_more(program: HotReloadHarness) -> None:
+    """R1: what is gone from the file is unknown, what is not enabled says so, and a tenant must be listed."""
+    program.write(COUNTRY, {**CURRENCY, "enabled": False})
+    until(lambda: program.submit("CURRENCY", NOK).status_code == 422, "CURRENCY to be disabled")
+    assert program.submit("CURRENCY", NOK).json()["code"] == "DICTIONARY_DISABLED"
+    program.write(COUNTRY)
+    until(lambda: program.submit("CURRENCY", NOK).status_code == 404, "CURRENCY to be gone")
+    document = {"database": {"url": program.url}, "refdata": {"dictionaries": [CURRENCY], "tenants": ["globex"]}}
+    program.replace(json.dumps(document))
+    until(lambda: program.submit("CURRENCY", NOK, tenant="globex").status_code == 200, "CURRENCY to be back")
+    assert program.submit("CURRENCY", NOK).json()["code"] == "UNKNOWN_TENANT"
+
+
+@pytest.mark.full
+def test_a_signal_makes_it_look_again(program: HotReloadHarness) -> None:
+    """R1: SIGHUP takes over even what a look at the file does not show: same size, same time, same inode."""
+    program.write(CURRENCY, {"code": "FIRST"})
+    until(lambda: program.submit("FIRST").status_code == 200, "FIRST to be accepted")
+    before = program.file.stat()
+    with program.file.open("r+b") as file:
+        text = file.read().replace(b"FIRST", b"OTHER")
+        file.seek(0)
+        file.write(text)
+    os.utime(program.file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.kill(program.up.pid, signal.SIGHUP)
+    until(lambda: program.submit("OTHER").status_code == 200, "OTHER to be accepted")
+    assert program.submit("FIRST").status_code == 404
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("refdata: {dictionaries: [{code: A}, {code: A}]}", "dictionary given twice: A"),
+        ("refdata:\n  dictionaris: []\n", "2:3: refdata.dictionaris: unknown key"),
+        ("refdata: [", "not valid YAML"),
+        ("refdata: {dictionaries: [{code: X, loadSql: select 1}]}", "loadSql"),
+    ],
+)
+def test_a_wrong_configuration_changes_nothing(program: HotReloadHarness, text: str, told: str) -> None:
+    """R1: the old one is kept, the log says so as an error, with the place; the next good one is taken."""
+    program.replace(text)
+    refused = program.until_logged("configuration_refused")
+    assert refused["level"] == "error"
+    assert told in refused["error"]
+    assert refused["kept"] == "the one before"
+    assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 1
+    os.kill(program.up.pid, signal.SIGHUP)
+    program.until_logged("configuration_refused", 2)
+    assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 2
+    program.write(CURRENCY, {"code": "FRESH"})
+    until(lambda: program.submit("FRESH").status_code == 200, "FRESH to be accepted")
+    assert program.sources("CURRENCY") == ["REST", "REST"]
+
+
+def test_statements_postgresql_would_not_take_change_nothing(program: HotReloadHarness) -> None:
+    """R1: SQL is tried before it is taken over; nothing is bumped by what is refused."""
+    assert program.submit("CURRENCY", NOK).status_code == 200
+    broken = {**CURRENCY, "loadSql": "select k, v from no_such_table where tenant_id = :tenantId"}
+    program.write(broken, {"code": "FRESH"})
+    refused = program.until_logged("configuration_refused")
+    assert "no_such_table" in str(refused["error"])
+    assert program.submit("CURRENCY", NOK).json()["committedVersion"] == 2
+    assert program.submit("FRESH").status_code == 404
+
+
+def test_what_is_not_enabled_need_not_work(program: HotReloadHarness) -> None:
+    """R1: a dictionary whose tables are not there yet can wait in the file, not enabled, and holds up no other."""
+    later = {"code": "LATER", "enabled": False, "loadSql": "select k, v from not_yet where tenant_id = :tenantId"}
+    program.write(CURRENCY, later, {"code": "FRESH"})
+    until(lambda: bool(program.logged("configuration_reloaded") or program.logged("configuration_refused")), "a reload")
+    assert program.logged("configuration_refused") == []
+    assert program.submit("FRESH").status_code == 200
+
+
+def test_a_file_that_is_gone_changes_nothing(program: HotReloadHarness) -> None:
+    """R1: a file that was removed is an error in the log; when it is back it counts."""
+    program.file.unlink()
+    assert program.until_logged("configuration_refused")["code"] == "CONFIG_UNREADABLE"
+    assert program.submit("CURRENCY", NOK).status_code == 200
+    program.write(CURRENCY, {"code": "FRESH"})
+    until(lambda: program.submit("FRESH").status_code == 200, "FRESH to be accepted")
+
+
+@pytest.mark.full
+def test_another_way_to_read_is_another_version_for_every_tenant(program: HotReloadHarness) -> None:
+    """R1: a changed loadSql bumps the version of that dictionary, for all who have it, once; nothing else does."""
+    for tenant in TENANTS:
+        assert program.submit("CURRENCY", NOK, tenant=tenant).json()["committedVersion"] == 1
+    program.write(CURRENCY, COUNTRY)
+    program.until_logged("configuration_reloaded")
+    program.submit("COUNTRY", upsert("NO", {"name": "Norway"}))
+    program.write(redefined(CURRENCY), COUNTRY)
+    assert program.until_logged("configuration_reloaded", 2)["redefined"] == 1
+    for tenant in TENANTS:
+        assert program.sources("CURRENCY", tenant) == ["REST", "CONFIG"]
+        assert program.submit("CURRENCY", NOK, tenant=tenant).json()["committedVersion"] == 3
+    assert program.sources("COUNTRY") == ["REST"]
+    (_, bumped, _) = program.history("CURRENCY")
+    assert (bumped["version"], bumped["eventType"], bumped["keys"]) == (2, "CONFIG", None)
+
+
+@pytest.mark.full
+def test_nothing_but_the_way_to_read_makes_a_version(program: HotReloadHarness) -> None:
+    """R1: another way to write, to check or to reload, another order, SIGHUP or a restart leave the version alone."""
+    program.submit("CURRENCY", NOK)
+    other = {
+        **CURRENCY,
+        "apply": {**CURRENCY["apply"], "upsertSql": CURRENCY["apply"]["upsertSql"] + " "},
+        "driftCheckSql": "select 1 where :tenantId <> ''",
+        "reloadOnEvent": "DELTA",
+    }
+    for number, known in enumerate([[other], [COUNTRY, other], [{**other, "enabled": False}], [], [CURRENCY]], start=1):
+        program.write(*known)
+        assert program.until_logged("configuration_reloaded", number)["redefined"] == 0
+    os.kill(program.up.pid, signal.SIGHUP)
+    program.until_logged("configuration_reloaded", 6)
+    assert program.sources("CURRENCY") == ["REST"]
+    assert program.up.stop() == 0
+    again = HotReloadHarness(program.file.parent, program.url, CURRENCY)
+    with again.up:
+        assert again.sources("CURRENCY") == ["REST"]
+
+
+@pytest.mark.full
+def test_a_change_while_nobody_ran_counts_too(program: HotReloadHarness) -> None:
+    """R1: a loadSql that changed between a stop and a start bumps the version at the start."""
+    program.submit("CURRENCY", NOK)
+    assert program.up.stop() == 0
+    again = HotReloadHarness(program.file.parent, program.url, redefined(CURRENCY))
+    with again.up:
+        assert again.sources("CURRENCY") == ["REST", "CONFIG"]
+
+
+@pytest.mark.full
+def test_two_processes_bump_once(schemas: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """R1: however many see the new loadSql, at whatever moment, it is one version."""
+    houses = [HotReloadHarness(tmp_path_factory.mktemp("up"), schemas, CURRENCY) for _ in range(2)]
+    with houses[0].up, houses[1].up:
+        for tenant in TENANTS:
+            assert houses[0].submit("CURRENCY", NOK, tenant=tenant).status_code == 200
+        for round_, known in enumerate([redefined(CURRENCY), CURRENCY, redefined(CURRENCY)], start=1):
+            for program in houses:
+                program.write(known)
+            told = [program.until_logged("configuration_reloaded", round_)["redefined"] for program in houses]
+            assert sorted(told) == [0, 1]
+        for tenant in TENANTS:
+            assert houses[1].sources("CURRENCY", tenant) == ["REST", "CONFIG", "CONFIG", "CONFIG"]
+
+
+@pytest.mark.full
+def test_what_needs_a_restart_is_said(program: HotReloadHarness) -> None:
+    """R1: only dictionaries and tenants change while running; another setting is told, once, and the rest taken."""
+    program.write(CURRENCY, {"code": "FRESH"}, telemetry={"journal_retention": "P10D"})
+    assert program.until_logged("restart_needed")["level"] == "warning"
+    until(lambda: program.submit("FRESH").status_code == 200, "FRESH to be accepted")
+    program.write(CURRENCY, telemetry={"journal_retention": "P10D"})
+    program.until_logged("configuration_reloaded", 2)
+    assert len(program.logged("restart_needed")) == 1
+
+
+# In this process, where a moment can be chosen.
+
+
+@asynccontextmanager
+async def in_process(folder: Path, url: str, *known: Json) -> AsyncIterator[tuple[RefdataPlatform, Path]]:
+    file = folder / "penstock.yaml"
+    _write(file, url, *known)
+    async with open_refdata(load_settings(file, {}), Telemetry()) as platform:
+        await definitions.register(platform.db, platform.refdata.catalogue.all())
+        yield platform, file
+
+
+def _write(file: Path, url: str, *known: Json) -> None:
+    topic = {"commandsTopic": f"refdata.test.{uuid4().hex}"}
+    document = {"database": {"url": url}, "refdata": {"kafka": topic, "dictionaries": known}}
+    file.write_text(json.dumps(document))
+
+
+async def _waiting_for_a_lock(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
+    """The backend that waits for a lock in this database, once there is one."""
+    query = """
+        SELECT pid FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'"""
+    async with asyncio.timeout(WITHIN):
+        while (pid := await connection.fetchval(query)) is None:
+            pass  # each question is a round trip
+    return int(pid)
+
+
+@asynccontextmanager
+async def other_connections(url: str) -> "AsyncIterator[list[asyncpg.Connection[asyncpg.Record]]]":
+    """Two connections of somebody else's: one that acts, one that looks."""
+    connections = [await asyncpg.connect(url) for _ in range(2)]
+    try:
+        yield connections
+    finally:
+        for connection in connections:
+            await connection.close()
+
+
+async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path) -> None:
+    """R1: what was never read before is not read otherwise than before, also when versions exist already."""
+    async with in_process(tmp_path, schemas, CURRENCY) as (platform, _):
+        harness = RefdataHarness(platform)
+        await harness.send("CURRENCY", NOK)
+        await harness.apply()
+        await harness.db.execute("DELETE FROM dictionary_definition")
+        assert await definitions.register(harness.db, harness.refdata.catalogue.all()) == 0
+        assert await harness.version("CURRENCY") == 1
+
+
+async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path) -> None:
+    """R1: eight that compare at the same moment make one version, and lose none."""
+    async with in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file):
+        harness = RefdataHarness(platform)
+        await harness.send("CURRENCY", NOK)
+        await harness.apply()
+        _write(file, schemas, redefined(CURRENCY), COUNTRY)
+        known = Catalogue(load_settings(file, {}).refdata).all()
+        async with Database.open(schemas, size=8) as db:
+            changed = await asyncio.gather(*(definitions.register(db, known) for _ in range(8)))
+        assert sorted(changed) == [0] * 7 + [1]
+        assert await harness.version("CURRENCY") == 2
+
+
+async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tmp_path: Path) -> None:
+    """R1: a connection lost in the middle of a take-over delays the new version, it does not lose it."""
+    async with (
+        in_process(tmp_path, schemas, CURRENCY) as (platform, file),
+        other_connections(schemas) as (holder, looker),
+    ):
+        harness, reloader = RefdataHarness(platform), _Reloader(platform.settings, platform.telemetry, platform)
+        await harness.send("CURRENCY", NOK)
+        await harness.apply()
+        _write(file, schemas, redefined(CURRENCY))
+        async with holder.transaction():
+            await holder.execute("SELECT FROM dictionary_definition FOR UPDATE")
+            looking = asyncio.create_task(reloader.look())
+            await looker.execute("SELECT pg_terminate_backend($1)", await _waiting_for_a_lock(looker))
+            with pytest.raises(Transient):
+                await looking
+        await reloader.look()  # as it does every second
+        assert await harness.version("CURRENCY") == 2
+
+
+async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path: Path) -> None:
+    """R11: two dictionaries redefined at once cannot deadlock with an applier that holds several."""
+    async with (
+        in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file),
+        other_connections(schemas) as (applier, looker),
+    ):
+        harness = RefdataHarness(platform)
+        for tenant in TENANTS:
+            await harness.send("CURRENCY", NOK, tenant=tenant)
+            await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}), tenant=tenant)
+        await harness.apply()
+        _write(file, schemas, redefined(CURRENCY), redefined(COUNTRY))
+        lock = "SELECT FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2 FOR UPDATE"
+        await applier.execute("SET deadlock_timeout = '1min'")  # so that the other one is told
+        async with applier.transaction():
+            await applier.execute(lock, "acme", "CURRENCY")
+            known = Catalogue(load_settings(file, {}).refdata).all()
+            registering = asyncio.create_task(definitions.register(harness.db, known))
+            await _waiting_for_a_lock(looker)
+            await applier.execute(lock, "globex", "COUNTRY")  # the next in an applier's order
+        assert await registering == 2
+
+
+async def test_two_ways_to_read_never_have_one_version(schemas: str, tmp_path: Path) -> None:
+    """R1: a process that has not reloaded yet must not give out what it reads under the version of the new way."""
+    async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
+        harness, target = RefdataHarness(platform), Dict("acme", "CURRENCY")
+        await harness.send("CURRENCY", NOK)
+        await harness.apply()
+        _write(file, schemas, {**CURRENCY, "loadSql": CURRENCY["loadSql"].replace("ccy as k", "lower(ccy) as k")})
+        new = Catalogue(load_settings(file, {}).refdata)
+        assert await definitions.register(harness.db, new.all()) == 1
+        loaded = await new.get(target).provider.load_all(harness.db, target)
+        assert (loaded.version, set(loaded.items)) == (2, {"nok"})
+        with contextlib.suppress(PenstockError):  # to say that it cannot know would do
+            late = await harness.refdata.catalogue.get(target).provider.load_all(harness.db, target)
+            assert late.version != loaded.version or late.items == loaded.items

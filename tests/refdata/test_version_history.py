@@ -1,0 +1,128 @@
+"""R30: a look before a snapshot replaces everything, versions that are kept, and going back to them."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from penstock.kernel.errors import NotFound
+from penstock.refdata.chores import Upkeep
+from penstock.refdata.contract import Status, decode
+from penstock.refdata.model import Dict
+from penstock.settings import Settings
+from tests.refdata.harness import (
+    DOCUMENT,
+    OTHER,
+    RefdataHarness,
+    chunk,
+    command,
+    create_schemas,
+    dictionaries,
+    opened,
+    refdata_settings,
+    upsert,
+)
+
+LOOSE, COUNTRY = Dict("acme", "LOOSE"), Dict("acme", "COUNTRY")
+
+
+@pytest.fixture
+async def kept_settings(database_url: str) -> Settings:
+    """As ever, but that every dictionary keeps two versions and does not let more than half of its items go."""
+    await create_schemas(database_url)
+    known = [*dictionaries(DOCUMENT), *dictionaries(OTHER)]
+    return refdata_settings(
+        database_url, dictionaries=[{**one, "keepVersions": 2, "maxDropPercent": 50} for one in known]
+    )
+
+
+async def snapshot(harness: RefdataHarness, code: str, *keys: str, value: int = 1, **more: Any) -> Status:
+    """Send a SNAPSHOT with these keys; how it ended."""
+    items = [upsert(key, {"name": f"{key}{value}"}) for key in keys]
+    update = await harness.refdata.submit("acme", decode(command(code, *items, event_type="SNAPSHOT", **more)))
+    await harness.apply()
+    return (await harness.update(update.event_id)).status
+
+
+@pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
+async def test_a_snapshot_that_drops_too_much_fails(kept_settings: Settings, code: str) -> None:
+    """R30: a half-uploaded list is refused with the reason, nothing of it is seen, and what is meant can be said."""
+    async with opened(kept_settings) as harness:
+        assert await snapshot(harness, code, "a", "b", "c", "d") is Status.COMMITTED
+        assert await snapshot(harness, code, "a", "b") is Status.COMMITTED  # just half of them
+        await snapshot(harness, code, "a", "b", "c", "d")
+        event_id = await harness.send(code, upsert("a", {"name": "a"}), event_type="SNAPSHOT")
+        await harness.apply()
+        refused = await harness.update(event_id)
+        assert (refused.status, refused.error_code) == (Status.FAILED, "ROW_DROP")
+        assert sorted(await harness.items(code)) == ["a", "b", "c", "d"]
+        assert await snapshot(harness, code, "a", allowRowDrop=True) is Status.COMMITTED
+        assert sorted(await harness.items(code)) == ["a"]
+
+
+async def test_chunks_that_drop_too_much_fail_together(kept_settings: Settings) -> None:
+    """R30, R13: a snapshot in chunks is looked at when it is whole, and fails as a whole."""
+    async with opened(kept_settings) as harness:
+        await snapshot(harness, "LOOSE", *"abcdef")
+        whole, ids = uuid4(), []
+        for index, key in enumerate("ab", 1):
+            body = chunk("LOOSE", whole, index, 2, upsert(key, {"name": key}))
+            ids.append((await harness.refdata.submit("acme", decode(body))).event_id)
+        await harness.apply()
+        assert {(await harness.update(one)).error_code for one in ids} == {"ROW_DROP"}
+        assert sorted(await harness.items("LOOSE")) == list("abcdef")
+
+
+@pytest.mark.parametrize("code", ["LOOSE", "COUNTRY"])
+async def test_what_was_before_a_snapshot_can_be_gone_back_to(kept_settings: Settings, code: str) -> None:
+    """R30: rolling back makes a new version of the content of an old one."""
+    async with opened(kept_settings) as harness:
+        target = Dict("acme", code)
+        await snapshot(harness, code, "a", "b")
+        await harness.send(code, upsert("c", {"name": "c1"}))
+        await harness.apply()
+        before = {key: value["name"] for key, value in (await harness.items(code)).items()}
+        await snapshot(harness, code, "x", "y", "z")
+        assert [one.version for one in await harness.refdata.keeping.kept(target)] == [2]
+        update = await harness.refdata.roll_back(target, 2, timedelta(milliseconds=50))
+        await harness.apply()
+        ended = await harness.update(update.event_id)
+        assert (ended.status, ended.committed_version) == (Status.COMMITTED, 4)
+        assert {key: value["name"] for key, value in (await harness.items(code)).items()} == before
+
+
+async def test_only_so_many_versions_are_kept(kept_settings: Settings) -> None:
+    """R30: the oldest are let go, with all their items; the pinned one stays."""
+    async with opened(kept_settings) as harness:
+        for number in range(6):
+            await snapshot(harness, "LOOSE", "a", "b", value=number)
+        await harness.refdata.keeping.pin(LOOSE, 1)
+        upkeep = Upkeep(harness.db, harness.bus, harness.refdata, harness.platform.metrics, "test")
+        await upkeep.prune()
+        assert [one.version for one in await harness.refdata.keeping.kept(LOOSE)] == [5, 4, 1]
+        left = await harness.db.fetch("SELECT DISTINCT version FROM kept_item ORDER BY version")
+        assert [row[0] for row in left] == [1, 4, 5]
+
+
+async def test_tenants_keep_their_own(kept_settings: Settings) -> None:
+    """R25, R30: what one tenant keeps or pins is nothing to another."""
+    async with opened(kept_settings) as harness:
+        await snapshot(harness, "LOOSE", "a")
+        await harness.refdata.keeping.pin(LOOSE, 1)
+        assert await harness.refdata.keeping.kept(Dict("globex", "LOOSE")) == []
+        with pytest.raises(NotFound, match="not kept"):
+            await harness.refdata.keeping.pin(Dict("globex", "LOOSE"), 1)
+        with pytest.raises(NotFound, match="not pinned"):
+            await harness.refdata.keeping.unpin(Dict("globex", "LOOSE"))
+
+
+async def test_what_is_not_kept_cannot_be_had(kept_settings: Settings) -> None:
+    """R30: neither pinned nor gone back to; the last version can be kept by hand, again and again."""
+    async with opened(kept_settings) as harness:
+        await snapshot(harness, "LOOSE", "a")
+        for call in (harness.refdata.keeping.pin(LOOSE, 9), harness.refdata.roll_back(LOOSE, 9, timedelta(0))):
+            with pytest.raises(NotFound, match="version 9 of LOOSE is not kept"):
+                await call
+        assert [await harness.refdata.keeping.keep(LOOSE) for _ in range(2)] == [1, 1]
+        assert [(one.version, one.items) for one in await harness.refdata.keeping.kept(LOOSE)] == [(1, 1)]

@@ -1,0 +1,95 @@
+"""Report what the campaigns of `make soak` did: a table on the terminal and docs/soak.md."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.soak import Campaign
+
+PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
+_PROPERTY = "campaign"
+_COLUMNS = ("campaign", "rounds", "faults", "lost", "doubled", "seconds", "result", "commit", "date")
+_INTRO = """# Soak campaigns
+
+`make soak` runs every campaign in its long form, with the real servers, and writes this page. `make soak ONLY=flows`
+runs those whose name contains `flows`; the rows of the others stay as they are.
+
+A round is one repetition or one generated example. A fault is a killed process, a failing server or an injected error.
+Lost and doubled are the records, messages, steps or files that the campaign missed or found twice at its end. A dash
+means that the campaign checks another property, such as agreement with a model.
+"""
+
+
+def report_campaign(item: pytest.Item, campaign: Campaign) -> None:
+    """Hand the figures of a test to the process that writes the page."""
+    item.user_properties.append((_PROPERTY, asdict(campaign)))
+
+
+def report_examples(item: pytest.Item) -> None:
+    """Report the number of examples of a Hypothesis test, which takes no `campaign` fixture."""
+    settings = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
+    if settings is not None:
+        report_campaign(item, Campaign(rounds=settings.max_examples))
+
+
+class SoakReport:
+    """A pytest plugin: print the table of the campaigns of this run and write it to docs/soak.md."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        row = self._rows.setdefault(_name(report.nodeid), dict.fromkeys(_COLUMNS, "-"))
+        figures: dict[str, Any] = dict(report.user_properties).get(_PROPERTY, {})  # type: ignore[assignment]
+        row["campaign"] = _name(report.nodeid)
+        if report.when == "call":
+            row["seconds"] = f"{report.duration:,.0f}"
+        if report.outcome != "passed" or report.when == "call":
+            row["result"] = report.outcome if row["result"] in ("-", "passed") else row["result"]
+        if figures:
+            row["rounds"] = f"{figures['rounds']:,}"
+            row["faults"] = f"{figures['faults']:,}" if figures["faults"] else "-"
+            found = "0" if row["result"] == "passed" else "?"
+            row["lost"] = row["doubled"] = found if figures["counts_items"] else "-"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        ended = {name: row for name, row in self._rows.items() if row["result"] != "skipped"}
+        for row in ended.values():
+            row |= {"commit": _commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        known = read_page(PAGE.read_text()) if PAGE.exists() else {}
+        PAGE.write_text(make_page({**known, **ended}))
+        terminalreporter.write_line("\n".join(_table(ended)))
+
+
+def read_page(text: str) -> dict[str, dict[str, str]]:
+    """Return the rows of a page by campaign."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    rows = [dict(zip(_COLUMNS, re.split(r"\s*\|\s*", line.strip("| ")), strict=True)) for line in lines]
+    return {row["campaign"]: row for row in rows}
+
+
+def make_page(rows: Mapping[str, Mapping[str, str]]) -> str:
+    """Return docs/soak.md with *rows*, sorted by campaign."""
+    return "\n".join([_INTRO, *_table(rows)]) + "\n"
+
+
+def _table(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
+    marks = ["---" if name in ("campaign", "result", "commit", "date") else "---:" for name in _COLUMNS]
+    body = [f"| {' | '.join(rows[name][column] for column in _COLUMNS)} |" for name in sorted(rows)]
+    return [f"| {' | '.join(_COLUMNS)} |", f"|{'|'.join(marks)}|", *body]
+
+
+def _name(nodeid: str) -> str:
+    """Return a test's name as the table shows it; a bar would end its cell."""
+    return nodeid.removeprefix("tests/").replace(".py::test_", ": ").replace("|", "/").replace("_", " ")
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    return subprocess.run(command, cwd=PAGE.parent, capture_output=True, text=True, check=True).stdout.strip()
