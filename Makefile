@@ -7,8 +7,9 @@ BIN := .venv/bin
 # Tests wait for processes and servers more than they compute.
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 WORKERS ?= $(shell expr 2 \* $(CORES))
+QUICK_TESTS ?= -n $(CORES) --dist worksteal -m "not server and not full and not docs"
 
-.PHONY: help setup up demo quick test test-all postgres soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock clean
+.PHONY: help setup up demo quick test test-all postgres pythons soak check format bench load failover docs reference contracts conformance dashboards deploy-tools kafka kafka-stop lock wheel clean
 
 help: ## Say what can be done here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,13 +20,13 @@ setup: .venv/.ready ## Make the virtual environment (uv when it is there, else v
 	@PYTHON=$(PYTHON) scripts/setup
 
 demo: setup ## One morning through all five parts: what was promised, what happened; ends by itself
-	@$(BIN)/python -m examples.demo
+	@$(BIN)/penstock demo --folder .build/demo
 
 up: setup ## The same morning, and it goes on serving, until Ctrl-C
-	@$(BIN)/python -m examples.demo --keep
+	@$(BIN)/penstock demo --keep --folder .build/up
 
 quick: setup ## Run the pure tests: no servers, no processes; for the inner loop
-	@PENSTOCK_QUICK=1 $(BIN)/pytest -n $(CORES) --dist worksteal -q -m "not server and not full and not docs"
+	@PENSTOCK_QUICK=1 $(BIN)/pytest -q $(QUICK_TESTS)
 
 test: setup ## Run the tests of every promise with the servers at hand; says what it skipped and why
 	@PENSTOCK_TEST_CLAUSES=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"
@@ -35,6 +36,9 @@ test-all: setup deploy-tools ## Run every test, with the real servers, which mus
 
 postgres: setup ## Run the tests that use a database on PostgreSQL 15, 16 and 17; needs Maven
 	@WORKERS=$(WORKERS) scripts/postgres test
+
+pythons: setup ## Run the demo and the quick tests on every Python that is at hand
+	@PENSTOCK_QUICK=1 QUICK_TESTS='$(QUICK_TESTS)' scripts/test-pythons
 
 soak: setup deploy-tools ## Run the long campaigns in full and write docs/soak.md; ONLY=flows for those whose name has it
 	@PENSTOCK_SOAK=1 scripts/with-servers $(BIN)/pytest -n $(CORES) --dist worksteal -q -m soak --timeout=7200 $(if $(ONLY),-k '$(ONLY)')
@@ -78,6 +82,9 @@ kafka: ## Bring a real Apache Kafka with Maven and start one node on 127.0.0.1
 
 kafka-stop: ## Stop that node
 	@scripts/kafka stop
+
+wheel: setup ## Build the wheel into dist/
+	@$(BIN)/python -m hatchling build --target wheel
 
 lock: setup ## Renew the lock files from pyproject.toml
 	@scripts/lock

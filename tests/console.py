@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,8 @@ def simple_commands(line: str) -> Iterator[list[str]]:
 
 def can_be_given(words: list[str]) -> None:
     """Raise unless `penstock` has this command, with these options and as many arguments."""
-    _parse(typer.main.get_command(main.app), words)
+    with suppress(typer.Exit):  # --version and --help end the program
+        _parse(typer.main.get_command(main.app), words)
 
 
 def _parse(command: Any, words: list[str]) -> None:

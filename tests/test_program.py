@@ -299,6 +299,13 @@ def test_help_is_quick_because_it_loads_little() -> None:
     assert "LOADED []" in done.stdout
 
 
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_version_is_an_option_too(option: str, tmp_path: Path) -> None:
+    """`penstock --version` and `-V` print the same as `penstock version`, and end with 0."""
+    assert penstock(option, cwd=tmp_path) == penstock("version", cwd=tmp_path)
+    assert penstock(option, cwd=tmp_path).code == 0
+
+
 def test_version_config_and_schema_speak_json(tmp_path: Path) -> None:
     """`--json` works everywhere: data on standard output, nothing else there."""
     assert json.loads(penstock_from_scratch("version", "--json", cwd=tmp_path).out)["penstock"]

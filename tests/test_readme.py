@@ -73,7 +73,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadmeReader]:
     (folder / "penstock.yaml").write_text(CONFIG.replace(SOURCE, source.url))
     (folder / "flows").mkdir()
     (folder / "flows" / "nightly.yaml").write_text(FLOW)
-    (folder / "price.xlsx").write_bytes((ROOT / "examples" / "demo" / "files" / "azimut.xlsx").read_bytes())
     with Up(folder) as up:
         yield ReadmeReader(up, folder, source)
     source.stop()

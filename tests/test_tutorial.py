@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,19 +25,15 @@ _NAMED = re.compile(r"# ([\w/]+\.(?:yaml|py))\n")
 
 
 class Newcomer:
-    """Somebody with as many terminals as needed, in a checkout of their own."""
+    """Somebody with as many terminals as needed, in an empty folder."""
 
-    def __init__(self, checkout: Path) -> None:
-        self.folder = checkout
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.names = Names()
-        self._checkout = checkout
+        self._logs = folder
         self._ports = {address: str(free_port()) for address in (API, QUERY, SOURCE)}
         self._staying: dict[str, subprocess.Popen[bytes]] = {}
         self._env = self._environment()
-        (checkout / ".venv").symlink_to(sys.prefix)
-        shutil.copytree(ROOT / "examples" / "demo", checkout / "examples" / "demo")
-        for file in (checkout / "examples").rglob("*.yaml"):
-            file.write_text(self.here(file.read_text()))
 
     def _environment(self) -> dict[str, str]:
         """That of the machine; the ports are those of this time."""
@@ -69,7 +64,7 @@ class Newcomer:
             until(lambda: Path(name).stem in httpx.get(f"{self.url}/api/v1/flows").text, "the flow is known")
 
     def _reloads(self) -> int:
-        log = self._checkout / "up.err"
+        log = self._logs / "up.err"
         return log.read_text().count("configuration_reloaded") if log.exists() else 0
 
     def type(self, typed: Typed) -> None:
@@ -85,6 +80,9 @@ class Newcomer:
             self._stay("daemon", words, typed.shown)
         else:
             self._run(typed)
+        if words[:2] == ["penstock", "demo"]:
+            for file in self.folder.rglob("*.yaml"):
+                file.write_text(self.here(file.read_text()))
 
     def _run(self, typed: Typed) -> None:
         line = self.names.here(self.here(typed.line))
@@ -103,7 +101,7 @@ class Newcomer:
     def _stay(self, name: str, words: list[str], shown: str) -> None:
         """Start what goes on by itself, in a terminal of its own; what ran there is ended with Ctrl-C."""
         self._end(name)
-        out, err = self._checkout / f"{name}.out", self._checkout / f"{name}.err"
+        out, err = self._logs / f"{name}.out", self._logs / f"{name}.err"
         with out.open("wb") as told, err.open("ab") as log:
             self._staying[name] = subprocess.Popen(words, cwd=self.folder, env=self._env, stdout=told, stderr=log)
         until(lambda: self.names.are_in(self.here(shown), out.read_text()), f"{words} shows what the page shows")

@@ -19,8 +19,8 @@ def cli() -> str:
     commands += _commands("pipeline-apid", typer.main.get_command(pipeline_apid.app))
     return page(
         "Command line",
-        "Every command has `--help`. Data goes to standard output, words to standard error. `PENSTOCK_TOKEN` is sent "
-        "to servers that ask who is there.",
+        "Every command has `--help`; `penstock --version` prints the version. Data goes to standard output, words to "
+        "standard error. `PENSTOCK_TOKEN` is sent to servers that ask who is there.",
         "## Exit codes",
         table(["code", "meaning", "errors"], _exit_codes()),
         *commands,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import typer.main
-from benchmarks import capacity_docs
 from benchmarks.__main__ import GROUPS
 
+from benchmarks import capacity_docs
 from penstock.cli.main import app
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ import typer
 from penstock.cli import (
     config,
     database,
+    demo,
     dictionary,
     doctor,
     flow,
@@ -25,6 +26,7 @@ from penstock.cli import (
     version,
 )
 from penstock.cli.output import fail
+from penstock.cli.version import VersionOption
 from penstock.kernel.errors import PenstockError
 
 app = typer.Typer(
@@ -38,7 +40,15 @@ app = typer.Typer(
     epilog="Exit codes: 0 ok, 1 the work failed, 2 usage, 3 config, 4 auth, 5 not found, 6 conflict or locked, "
     "7 a dependency is down, 124 time-out.",
 )
+
+
+@app.callback()
+def penstock(version: VersionOption = False) -> None:
+    """Accept the options that belong to no command."""
+
+
 app.command()(up.up)
+app.command()(demo.demo)
 app.command()(overview.status)
 app.command()(overview.events)
 app.command()(doctor.doctor)

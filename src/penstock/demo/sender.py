@@ -1,13 +1,10 @@
-"""mysql-sender without MySQL: a shard's database is a file of SQLite; each row arrives exactly once all the same."""
+"""The last stage of the demo's pipeline: rows go to SQLite instead of MySQL, each exactly once."""
 
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from examples.pipeline.events import read_rows
-from examples.pipeline.files import rows_file
-
-from penstock.tracking.sdk import Item
+from penstock.demo.event_files import read_rows
 
 _TABLES = """
     CREATE TABLE IF NOT EXISTS event (
@@ -17,18 +14,18 @@ _TABLES = """
 """
 
 
-def send(item: Item, folder: Path) -> None:
-    """Keep the rows of a shard and a line in the ledger, both or neither; a shard in the ledger was sent before."""
-    rows = read_rows(rows_file(folder, item.filename, item.shard))
-    with closing(sqlite3.connect(_database(folder, item.shard))) as database, database:
+def send_shard(folder: Path, name: str, shard: int) -> None:
+    """Write the rows of a shard and a ledger entry in one transaction; a shard in the ledger is not written again."""
+    rows = read_rows(folder, name, shard)
+    with closing(sqlite3.connect(_database(folder, shard))) as database, database:
         database.executescript(_TABLES)
         ledger = "INSERT OR IGNORE INTO sent_file (filename, shard) VALUES (?, ?)"
-        if database.execute(ledger, (item.filename, item.shard)).rowcount:
+        if database.execute(ledger, (name, shard)).rowcount:
             database.executemany("INSERT INTO event VALUES (:event_id, :user_id, :kind, :amount_cents, :at)", rows)
 
 
-def arrived(folder: Path, shards: int) -> list[str]:
-    """The ids of all events in all shards, as often as they are there."""
+def list_sent_events(folder: Path, shards: int) -> list[str]:
+    """Return the ids of the events in all shards, sorted; an event that was sent twice is there twice."""
     found: list[str] = []
     for shard in range(shards):
         with closing(sqlite3.connect(_database(folder, shard))) as database:

@@ -1,0 +1,145 @@
+"""`penstock demo`: all five parts on sample data, and a verdict on each promise."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import JsonOption, emit, say, table
+
+if TYPE_CHECKING:
+    from penstock.demo.scenario import DemoScenario
+
+PORTS = (8080, 8081, 8090)  # of the API, of the query server, of the source
+_CHECKOUT = Path(__file__).parents[3]  # in a checkout; an installed package has nothing of the like there
+
+
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Use ports 8080, 8081 and 8090, and keep serving afterwards, until Ctrl-C.")
+    ] = False,
+    folder: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder to run in: a new one, or that of an earlier demo.")
+    ] = Path("penstock-demo"),
+    files: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the sample files into this new folder, and run nothing.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run all five parts on sample data, and check every promise.
+
+    Takes about twenty seconds, needs no server and no network, and kills some of its own processes. Exit code 0 if
+    every promise held, 1 if one did not or the demo could not finish, 6 if the folder is in use or contains other
+    files, which stay as they are. With --json the verdict is printed as JSON, and progress goes to standard error.
+    """
+    if files is None:
+        sys.exit(_run(keep=keep, folder=folder, as_json=json))
+    from penstock.demo.samples import write_samples
+
+    written = [str(file) for file in write_samples(files)]
+    emit({"files": written}, as_json=json, text="\n".join(written))
+
+
+def _run(*, keep: bool, folder: Path, as_json: bool) -> int:
+    import asyncio
+    import signal
+    from contextlib import suppress
+    from time import perf_counter
+
+    from penstock.demo.scenario import DemoScenario
+    from penstock.demo.workspace import DemoFailed, DemoWorkspace
+    from penstock.kernel.errors import PenstockError
+    from penstock.kernel.telemetry import configure_logging
+
+    configure_logging("ERROR", "console")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes of the demo are ended either way
+    began = perf_counter()
+
+    def report(line: str) -> None:
+        text = f"{perf_counter() - began:5.1f} s  {line}"
+        say(text) if as_json else emit(None, as_json=False, text=text)
+
+    with DemoWorkspace.create(folder) as workspace:
+        scenario = DemoScenario(workspace, report, ports=PORTS if keep else (0, 0, 0))
+        try:
+            asyncio.run(scenario.run())
+        except (DemoFailed, PenstockError) as error:
+            hint = f"{shown(workspace.log)} contains the log of all processes"
+            raise PenstockError("DEMO_FAILED", f"the demo did not finish: {error}", hint=hint) from error
+        seconds = perf_counter() - began
+        emit(verdict(scenario, seconds), as_json=as_json, text=summary(scenario, seconds, keep=keep))
+        if keep:
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+    return 0 if scenario.is_held else 1
+
+
+def verdict(scenario: "DemoScenario", seconds: float) -> dict[str, Any]:
+    """Return the result of the demo as data."""
+    from dataclasses import asdict
+
+    return {
+        "held": scenario.is_held,
+        "seconds": round(seconds, 1),
+        "promises": [asdict(promise) for promise in scenario.promises],
+        "folder": str(scenario.workspace.folder),
+        "log": str(scenario.workspace.log),
+        "api": scenario.api,
+        "query": scenario.query,
+    }
+
+
+def summary(scenario: "DemoScenario", seconds: float, *, keep: bool) -> str:
+    """Return the result of the demo as text, with what to look at and what to do next."""
+    held = sum(promise.held for promise in scenario.promises)
+    rows = [["", "part", "promise", "what happened"]]
+    rows += [["ok" if one.held else "FAIL", one.part, one.promise, one.detail] for one in scenario.promises]
+    folder = scenario.workspace.folder
+    further = [
+        ["look at", shown(folder / "charts"), "the charts the flow drew"],
+        ["", shown(folder / "data" / "etl_data" / "raw_v1"), "what became of the suppliers' files, and why"],
+        ["", shown(scenario.workspace.log), "what all processes logged"],
+    ]
+    text = f"\n{held} of {len(scenario.promises)} promises held, in {seconds:.0f} s\n\n{table(rows)}\n\n"
+    if keep:
+        return f"{text}{table(further)}\n\n{_invitation(scenario)}"
+    return f"{text}{table([*further, *_next_steps()])}"
+
+
+def shown(path: Path) -> str:
+    """Return *path* as a person would type it in the current folder."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _next_steps() -> list[list[str]]:
+    about = "the same, and it stays: ask it for status, events and dictionaries"
+    if Path.cwd() == _CHECKOUT:
+        steps = [["make up", about], ["docs/tutorial.md", "the same by hand, step by step"]]
+    else:
+        activation = [[command, "puts penstock on PATH"] for command in _activation()]
+        files = "the sample files, to do the same by hand, step by step, as the tutorial shows"
+        steps = [*activation, ["penstock demo --keep", about], ["penstock demo --files samples", files]]
+    return [["" if number else "next", *step] for number, step in enumerate(steps)]
+
+
+def _invitation(scenario: "DemoScenario") -> str:
+    commands = [
+        *_activation(),
+        "penstock status",
+        "penstock events --follow",
+        "penstock dict get acme TYRES AZ-0001",
+        "penstock flow show morning-1",
+        "penstock harvest run diamonds --wait",
+    ]
+    serving = f"serving until Ctrl-C: the API at {scenario.api} (/docs shows it), reads at {scenario.query}"
+    return "\n".join([serving, "in another terminal:", *(f"  {command}" for command in commands)])
+
+
+def _activation() -> list[str]:
+    """Return the command that puts `penstock` on PATH; nothing if it is there, or if no command does."""
+    folder = Path(sys.prefix) / "bin"
+    if shutil.which("penstock") == str(folder / "penstock") or not (folder / "activate").exists():
+        return []
+    return [f"source {shown(folder / 'activate')}"]

@@ -1,0 +1,130 @@
+"""The folder that the demo runs in, and the processes it starts there."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.demo.event_files import write_documents
+from penstock.demo.samples import FOLDER as SAMPLES
+from penstock.kernel import datadir
+from penstock.kernel.errors import Conflict
+
+CONFIG, LOG = "penstock.yaml", "log.txt"
+RAW, WORK = "events-raw", "events-work"
+_MARK = ".penstock-demo"  # in a folder that the demo made, and may empty
+_API, _SOURCE = "http://127.0.0.1:8080", "http://127.0.0.1:8090"  # in the sample files
+
+
+class DemoFailed(Exception):
+    """The demo cannot continue."""
+
+
+@dataclass
+class DemoWorkspace:
+    """A folder with the sample files, and the processes that run in it."""
+
+    folder: Path
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def create(cls, folder: Path) -> "Iterator[DemoWorkspace]":
+        """Make an empty workspace; end its processes on exit, and leave the files for a person to look at."""
+        workspace = cls(folder.absolute())
+        workspace.clear()
+        for name in ("data/etl_ops/config", "flows", "files", RAW, WORK):
+            (workspace.folder / name).mkdir(parents=True)
+        try:
+            yield workspace
+        finally:
+            for process in reversed(workspace.running[:]):
+                workspace.end(process, signal.SIGTERM)
+
+    def clear(self) -> None:
+        """Empty the folder; Conflict if it contains anything but an earlier demo, or a demo is running in it."""
+        hint = "choose another folder with --folder"
+        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / _MARK).exists():
+            raise Conflict("DEMO_FOLDER_NOT_EMPTY", f"{self.folder} contains files that no demo made", hint=hint)
+        try:
+            with datadir.owned(self.folder / ".penstock", "demo"):
+                pass
+        except Conflict as error:
+            message = f"a demo is running in {self.folder}: {error.message}"
+            raise Conflict("DEMO_FOLDER_IN_USE", message, hint=f"stop it, or {hint}") from error
+        for entry in self.folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        (self.folder / _MARK).touch()
+
+    @property
+    def log(self) -> Path:
+        """Return the file that all processes log to."""
+        return self.folder / LOG
+
+    def write_configuration(self, source: str) -> None:
+        """Write the configuration, the flow and the candles; *source* is the address of the paged API."""
+        self._write(CONFIG, (SAMPLES / CONFIG).read_text().replace(_SOURCE, source))
+        shutil.copy(SAMPLES / "flows" / "morning.yaml", self.folder / "flows")
+        shutil.copy(SAMPLES / "files" / "candles.csv", self.folder / "files")
+
+    def write_suppliers(self, api: str) -> None:
+        """Write the supplier configurations; publications go to the dictionary at *api*."""
+        for file in (SAMPLES / "suppliers").glob("*.yaml"):
+            self._write(f"data/etl_ops/config/{file.name}", file.read_text().replace(_API, api))
+
+    def deliver_file(self, supplier: str, name: str) -> None:
+        """Put a sample file into a supplier's inbox, by a rename."""
+        inbox = self.folder / "data" / "etl_data" / "raw_v1" / "inbox" / supplier
+        inbox.mkdir(parents=True, exist_ok=True)
+        shutil.copy(SAMPLES / "files" / name, inbox / f"{name}.tmp")
+        (inbox / f"{name}.tmp").rename(inbox / name)
+
+    def deliver_events(self, name: str, events: Sequence[dict[str, Any]]) -> None:
+        """Put a raw file of events where event-ingest looks for it."""
+        write_documents(self.folder / RAW / f"{name}.jsonl", events)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `python -m` with *arguments* in this folder; standard error goes to the log."""
+        command = [sys.executable, "-m", *arguments]
+        # Settings in the environment may name a production database: the demo must not write to it.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK")}
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
+        self.running.append(process)
+        return process
+
+    def start_penstock(self, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        """Start a `penstock` command that serves; return the process and the document it prints when ready."""
+        process = self.start("penstock.cli.main", *arguments, "--json")
+        text = ""
+        for line in process.stdout or ():
+            text += line
+            if line.startswith(("{", "}")) and line.endswith("}\n"):  # the whole document, or its last line
+                return process, json.loads(text)
+        raise DemoFailed(f"penstock {arguments[0]} did not start{self._last_error()}")
+
+    def end(self, process: subprocess.Popen[str], how: signal.Signals) -> None:
+        """Send a signal to *process*, and wait until it has ended."""
+        process.send_signal(how)
+        process.wait(30)
+        if process.stdout is not None:
+            process.stdout.close()
+        self.running.remove(process)
+
+    def _last_error(self) -> str:
+        """Return the last error in the log, to be put behind a sentence; empty if the log has none."""
+        errors = [line for line in self.log.read_text().splitlines() if line.startswith('{"error"')]
+        return f": {json.loads(errors[-1])['error']['detail']}" if errors else ""
+
+    def _write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
