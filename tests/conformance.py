@@ -103,13 +103,18 @@ def page(parts: Parts, tests: Sequence[Test]) -> str:
 def _tests_of(file: Path, root: Path) -> Iterator[Test]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     of_file = named(ast.get_docstring(tree))
+    marks = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
     before: Counter[tuple[str, int]] = Counter()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             clauses = named(ast.get_docstring(node))
             alike = ("".join(clauses[:1]), len(clauses))
             before[alike] += 1
-            is_full = any(ast.unparse(one) == "pytest.mark.full" for one in node.decorator_list)
+            is_full = any("pytest.mark.full" in ast.unparse(one) for one in (*node.decorator_list, *marks))
             yield Test(str(file.relative_to(root)), node.name, before[alike], clauses, of_file, is_full)
 
 

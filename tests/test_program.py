@@ -41,7 +41,6 @@ def test_up_stops_cleanly_on_ctrl_c(tmp_path: Path) -> None:
         assert up.stop(signal.SIGINT) == 0
 
 
-@pytest.mark.full
 def test_up_survives_kill_9_and_goes_on_with_its_data(tmp_path: Path) -> None:
     """After kill -9 the same command on the same data directory works, and what was committed is there."""
     with Up(tmp_path) as up:

@@ -167,7 +167,7 @@ async def everyone_answers(nginx: Nginx, fleet: Fleet) -> None:
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_nginx_tries_another(pods: Fleet, readers: Readers, url: str, tmp_path: Path, campaign: Campaign) -> None:
     """R27: without a delay: nginx finds out by itself who is gone, and asks another; clients see nothing of it."""
     await pods.start(document(url, delay=0))
@@ -186,7 +186,7 @@ async def test_nginx_tries_another(pods: Fleet, readers: Readers, url: str, tmp_
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_nginx_never_tries_twice(
     pods: Fleet, readers: Readers, url: str, tmp_path: Path, campaign: Campaign
 ) -> None:
@@ -237,7 +237,7 @@ async def command_apis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_no_update_is_lost_or_doubled(
     command_apis: Fleet, readers: Readers, url: str, tmp_path: Path, campaign: Campaign
 ) -> None:

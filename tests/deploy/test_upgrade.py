@@ -46,7 +46,7 @@ def following(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_refdata_is_upgraded_and_rolled_back_under_load(
     before: Version, following: Version, postgres_url: str, tmp_path: Path, campaign: Campaign
 ) -> None:

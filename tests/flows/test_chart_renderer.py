@@ -145,7 +145,7 @@ VALUE = st.floats(-1e15, 1e15) | st.floats(-1e-6, 1e-6) | st.floats(0.01, 1e6)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(40, soak=3_000))
 @given(st.lists(st.tuples(VALUE, VALUE, VALUE, VALUE, st.floats(0, 1e18)), min_size=1, max_size=70), st.integers(1, 99))
 @example([(1.0, 1.0, 1.0, 1.0, 5e-324)], 1)
@@ -159,7 +159,7 @@ def test_no_candles_can_break_a_chart(rows: list[tuple[float, float, float, floa
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(100, soak=10_000))
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 15))
 def test_ticks_are_round_and_few(low: float, span: float, most: int) -> None:

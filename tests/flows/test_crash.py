@@ -47,7 +47,7 @@ async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsCrash
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_workers_may_die_at_any_moment(
     harness: FlowsCrashHarness, database_url: str, tmp_path: Path, campaign: Campaign
 ) -> None:
@@ -91,7 +91,7 @@ async def ended(harness: FlowsCrashHarness, when: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4, F6, F11: `penstock up` is killed, alone or with its PostgreSQL; the next one goes on."""
     campaign.counts_items = True
@@ -151,7 +151,7 @@ async def looked_at(data: Path, stories: dict[str, RunScenario]) -> AsyncIterato
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_postgresql_may_die_while_workers_work(tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4, F11: killed or told to end at once; workers come back by themselves, and everything ends."""
     campaign.counts_items = True
@@ -216,7 +216,7 @@ def waiting(file: Path) -> RunScenario:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_who_is_told_to_go_in_the_midst_loses_nothing(
     database_url: str, tmp_path: Path, campaign: Campaign
 ) -> None:

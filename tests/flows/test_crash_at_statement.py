@@ -201,7 +201,7 @@ ACTS: dict[str, Prepare] = {
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("name", ACTS)
 async def test_the_next_process_comes_to_the_same_end(
     name: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, campaign: Campaign

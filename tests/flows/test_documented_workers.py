@@ -51,7 +51,6 @@ async def test_the_worker_of_the_document_works(
         await working
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
 async def test_the_worker_in_node_works(harness: FlowsHarness, tmp_path: Path) -> None:
     """F17: what docs/flows.md has for a worker in another language does its steps."""
     if shutil.which("node") is None:

@@ -325,7 +325,7 @@ TOKENS = st.sampled_from([*WORDS.split(), "\n", "\t", " "])
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(150, soak=20_000))
 @given(st.one_of(st.lists(TOKENS, max_size=25).map(" ".join), st.lists(TOKENS, max_size=25).map("".join), st.text()))
 def test_no_text_makes_anything_but_an_answer_or_invalid(text: str) -> None:
@@ -353,7 +353,7 @@ CLAIMS = st.recursive(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(100, soak=10_000))
 @given(CLAIMS)
 def test_numbers_are_reckoned_with_as_everywhere(text: str) -> None:

@@ -59,7 +59,7 @@ def ancestors(steps: Steps, name: str) -> set[str]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags())
 def test_steps_are_in_an_order_they_can_run_in(steps: Steps) -> None:
@@ -77,7 +77,7 @@ def test_steps_are_in_an_order_they_can_run_in(steps: Steps) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags(), st.data())
 def test_the_shortest_ring_is_named(steps: Steps, data: st.DataObject) -> None:
@@ -109,7 +109,7 @@ def ring_length(steps: Steps, name: str) -> int:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags(), st.data())
 def test_only_what_comes_before_can_be_referred_to(steps: Steps, data: st.DataObject) -> None:

@@ -96,7 +96,7 @@ class DrawingReader:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=5_000))
 @given(dags(most=14))
 def test_the_lines_say_what_the_flow_says(steps: Steps) -> None:

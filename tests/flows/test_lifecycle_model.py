@@ -396,7 +396,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(examples(300, soak=7_200))
 def test_every_life_is_as_the_plain_model_has_it(postgres_url: str, campaign: Campaign) -> None:
     """F1–F11, F14, F16, F19: statuses, fences, counters, history and artifacts, whatever comes in whatever order."""
     campaign.rounds = examples(8, soak=1_000)

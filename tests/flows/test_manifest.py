@@ -206,7 +206,7 @@ def test_other_workers_may_tell_more() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=2_000))
 @given(st.data())
 def test_a_manifest_is_read_as_it_was_written(data: st.DataObject) -> None:

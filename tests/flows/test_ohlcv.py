@@ -345,7 +345,7 @@ PRICE = st.floats(0.01, 1e6)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(60, soak=2_000), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 20_000), PRICE, PRICE, st.integers(0, 10**6)), min_size=1, max_size=60),

@@ -128,7 +128,7 @@ async def test_one_request_sent_many_times_makes_one_run(flows: FlowsStepper) ->
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("by", ["loop", "http"])
 async def test_two_parents_that_end_together_free_their_child_once(
     flows: FlowsStepper, by: str, campaign: Campaign
@@ -259,7 +259,7 @@ async def test_everybody_at_once_leaves_every_run_as_it_should_be(flows: FlowsSt
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_the_first_end_wins(flows: FlowsStepper, campaign: Campaign) -> None:
     """F9: a cancel and the last success: the run is what came first, and the other is told."""
     seen = Counter[str]()
@@ -284,7 +284,7 @@ async def test_the_first_end_wins(flows: FlowsStepper, campaign: Campaign) -> No
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_retry_and_cancel_come_in_some_order(flows: FlowsStepper, campaign: Campaign) -> None:
     """F9, F10: the run is open and everything of it, or cancelled and everything of it."""
     campaign.rounds = ROUNDS
@@ -306,7 +306,7 @@ async def test_retry_and_cancel_come_in_some_order(flows: FlowsStepper, campaign
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_the_reaper_and_a_late_report_come_in_some_order(flows: FlowsStepper, campaign: Campaign) -> None:
     """F11: the step is done, or it is somebody else's; never both."""
     campaign.rounds = ROUNDS
@@ -326,7 +326,7 @@ async def test_the_reaper_and_a_late_report_come_in_some_order(flows: FlowsStepp
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_a_claim_and_a_cancel_come_in_some_order(flows: FlowsStepper, campaign: Campaign) -> None:
     """F4, F9: a step is handed out and told to stop, or never handed out."""
     campaign.rounds = ROUNDS
@@ -413,7 +413,7 @@ async def test_width_costs_no_more_per_step(database_url: str, tmp_path: Path) -
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_ten_thousand_steps_cost_ten_times_a_thousand(database_url: str, tmp_path: Path) -> None:
     """F3: no quadratic work: ten times as wide takes nowhere near a hundred times as long."""
     async with flows_stepper(database_url, tmp_path, size=1) as flows:

@@ -95,7 +95,7 @@ async def ended(engine: FlowEngine) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_many_flows_at_once(database_url: str, tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4: all of two thousand end, however they come together."""
     count = campaign.rounds = examples(200, soak=2_000)
@@ -138,7 +138,7 @@ WIDE: dict[str, Shape] = {"fan": fan, "looked at": looked_at, "map": spread, "ma
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("name", WIDE)
 async def test_a_wide_flow_costs_no_more_for_a_step(name: str, database_url: str, tmp_path: Path) -> None:
     """F3, F14: for four times as many steps beside it, a step takes no more statements, and reads no more rows."""

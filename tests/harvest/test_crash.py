@@ -69,7 +69,7 @@ async def large_feed(bus: Kafka | None, database_url: str, tmp_path: Path) -> As
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("topic", [PLANS, WORK_ITEMS, CONSOLIDATIONS])
 async def test_a_worker_may_die_at_any_step(
     harness: HarvestHarness, bus: Kafka | None, topic: str, tmp_path: Path, campaign: Campaign
@@ -133,7 +133,7 @@ def turns_of(count: int) -> int:
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_workers_may_die_at_any_moment(
     large_feed: HarvestHarness, bus: Kafka | None, tmp_path: Path, campaign: Campaign
 ) -> None:

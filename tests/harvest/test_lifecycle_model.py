@@ -215,7 +215,7 @@ def _served(row: Any) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 def test_every_life_ends_with_the_truth(postgres_url: str, campaign: Campaign) -> None:
     """H4, H5, H8–H11: nothing lost, nothing doubled, whatever comes in whatever order."""
     campaign.rounds, campaign.counts_items = examples(12, soak=400), True

@@ -95,7 +95,7 @@ async def test_an_incremental_run_also_leaves_what_changes_meanwhile_to_the_next
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_rows_that_move_are_found(harness: HarvestHarness, campaign: Campaign) -> None:
     """H16: rows move, come and go between pages; what did not change is there, the next two runs do the rest."""
     campaign.counts_items = True

@@ -202,7 +202,7 @@ def test_a_run_may_die_at_every_step(folder: Path, name: str) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_run_may_die_before_every_change(folder: Path, name: str, campaign: Campaign) -> None:
     """I2, I16: killed before each rename, link, sync, … of the disk: between two of them nothing is lost."""
@@ -278,7 +278,7 @@ def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) ->
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -> None:
     """I12, I16: what a killed gc leaves is whole or gone; the next one ends it, and the current state stays."""
     scenario = SCENARIOS["crowd"]
@@ -310,7 +310,7 @@ def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 def test_a_run_may_die_at_any_moment(folder: Path, campaign: Campaign) -> None:
     """I16: killed from outside, whatever it is doing; round after round the state is that of one whole file."""
     campaign.counts_items = True

@@ -366,7 +366,7 @@ class IngestLifecycle(RuleBasedStateMachine):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 def test_whatever_happens_all_is_as_the_contract_says(campaign: Campaign) -> None:
     """I2, I6, I10-I13, I16, I22: after any walk the state, every file, every mark and every count are the model's."""
     campaign.rounds, campaign.counts_items = examples(25, soak=500), True

@@ -46,7 +46,7 @@ def publish_many(supplier: SupplierFolder, states: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(examples(300, soak=7_200))
 def test_readers_in_other_processes(supplier: SupplierFolder, campaign: Campaign) -> None:
     """I11, I12, I14: whatever is published and removed meanwhile, a reader gets one whole state, and no error."""
     publish(supplier, 1)
@@ -76,7 +76,7 @@ def started_reader(root: Path, way: str) -> tuple[Connection, ForkServerProcess]
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("way", WAYS)
 def test_readers_in_threads(supplier: SupplierFolder, way: str, campaign: Campaign) -> None:
     """I11, I14: readers of one process, too."""

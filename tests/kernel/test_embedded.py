@@ -127,7 +127,6 @@ async def test_root_changes_no_owner_behind_a_link(tmp_path: Path) -> None:
     assert target.stat().st_uid == 0
 
 
-@pytest.mark.full
 async def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
     """kill -9 of PostgreSQL itself: it comes back at the same address with its data."""
     async with embedded_postgres(tmp_path / "pg") as url:

@@ -120,7 +120,7 @@ async def test_the_relay_may_die_anywhere(harness: RoleProcesses) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_anybody_may_die_anywhere(harness: RoleProcesses, campaign: Campaign) -> None:
     """R8, R10, R11, R13, R15: round after round, some role is killed at some step of its work."""
     points = {

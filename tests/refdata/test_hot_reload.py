@@ -191,7 +191,6 @@ def test_a_file_that_is_gone_changes_nothing(program: HotReloadHarness) -> None:
     until(lambda: program.submit("FRESH").status_code == 200, "FRESH to be accepted")
 
 
-@pytest.mark.full
 def test_another_way_to_read_is_another_version_for_every_tenant(program: HotReloadHarness) -> None:
     """R1: a changed loadSql bumps the version of that dictionary, for all who have it, once; nothing else does."""
     for tenant in TENANTS:

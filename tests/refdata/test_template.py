@@ -430,7 +430,7 @@ def check_parameters(pieces: list[str]) -> Template:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(max_examples=examples(300, soak=10_000))
 @given(statements())
 def test_exactly_the_parameters_are_found(statement: tuple[list[str], list[object]]) -> None:
@@ -439,7 +439,7 @@ def test_exactly_the_parameters_are_found(statement: tuple[list[str], list[objec
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 @settings(
     max_examples=examples(60, soak=3_000),
     suppress_health_check=[HealthCheck.function_scoped_fixture],  # statements only read: one database serves them all

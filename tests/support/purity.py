@@ -26,7 +26,8 @@ _MODULES = {
     "tests.support.processes",
 }
 _WORKBOOK_READER = "penstock.ingest.extract"  # reads one file in a process of its own, and is the code under test
-_SETTINGS = "_hypothesis_internal_use_settings"
+SETTINGS = "_hypothesis_internal_use_settings"  # of the function of a Hypothesis test
+_cut: set[object] = set()
 _STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
 
 
@@ -57,10 +58,11 @@ def forbid_processes() -> None:
 
 
 def cut_examples(item: pytest.Item) -> None:
-    """Let a Hypothesis test try a quarter of its examples."""
+    """Let a Hypothesis test try a quarter of its examples; the cases of a parametrised test share one function."""
     test = getattr(item, "obj", None)
-    if (full := getattr(test, _SETTINGS, None)) is not None:
-        setattr(test, _SETTINGS, settings(full, max_examples=-(-full.max_examples // 4)))
+    if (full := getattr(test, SETTINGS, None)) is not None and test not in _cut:
+        setattr(test, SETTINGS, settings(full, max_examples=-(-full.max_examples // 4)))
+        _cut.add(test)
 
 
 def _modules_of_fixtures(item: pytest.Item) -> set[ModuleType]:

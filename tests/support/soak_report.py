@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.purity import SETTINGS
 from tests.support.soak import Campaign
 
 PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
@@ -33,7 +34,7 @@ def report_campaign(item: pytest.Item, campaign: Campaign) -> None:
 
 def report_examples(item: pytest.Item) -> None:
     """Report the number of examples of a Hypothesis test, which takes no `campaign` fixture."""
-    settings = getattr(getattr(item, "obj", None), "_hypothesis_internal_use_settings", None)
+    settings = getattr(getattr(item, "obj", None), SETTINGS, None)
     if settings is not None:
         report_campaign(item, Campaign(rounds=settings.max_examples))
 
@@ -43,6 +44,7 @@ class SoakReport:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, str]] = {}
+        self._commit = _commit()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         row = self._rows.setdefault(_name(report.nodeid), dict.fromkeys(_COLUMNS, "-"))
@@ -59,9 +61,9 @@ class SoakReport:
             row["lost"] = row["doubled"] = found if figures["counts_items"] else "-"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        ended = {name: row for name, row in self._rows.items() if row["result"] != "skipped"}
+        ended = {name: row for name, row in self._rows.items() if row["result"] in ("passed", "failed")}
         for row in ended.values():
-            row |= {"commit": _commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+            row |= {"commit": self._commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
         known = read_page(PAGE.read_text()) if PAGE.exists() else {}
         PAGE.write_text(make_page({**known, **ended}))
         terminalreporter.write_line("\n".join(_table(ended)))
@@ -91,5 +93,11 @@ def _name(nodeid: str) -> str:
 
 
 def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    """Return the commit that is tested; `-dirty` if anything but the page differs from it."""
+    commit = _git("rev-parse", "--short=10", "HEAD")
+    return f"{commit}-dirty" if _git("status", "--porcelain", "--", ":/", f":!{PAGE}") else commit
+
+
+def _git(*words: str) -> str:
+    command = ["git", *words]
     return subprocess.run(command, cwd=PAGE.parent, capture_output=True, text=True, check=True).stdout.strip()

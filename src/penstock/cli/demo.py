@@ -31,8 +31,9 @@ def demo(
     """Run all five parts on sample data, and check every promise.
 
     Takes about twenty seconds, needs no server and no network, and kills some of its own processes. Exit code 0 if
-    every promise held, 1 if one did not or the demo could not finish, 6 if the folder is in use or contains other
-    files, which stay as they are. With --json the verdict is printed as JSON, and progress goes to standard error.
+    every promise held, 1 if one did not or the demo could not finish, 6 if the folder is in use or no demo made it.
+    The folder of an earlier demo is emptied first. With --json the verdict is printed as JSON, and progress goes to
+    standard error.
     """
     if files is None:
         sys.exit(_run(keep=keep, folder=folder, as_json=json))

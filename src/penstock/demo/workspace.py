@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from typing import Any
 from penstock.demo.event_files import write_documents
 from penstock.demo.samples import FOLDER as SAMPLES
 from penstock.kernel import datadir
-from penstock.kernel.errors import Conflict
+from penstock.kernel.errors import BadConfig, Conflict
+from penstock.kernel.locks import file_lock
 
 CONFIG, LOG = "penstock.yaml", "log.txt"
 RAW, WORK = "events-raw", "events-work"
-_MARK = ".penstock-demo"  # in a folder that the demo made, and may empty
+_MARK = ".penstock-demo"  # in a folder that the demo made, and may empty; held while a demo runs
+_OTHER_FOLDER = "choose another folder with --folder"
 _API, _SOURCE = "http://127.0.0.1:8080", "http://127.0.0.1:8090"  # in the sample files
 
 
@@ -39,32 +41,42 @@ class DemoWorkspace:
     def create(cls, folder: Path) -> "Iterator[DemoWorkspace]":
         """Make an empty workspace; end its processes on exit, and leave the files for a person to look at."""
         workspace = cls(folder.absolute())
-        workspace.clear()
-        for name in ("data/etl_ops/config", "flows", "files", RAW, WORK):
-            (workspace.folder / name).mkdir(parents=True)
-        try:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(workspace.lock())
+                workspace.clear()
+            except OSError as error:
+                message = f"cannot use {workspace.folder}: {error.strerror or error}"
+                raise BadConfig("DEMO_FOLDER_UNUSABLE", message, hint=_OTHER_FOLDER) from error
+            stack.callback(workspace.end_all)
             yield workspace
-        finally:
-            for process in reversed(workspace.running[:]):
-                workspace.end(process, signal.SIGTERM)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder; Conflict if it contains anything but an earlier demo, or a demo is running in it."""
+        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / _MARK).exists():
+            message = f"{self.folder} contains files that no demo made"
+            raise Conflict("DEMO_FOLDER_NOT_EMPTY", message, hint=_OTHER_FOLDER)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(file_lock(self.folder / _MARK, "demo"))
+                with datadir.owned(self.folder / ".penstock", "demo"):  # a server may outlive a demo that was killed
+                    pass
+            except Conflict as error:
+                message = f"a demo is running in {self.folder}: {error.message}"
+                raise Conflict("DEMO_FOLDER_IN_USE", message, hint=f"stop it, or {_OTHER_FOLDER}") from error
+            yield
 
     def clear(self) -> None:
-        """Empty the folder; Conflict if it contains anything but an earlier demo, or a demo is running in it."""
-        hint = "choose another folder with --folder"
-        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / _MARK).exists():
-            raise Conflict("DEMO_FOLDER_NOT_EMPTY", f"{self.folder} contains files that no demo made", hint=hint)
-        try:
-            with datadir.owned(self.folder / ".penstock", "demo"):
-                pass
-        except Conflict as error:
-            message = f"a demo is running in {self.folder}: {error.message}"
-            raise Conflict("DEMO_FOLDER_IN_USE", message, hint=f"stop it, or {hint}") from error
+        """Empty the folder but for its mark, and make the folders of the demo."""
         for entry in self.folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            else:
+            elif entry.name != _MARK:
                 entry.unlink()
-        (self.folder / _MARK).touch()
+        for name in ("data/etl_ops/config", "flows", "files", RAW, WORK):
+            (self.folder / name).mkdir(parents=True)
 
     @property
     def log(self) -> Path:
@@ -113,10 +125,19 @@ class DemoWorkspace:
                 return process, json.loads(text)
         raise DemoFailed(f"penstock {arguments[0]} did not start{self._last_error()}")
 
+    def end_all(self) -> None:
+        """End all processes, the last one first."""
+        for process in reversed(self.running[:]):
+            self.end(process, signal.SIGTERM)
+
     def end(self, process: subprocess.Popen[str], how: signal.Signals) -> None:
-        """Send a signal to *process*, and wait until it has ended."""
+        """Send a signal to *process*, and wait until it has ended; kill a process that does not end."""
         process.send_signal(how)
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         if process.stdout is not None:
             process.stdout.close()
         self.running.remove(process)

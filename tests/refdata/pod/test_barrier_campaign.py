@@ -30,8 +30,9 @@ from tests.refdata.pod.campaign import (
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.history import DATA
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
-from tests.support import soak
 from tests.support.require import require
+from tests.support.soak import Campaign as SoakCampaign
+from tests.support.soak import examples
 from tests.support.waiting import becomes, until
 
 SEED = "PENSTOCK_SEED"
@@ -237,15 +238,15 @@ def cluster() -> Iterator[RedisCluster]:
 
 @pytest.mark.full
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(examples(300, soak=7_200))
 async def test_whoever_names_a_version_never_sees_less(
-    cluster: RedisCluster, tmp_path: Path, campaign: soak.Campaign
+    cluster: RedisCluster, tmp_path: Path, campaign: SoakCampaign
 ) -> None:
     """R18–R24, R28: no read is below its barrier, torn, mislabelled or wrongly refused; healed, all pods are level."""
     seed = int(os.environ.get(SEED) or Random().getrandbits(32))
     log = structlog.get_logger().bind(**{SEED: seed})
     log.info("campaign_begins")
-    reads = soak.examples(300, soak=10_000)
+    reads = examples(300, soak=10_000)
     async with staged(tmp_path, cluster, Random(seed)) as stage:
         await _play(stage, reads)
         await _converge(stage)
