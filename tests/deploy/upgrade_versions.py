@@ -18,8 +18,7 @@ import psutil
 import penstock
 from penstock.kernel.migrate import load
 from tests.deploy.upgrade_rules import tables_made
-from tests.support.processes import Result
-from tests.support.processes import penstock as run_to_its_end
+from tests.support.processes import Result, penstock_from_scratch
 from tests.support.require import require
 from tests.support.waiting import until
 
@@ -49,7 +48,7 @@ class Version(AbstractContextManager["Version"]):
 
     def run(self, *args: str, folder: Path) -> Result:
         """A command to its end."""
-        return run_to_its_end(*args, cwd=folder, env=self._path)
+        return penstock_from_scratch(*args, cwd=folder, env=self._path)
 
     def start(self, *args: str, folder: Path) -> "VersionRole":
         """A role of this version, which is not ready yet."""
