@@ -32,6 +32,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert lost == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_line_can_be_given(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every `penstock …` that a page types is a command, with options it knows and values it takes."""

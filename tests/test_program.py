@@ -63,6 +63,7 @@ def test_up_gets_its_database_back_when_it_dies(tmp_path: Path) -> None:
         assert up.stop() == 0
 
 
+@pytest.mark.full
 def test_a_second_up_on_the_same_data_is_told_who_holds_it(tmp_path: Path) -> None:
     """One `up` per data directory: the second gets exit code 6 and the first one's pid."""
     with Up(tmp_path) as up:

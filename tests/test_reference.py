@@ -30,6 +30,7 @@ def written() -> dict[str, str]:
     return generated()
 
 
+@pytest.mark.full
 def test_what_is_generated_is_up_to_date() -> None:
     """R27: the reference and the pictures are as the code has them, and nothing else is beside them."""
     files = [*(DOCS / "reference").iterdir(), *(DOCS / "images" / "machines").iterdir()]

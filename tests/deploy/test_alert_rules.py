@@ -60,6 +60,7 @@ def test_the_rules_are_valid() -> None:
     _promtool("check", "rules", *RULES)
 
 
+@pytest.mark.full
 def test_the_rules_do_what_their_tests_say() -> None:
     """R27: alerts fire when they should, with the labels and words they should, and not before."""
     _promtool("test", "rules", *TESTS)

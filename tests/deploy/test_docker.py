@@ -234,6 +234,7 @@ def test_a_pod_has_the_memory_it_is_told_to_use() -> None:
 # --- all of it, running ---
 
 
+@pytest.mark.full
 def test_a_write_is_read_by_its_version(running: "ComposeRoles") -> None:
     """R6, R21, R25: with a token, from the command API over Kafka, PostgreSQL and Redis to a pod's memory."""
     item = "/v1/tenants/acme/dictionaries/RATES/items/EUR"

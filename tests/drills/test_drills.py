@@ -159,6 +159,7 @@ def test_a_dictionary_that_is_not_there_is_said_so(cluster: Up, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_a_cluster_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     """R27: exit code 7, with a hint."""
     where = ["--command-url", NOBODY, "--query-url", NOBODY, "--tenant", "acme", "--dict", "RATES"]

@@ -104,6 +104,7 @@ def shards() -> Iterator[Shards]:
         yield Shards(socket, SHARDS)
 
 
+@pytest.mark.full
 async def test_killed_senders_lose_and_double_nothing(daemons: Daemons, shards: Shards) -> None:
     """T18: every event is in its shard exactly once, whenever senders die; a bad line is told with its reason."""
     source = EventSource(daemons)

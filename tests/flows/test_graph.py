@@ -246,6 +246,7 @@ def test_the_engine_looks_at_what_must_be_judged(about: dict[str, Any], expected
     assert graph.is_looked_at(step(**about)) is expected
 
 
+@pytest.mark.full
 def test_large_flows_are_checked_in_one_pass() -> None:
     """F2: a chain of 20,000, each of which refers to the first; a fan-out of 10,000 and its fan-in."""
     chain = {"s0": step()}

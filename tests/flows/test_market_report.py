@@ -141,6 +141,7 @@ TROUBLES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("code", ["IMAGE_ERROR", "IMAGE_TIMEOUT", "IMAGE_THROTTLED", "IMAGE_BAD_ANSWER"])
 async def test_fewer_pictures_than_asked_may_be_enough(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path, code: str

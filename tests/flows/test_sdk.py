@@ -106,6 +106,7 @@ async def test_a_worker_that_stops_gives_back_what_it_has(harness: FlowsHarness,
     assert (step["status"], step["attempts"]) == ("READY", 0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 async def test_a_program_ends_when_it_is_told_to(harness: FlowsHarness, url: str, how: signal.Signals) -> None:
     """F17: `run()` works until SIGTERM or SIGINT, ends what is under way, and leaves with 0."""

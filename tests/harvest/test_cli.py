@@ -45,6 +45,7 @@ def cli(server: Up, source: LocalSourceProcess) -> Iterator[ServerCli]:
     source.fail()
 
 
+@pytest.mark.full
 def test_a_run_is_waited_for(cli: ServerCli) -> None:
     """H13: 0 when it completed, with what came of it and nothing about progress where there is no terminal."""
     done = cli.run("run", FEED, "--full", "--wait")

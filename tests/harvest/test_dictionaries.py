@@ -221,6 +221,7 @@ def source() -> Iterator[LocalSourceProcess]:
     one.stop()
 
 
+@pytest.mark.full
 def test_pods_serve_what_a_run_has_published(source: LocalSourceProcess, database_url: str, tmp_path: Path) -> None:
     """R2, R19: by configuration alone: a completed run is in every pod's memory, and its version can be asked for."""
     config = {

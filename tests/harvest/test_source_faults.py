@@ -328,6 +328,7 @@ DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION fail_turn();
 """
 
 
+@pytest.mark.full
 async def test_a_turn_is_one_transaction(harness: HarvestHarness) -> None:
     """H4, H5: a turn that fails at its very end leaves nothing: no record, no progress, no count, no message."""
     await harness.db.execute(FAIL_TURNS)

@@ -94,6 +94,7 @@ async def test_an_incremental_run_also_leaves_what_changes_meanwhile_to_the_next
             await harness.equals_truth()
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 async def test_rows_that_move_are_found(harness: HarvestHarness, campaign: Campaign) -> None:

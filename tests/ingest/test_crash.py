@@ -201,6 +201,7 @@ def test_a_run_may_die_at_every_step(folder: Path, name: str) -> None:
     assert set(died) == set(scenario.steps)
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 @pytest.mark.parametrize("name", SCENARIOS)

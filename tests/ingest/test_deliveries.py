@@ -354,6 +354,7 @@ def test_a_large_state_goes_in_several_chunks(
     dictionary.shows({})
 
 
+@pytest.mark.full
 def test_a_dictionary_that_is_not_there_yet(
     harness: IngestHarness, dictionary: Dictionary, clock: ManualClock, deliver: Deliver
 ) -> None:
@@ -447,6 +448,7 @@ def test_a_target_is_named_once(harness: IngestHarness) -> None:
         load_supplier(harness.root / layout.config(SUPPLIER))
 
 
+@pytest.mark.full
 def test_the_command_tells_of_its_deliveries(harness: IngestHarness, dictionary: Dictionary) -> None:
     """I23: `ingest run` delivers what it publishes; what is away does not make the run fail."""
     aim(harness, dictionary.aim, {"webhook": {"url": "http://127.0.0.1:1/gone"}})

@@ -21,6 +21,7 @@ INGESTION = ["processing", "publishing", "running", "service", "tree", "folder",
 SENT = "sku,qty,price\na,1,2.50\nb,many,3.10\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("part", "others"),
     [

@@ -117,6 +117,7 @@ def test_one_damaged_supplier_does_not_stop_the_others(harness: IngestHarness) -
     assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
 
 
+@pytest.mark.full
 def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
     """I16, I23: kill -9 of a run costs nothing but its time; SIGTERM ends a run that is under way."""
     content = large()

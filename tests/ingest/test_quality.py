@@ -265,6 +265,7 @@ def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json,
 FACTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_keyed", [True, False])
 @settings(max_examples=20)
 @given(before=FACTS, after=FACTS)

@@ -65,6 +65,7 @@ async def test_a_second_user_shares_the_running_server(tmp_path: Path) -> None:
         assert len(servers(tmp_path / "pg")) == 1
 
 
+@pytest.mark.full
 async def test_two_starters_at_once_start_one_server(tmp_path: Path) -> None:
     """A race for the first start ends with one server that both can use."""
 

@@ -236,6 +236,7 @@ async def test_a_listener_that_is_too_slow_is_told_so(backend: SignalsBackend, m
         await resynced(feed, told.reason)
 
 
+@pytest.mark.full
 async def test_a_listener_in_another_process_hears(backend: SignalsBackend) -> None:
     """R16: signals cross processes; the listener there begins with its own Resync."""
     child = await asyncio.create_subprocess_exec(

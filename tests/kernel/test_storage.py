@@ -245,6 +245,7 @@ async def test_a_stream_can_be_of_one_content_only(storage: Storage) -> None:
 # Large objects.
 
 
+@pytest.mark.full
 async def test_a_large_object_moves_in_pieces(storage: Storage, tmp_path: Path) -> None:
     """A file of many megabytes is stored and streamed back unchanged, in pieces of bounded size."""
     block = os.urandom(MB)

@@ -42,6 +42,7 @@ INVALIDATION = Draft202012Validator(document(INVALIDATION_FILE), format_checker=
 ASYNCAPI = document("asyncapi.json")
 
 
+@pytest.mark.full
 def test_the_contracts_are_what_the_code_says(tmp_path: Path) -> None:
     """R27: docs/contracts is what its generator writes."""
     subprocess.run([sys.executable, ROOT / "scripts" / "contracts", tmp_path], check=True, timeout=60)

@@ -49,6 +49,7 @@ async def test_an_applier_may_die_anywhere(harness: RoleProcesses) -> None:
         await harness.check()
 
 
+@pytest.mark.full
 async def test_the_command_api_may_die_anywhere(harness: RoleProcesses) -> None:
     """R8: killed before and after the note and the produce; who repeats gets one commit, who does not gets an end."""
     await harness.start("command-api", "apply", "relay")
@@ -66,6 +67,7 @@ async def test_the_command_api_may_die_anywhere(harness: RoleProcesses) -> None:
         await harness.check()
 
 
+@pytest.mark.full
 async def test_the_sweeper_may_die_anywhere(harness: RoleProcesses) -> None:
     """R8: killed before and after its produce; what nobody repeated ends all the same, what is on the bus commits."""
     await harness.start("command-api", "apply", "relay")
@@ -82,6 +84,7 @@ async def test_the_sweeper_may_die_anywhere(harness: RoleProcesses) -> None:
         await harness.check()
 
 
+@pytest.mark.full
 async def test_the_adapter_may_die_anywhere(harness: RoleProcesses) -> None:
     """R10: killed after the take, before and after the note and the produce, before and after it settles."""
     await harness.start("kafka-adapter", "apply", "relay")
@@ -94,6 +97,7 @@ async def test_the_adapter_may_die_anywhere(harness: RoleProcesses) -> None:
         await harness.check()
 
 
+@pytest.mark.full
 async def test_what_a_dead_adapter_holds_is_not_given_up(harness: RoleProcesses) -> None:
     """R8, R10: nobody can repeat a foreign message under another id, so the sweeper must not end it."""
     await harness.start("kafka-adapter", "apply", "relay")
@@ -107,6 +111,7 @@ async def test_what_a_dead_adapter_holds_is_not_given_up(harness: RoleProcesses)
     await harness.check()
 
 
+@pytest.mark.full
 async def test_the_relay_may_die_anywhere(harness: RoleProcesses) -> None:
     """R15: killed before and after it announced, before and after its mark is committed; every commit is told."""
     await harness.start("command-api", "apply", "relay")

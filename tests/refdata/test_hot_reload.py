@@ -162,6 +162,7 @@ def test_a_wrong_configuration_changes_nothing(program: HotReloadHarness, text: 
     assert program.sources("CURRENCY") == ["REST", "REST"]
 
 
+@pytest.mark.full
 def test_statements_postgresql_would_not_take_change_nothing(program: HotReloadHarness) -> None:
     """R1: SQL is tried before it is taken over; nothing is bumped by what is refused."""
     assert program.submit("CURRENCY", NOK).status_code == 200
@@ -173,6 +174,7 @@ def test_statements_postgresql_would_not_take_change_nothing(program: HotReloadH
     assert program.submit("FRESH").status_code == 404
 
 
+@pytest.mark.full
 def test_what_is_not_enabled_need_not_work(program: HotReloadHarness) -> None:
     """R1: a dictionary whose tables are not there yet can wait in the file, not enabled, and holds up no other."""
     later = {"code": "LATER", "enabled": False, "loadSql": "select k, v from not_yet where tenant_id = :tenantId"}
@@ -182,6 +184,7 @@ def test_what_is_not_enabled_need_not_work(program: HotReloadHarness) -> None:
     assert program.submit("FRESH").status_code == 200
 
 
+@pytest.mark.full
 def test_a_file_that_is_gone_changes_nothing(program: HotReloadHarness) -> None:
     """R1: a file that was removed is an error in the log; when it is back it counts."""
     program.file.unlink()

@@ -230,6 +230,7 @@ async def test_a_snapshot_that_cannot_be_applied_fails(harness: RefdataHarness) 
     assert sorted(await harness.items("TRAP")) == ["a", "c"]
 
 
+@pytest.mark.full
 async def test_many_bad_ones_among_two_hundred(harness: RefdataHarness) -> None:
     """R11: in a batch of 200 every bad one fails and every good one commits, in order and without a gap."""
     is_bad = [number % 7 == 0 or 90 <= number < 110 for number in range(200)]

@@ -148,6 +148,7 @@ def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
     assert "hunter2" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_database_that_is_away_is_told(tmp_path: Path) -> None:
     """A start without its database ends with the exit code for that, in words."""
     command = [*APID, "--port", "0", "--database", "postgresql://app@127.0.0.1:1/pipeline"]

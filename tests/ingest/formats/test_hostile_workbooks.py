@@ -58,6 +58,7 @@ def test_cells_in_opposite_corners(tmp_path: Path) -> None:
     assert "400 MB" in said
 
 
+@pytest.mark.full
 def test_one_cell_a_million_rows_down(tmp_path: Path) -> None:
     """I19: a narrow sheet with a stray cell at its very end is read, in its rows."""
     rows = row_of(1, "sku", "qty", "price") + row_of(2, "A", "1", "10.50") + row_of(1048576, "B", "2", "7")
@@ -79,6 +80,7 @@ def test_rows_an_ods_repeats_a_million_times(tmp_path: Path, columns: int) -> No
         refused(file, supplier(STOCK, limits=SMALL), FailureCode.COLUMNS_MISSING)
 
 
+@pytest.mark.full
 def test_a_workbook_that_unpacks_without_end(tmp_path: Path) -> None:
     """I19: an XLSX may be a bomb like any other archive."""
     file = xlsx_of(tmp_path / "bomb.xlsx", f"<sheetData>{row_of(1, 'x' * 120_000_000)}</sheetData>")

@@ -82,6 +82,7 @@ def connections(pid: int) -> int:
     return sum(one.status == psutil.CONN_ESTABLISHED for one in psutil.Process(pid).net_connections("tcp"))
 
 
+@pytest.mark.full
 def test_processes_share_one_copy(harness: PodProgramHarness, client: httpx.Client) -> None:
     """R29: both serve, from one memory that one loader filled; reading all of it costs neither memory of its own."""
     harness.write(BIG)

@@ -204,6 +204,7 @@ async def test_a_redis_that_lost_everything_is_no_loss(harness: RedisRecoveryHar
         await hear(harness, looks, pod)
 
 
+@pytest.mark.full
 async def test_a_failover_is_no_loss(database_url: str, tmp_path: Path) -> None:
     """R22, R23: the master with the stream dies and its replica takes over: reads go on, news arrive over it."""
     cluster = await asyncio.to_thread(RedisCluster, redis_binary() or require("redis"), replicas=True)
