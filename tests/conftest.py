@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Keep the garbage collector away from thousands of tests and their modules, and let it run seldom.
 
-    With Python's own thresholds a seventh of the processor time of a test that opens applications goes into collections.
+    With Python's own thresholds a seventh of the processor time of tests that open applications goes into collections.
     """
     gc.collect()
     gc.freeze()
