@@ -21,6 +21,8 @@ from tests.ingest.formats.extraction import STOCK, made, refused, supplier
 from tests.ingest.formats.test_workbooks import ROWS, WRITERS, A, B
 from tests.ingest.formats.workbooks import raw_ods, zipped
 
+pytestmark = pytest.mark.server  # a workbook is read in a process of its own
+
 SMALL = {"workbook_memory": 400_000_000, "workbook_seconds": 20}
 CELL = '<table:table-cell office:value-type="string"><text:p>x</text:p></table:table-cell>'
 

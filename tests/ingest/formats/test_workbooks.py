@@ -12,6 +12,8 @@ from penstock.ingest.contract import FailureCode
 from tests.ingest.formats.extraction import STOCK, made, refused, supplier, tables
 from tests.ingest.formats.workbooks import Sheets, ods, raw_ods, xlsb
 
+pytestmark = pytest.mark.server  # a workbook is read in a process of its own
+
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}
 HEADER = ["sku", "qty", "price"]
