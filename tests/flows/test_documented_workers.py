@@ -21,9 +21,10 @@ from tests.support.waiting import becomes
 ADDRESS = "http://127.0.0.1:8080"
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 async def test_the_requests_of_a_worker_are_answered_so(harness: FlowsHarness) -> None:
     """F17: each curl of docs/flows.md gives what is written below it."""
+    if shutil.which("curl") is None:
+        require("curl")
     (block,) = [one for one in blocks("console") if "flow_steps/claim" in one]
     async with on_a_port(harness) as address:
         for command, expected in re.findall(r"^\$ (curl .*?)\n(\{.*?\})$", block, re.DOTALL | re.MULTILINE):

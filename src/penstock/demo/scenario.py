@@ -78,16 +78,16 @@ class DemoScenario:
         self.report(f"   {'ok  ' if held else 'FAIL'}  {part}: {detail}")
 
     async def _start_source(self) -> str:
-        _, told = self.workspace.start_penstock(
+        _, ready = self.workspace.start_penstock(
             "harvest", "source", "--records", str(RECORDS), "--port", str(self.ports[2]), *FAULTS
         )
-        return str(told["api"])
+        return str(ready["api"])
 
     async def _start_parts(self) -> None:
         began = perf_counter()
         api, query, _ = self.ports
-        self.server, told = self._start_server(str(api), str(query))
-        self.api, self.query = told["api"], told["query"]
+        self.server, ready = self._start_server(str(api), str(query))
+        self.api, self.query = ready["api"], ready["query"]
         self.workspace.write_suppliers(self.api)
         detail = f"ready in {perf_counter() - began:.1f} s"
         self._add_promise("platform", "it runs with nothing installed", detail, held=True)
