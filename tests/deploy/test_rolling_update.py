@@ -100,10 +100,11 @@ class Readers:
             group.create_task(load.coming(lambda: next(requests)()))
         group.create_task(load.coming(self._all))
         load.endless = [group.create_task(load.following(f"{DICTIONARIES}/LITTLE/changes")) for _ in range(2)]
-        load.endless.append(group.create_task(self._keep_writing()))
+        group.create_task(self._keep_writing(load))
 
-    async def _keep_writing(self) -> None:
-        while True:
+    async def _keep_writing(self, load: Load) -> None:
+        # Not cancelled: an update whose lease was taken and never returned would be pending until the lease expires.
+        while not load.is_over:
             await self.write()
             await asyncio.sleep(0.1)
 
