@@ -2,16 +2,21 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 import asyncpg
 import pytest
 
-from penstock.kernel.db import Connection, Database, is_transient, plan_freely
+from penstock.kernel.db import Connection, Database, _PooledConnection, is_transient, plan_freely
 from penstock.kernel.errors import BadConfig, Transient
 from tests.services.postgres import database_url as url_of
+
+UUID_ARRAY, JSONB_ARRAY = 2951, 3807  # oids
 
 
 async def test_a_failed_transaction_leaves_nothing(db: Database) -> None:
@@ -221,6 +226,29 @@ async def test_the_clock_is_the_servers(db: Database) -> None:
     assert abs(db.clock.now() - server) < timedelta(seconds=5)
     assert db.clock.now().tzinfo is UTC
     assert isinstance(server, datetime)
+
+
+async def test_built_in_types_are_queried_once(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built-in types are queried once per process, the types of a database once per connection."""
+    monkeypatch.setattr(_PooledConnection, "_known", {})
+    asked: list[int] = []
+    ask = asyncpg.Connection._introspect_types  # type: ignore[attr-defined]
+
+    async def count(self: Any, typeoids: Any, timeout: float | None) -> Any:
+        asked.extend(typeoids)
+        return await ask(self, typeoids, timeout)
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", count)
+    async with Database.open(database_url) as db:
+        await db.execute("CREATE TYPE colour AS ENUM ('red')")
+        own = await db.fetchval("SELECT 'colour'::regtype::oid")
+    for _ in range(2):
+        async with Database.open(database_url) as db, db.connection() as connection:
+            for _ in range(2):  # the second time as a statement that is prepared
+                (row,) = await connection.fetch("SELECT $1::uuid[] AS a, $2::jsonb[] AS b", [UUID(int=1)], [{"c": [1]}])
+                assert dict(row) == {"a": [UUID(int=1)], "b": [{"c": [1]}]}
+            assert await connection.fetchval("SELECT $1::colour", "red") == "red"
+    assert Counter(asked) == {own: 2, UUID_ARRAY: 1, JSONB_ARRAY: 1}
 
 
 async def _settings(connection: Connection, *names: str) -> dict[str, str]:

@@ -3,10 +3,11 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import asyncpg
 import orjson
@@ -22,6 +23,8 @@ else:  # asyncpg's classes are generic only in their stubs
 OLDEST_POSTGRES = 15  # major version; scripts/postgres tests from here on
 ACQUIRE_TIMEOUT = 30.0
 _RELEASE_TIMEOUT = 5.0
+_FIRST_VARIABLE_OID = 10_000  # smaller OIDs are assigned in PostgreSQL's source code
+_NOTHING_PREPARED = SimpleNamespace(name="none")  # tells asyncpg that its unnamed statement was not replaced
 _NET = 10.0  # seconds more than a statement may take, should the server be frozen
 # A statement's plan is kept. One made while a table was small reads all of it, and goes on doing so, for a minute or
 # more, when the table has grown: on the first day of a queue, or after every large delivery.
@@ -99,6 +102,7 @@ class Database:
                 dsn,
                 min_size=1,
                 max_size=size,
+                connection_class=_PooledConnection,
                 init=prepare,
                 reset=_leave_as_it_is,
                 timeout=10,
@@ -245,6 +249,26 @@ def _notice_silence(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
     for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):  # names differ elsewhere
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+
+
+class _PooledConnection(asyncpg.Connection):
+    """A connection that caches the descriptions of built-in types, such as uuid[], for the whole process.
+
+    asyncpg queries the type catalogue again on every connection, which takes three times as long as connecting. The
+    OIDs of built-in types are the same on every server. asyncpg has no public hook for this; a test fails if a new
+    version no longer calls the method.
+    """
+
+    _known: ClassVar[dict[frozenset[int], Any]] = {}
+
+    async def _introspect_types(self, typeoids: Iterable[int], timeout: float | None) -> tuple[Any, Any]:
+        wanted = frozenset(typeoids)
+        if wanted in self._known:
+            return self._known[wanted], _NOTHING_PREPARED
+        types, statement = await super()._introspect_types(wanted, timeout)  # type: ignore[misc]  # not in asyncpg's stubs
+        if max(wanted) < _FIRST_VARIABLE_OID:
+            self._known[wanted] = types
+        return types, statement
 
 
 async def _teach_json(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
