@@ -41,7 +41,7 @@ pythons: setup ## Run the demo and the quick tests on every Python that is at ha
 	@PENSTOCK_QUICK=1 QUICK_TESTS='$(QUICK_TESTS)' scripts/test-pythons
 
 soak: setup deploy-tools ## Run the long campaigns in full and write docs/soak.md; ONLY=flows for those whose name has it
-	@PENSTOCK_SOAK=1 scripts/with-servers $(BIN)/pytest -n $(CORES) --dist worksteal -q -m soak --timeout=7200 $(if $(ONLY),-k '$(ONLY)')
+	@PENSTOCK_SOAK=1 scripts/with-servers $(BIN)/pytest -n $(CORES) --dist worksteal -v -m soak --timeout=7200 $(if $(ONLY),-k '$(ONLY)')
 
 check: setup ## Lint, types, import rules
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -19,7 +19,8 @@ _COLUMNS = ("campaign", "rounds", "faults", "lost", "doubled", "seconds", "resul
 _INTRO = """# Soak campaigns
 
 `make soak` runs every campaign in its long form, with the real servers, and writes this page. `make soak ONLY=flows`
-runs those whose name contains `flows`; the rows of the others stay as they are.
+runs those whose name contains `flows`; the rows of the others stay as they are. A run that is interrupted keeps the rows
+of the campaigns that ended.
 
 A round is one repetition or one generated example. A fault is a killed process, a failing server or an injected error.
 Lost and doubled are the records, messages, steps or files that the campaign missed or found twice at its end. A dash
@@ -40,10 +41,11 @@ def report_examples(item: pytest.Item) -> None:
 
 
 class SoakReport:
-    """A pytest plugin: print the table of the campaigns of this run and write it to docs/soak.md."""
+    """A pytest plugin: write each campaign to docs/soak.md when it ends, and print the table of this run."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, str]] = {}
+        self._ended: dict[str, dict[str, str]] = {}
         self._commit = _commit()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -59,14 +61,14 @@ class SoakReport:
             row["faults"] = f"{figures['faults']:,}" if figures["faults"] else "-"
             found = "0" if row["result"] == "passed" else "?"
             row["lost"] = row["doubled"] = found if figures["counts_items"] else "-"
+        if report.when == "teardown" and row["result"] in ("passed", "failed"):
+            row |= {"commit": self._commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+            self._ended[row["campaign"]] = row
+            known = read_page(PAGE.read_text()) if PAGE.exists() else {}
+            PAGE.write_text(make_page({**known, **self._ended}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        ended = {name: row for name, row in self._rows.items() if row["result"] in ("passed", "failed")}
-        for row in ended.values():
-            row |= {"commit": self._commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-        known = read_page(PAGE.read_text()) if PAGE.exists() else {}
-        PAGE.write_text(make_page({**known, **ended}))
-        terminalreporter.write_line("\n".join(_table(ended)))
+        terminalreporter.write_line("\n".join(_table(self._ended)))
 
 
 def read_page(text: str) -> dict[str, dict[str, str]]:
