@@ -21,6 +21,7 @@ from tests.harvest.local_source_process import LocalSourceProcess
 from tests.harvest.stepper import FEED, feed
 from tests.ingest.harness import KEYED, IngestHarness, snapshot
 from tests.services.postgres import module_database
+from tests.support.http import answered, commit_update
 from tests.support.processes import PENSTOCK, Server
 from tests.support.settings import write_config
 from tests.support.types import Json
@@ -122,13 +123,7 @@ class Deployment:
 def put(api: str, code: str, key: str, payload: object) -> int:
     """Change an item; the version it is committed as."""
     body = {"dictCode": code, "eventType": "DELTA", "items": [{"op": "UPSERT", "key": key, "payload": payload}]}
-    params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
-    path = f"{api}/v1/tenants/{TENANT}/updates"
-    answer = httpx.post(path, params=params, json=body, timeout=30)
-    while answer.status_code == 202 or answer.json().get("status") == "PENDING":
-        answer = httpx.get(f"{path}/{answer.json()['eventId']}", timeout=30)
-    assert answer.status_code == 200, answer.text
-    return int(answer.json()["committedVersion"])
+    return int(answered(commit_update(f"{api}/v1/tenants/{TENANT}/updates", body))["committedVersion"])
 
 
 def read(query: str, code: str, key: str, least: int = 0) -> httpx.Response:

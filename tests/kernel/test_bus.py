@@ -71,11 +71,14 @@ async def take(subscription: Subscription, limit: int = 100) -> Sequence[Deliver
 
 
 async def take_all(subscription: Subscription, count: int) -> list[Delivery]:
-    """Take until *count* messages are held."""
-    taken: list[Delivery] = []
-    while len(taken) < count:
-        taken += await take(subscription)
-    return taken
+    """Hold *count* messages at once.
+
+    A partition hands out nothing more while some of its messages are held. So a batch is returned when it is too small,
+    as it is when a broker has sent only the first messages.
+    """
+    while len(taken := await take(subscription)) < count:
+        await subscription.settle([(delivery, None) for delivery in taken])
+    return list(taken)
 
 
 async def settle(subscription: Subscription, taken: Sequence[Delivery], outcome: Outcome | None = Done()) -> int:  # noqa: B008

@@ -25,6 +25,7 @@ from penstock.refdata.model import Dict
 from penstock.reloading import _Reloader
 from penstock.settings import load_settings
 from tests.refdata.harness import DOCUMENT, RefdataHarness, create_schemas, dictionaries, upsert
+from tests.support.http import commit_update
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.types import Json
@@ -59,8 +60,7 @@ class HotReloadHarness:
 
     def submit(self, code: str, *items: Json, tenant: str = "acme") -> httpx.Response:
         body = {"dictCode": code, "eventType": "DELTA", "items": items}
-        params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
-        return httpx.post(f"{self.up.api}/v1/tenants/{tenant}/updates", params=params, json=body)
+        return commit_update(f"{self.up.api}/v1/tenants/{tenant}/updates", body)
 
     def history(self, code: str, tenant: str = "acme") -> list[Json]:
         """The versions of a dictionary, the latest first."""

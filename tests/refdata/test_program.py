@@ -19,6 +19,7 @@ from tests.services.collector import Collector
 from tests.services.kafka import Kafka
 from tests.services.postgres import fresh_database
 from tests.services.redis import RedisCluster, redis_binary
+from tests.support.http import answered, commit_update
 from tests.support.processes import CommandApi, Up, Work, penstock
 from tests.support.require import require
 
@@ -83,15 +84,8 @@ def env(
 def submitted(api: str, code: str, *items: dict[str, Any], trace: str | None = None, **more: Any) -> dict[str, Any]:
     """A command that is committed while we wait, however long; how it ended."""
     body = {"dictCode": code, "eventType": "DELTA", "items": items, **more}
-    params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
     headers = {"traceparent": f"00-{trace}-{'1' * 16}-01"} if trace else {}
-    answer = httpx.post(f"{api}/v1/tenants/tenant-a/updates", params=params, json=body, headers=headers)
-    told: dict[str, Any] = answer.json()
-    while answer.status_code == 202 or told.get("status") == "PENDING":
-        answer = httpx.get(f"{api}/v1/tenants/tenant-a/updates/{told['eventId']}")
-        told = answer.json()
-    assert answer.status_code == 200, answer.text
-    return told
+    return answered(commit_update(f"{api}/v1/tenants/tenant-a/updates", body, headers))
 
 
 def health(api: str) -> str:

@@ -1,4 +1,6 @@
-"""Assertions on HTTP responses of the product's APIs."""
+"""Requests to the product's APIs and assertions on their responses."""
+
+from collections.abc import Mapping
 
 import httpx
 
@@ -12,6 +14,19 @@ def answered(answer: httpx.Response, status: int = 200) -> Json:
     assert answer.status_code == status, answer.text
     document: Json = answer.json()
     return document
+
+
+def commit_update(updates: str, body: Json, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    """Send an update to the URL *updates* and return the response once the update is no longer pending.
+
+    WAIT_COMMIT waits for one second at most, which a busy machine may exceed.
+    """
+    params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
+    with httpx.Client(timeout=30, headers=headers) as client:
+        answer = client.post(updates, params=params, json=body)
+        while answer.status_code == 202 or answer.json().get("status") == "PENDING":
+            answer = client.get(f"{updates}/{answer.json()['eventId']}")
+    return answer
 
 
 def problem(answer: httpx.Response, status: int, code: str) -> Json:

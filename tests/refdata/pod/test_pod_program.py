@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.refdata.harness import upsert
+from tests.support.http import answered, commit_update
 from tests.support.processes import QueryApi, Up, penstock
 from tests.support.settings import write_config
 from tests.support.types import Json
@@ -177,23 +178,20 @@ def test_a_dictionary_that_does_not_fit_harms_no_other(
     """R23: what is too big for the memory is not served, and said to be; others are, and go on changing."""
     harness.write(LITTLE, memoryLimitMb=16)
     with Up(tmp_path) as up:
-        submit(client, up, "LITTLE", 0)
+        submit(up, "LITTLE", 0)
         harness.write(LITTLE, BIG, memoryLimitMb=16)
         until(lambda: client.get(at(up.query, "BIG/items/1")).status_code == 503, "BIG is known")
         until(lambda: "MEMORY_FULL" in up.log_file.read_text(), "it is said")
         for value in range(1, 6):
-            version = submit(client, up, "LITTLE", value)
+            version = submit(up, "LITTLE", value)
             assert visible(client, up, "LITTLE", version) == value
         assert client.get(at(up.query, "BIG/items/1")).status_code == 503
         assert up.stop() == 0
 
 
-def submit(client: httpx.Client, up: Up, code: str, value: int) -> int:
+def submit(up: Up, code: str, value: int) -> int:
     body = {"dictCode": code, "eventType": "DELTA", "items": [upsert("a", value)]}
-    params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
-    answer = client.post(f"{up.api}/v1/tenants/acme/updates", params=params, json=body)
-    assert answer.status_code == 200, answer.text
-    return int(answer.json()["committedVersion"])
+    return int(answered(commit_update(f"{up.api}/v1/tenants/acme/updates", body))["committedVersion"])
 
 
 def visible(client: httpx.Client, up: Up, code: str, version: int) -> Any:
@@ -231,7 +229,7 @@ def test_dictionaries_come_and_change_while_a_pod_runs(
         harness.write(OTHER_ONE, LITTLE)
         for query in queries:
             answers(client, at(query, "ONE/items/a"), 200, 2)
-        version = submit(client, up, "LITTLE", 5)
+        version = submit(up, "LITTLE", 5)
         for query in queries:
             answer = client.get(at(query, "LITTLE/items/a"), headers={"X-Min-Version": str(version)})
             assert (answer.status_code, answer.json()) == (200, 5)
