@@ -120,7 +120,7 @@ class ReadRequest(NamedTuple):
 
 
 @dataclass
-class Campaign:
+class BarrierCampaign:
     """The stage, and all that happened on it."""
 
     random: Random
@@ -214,7 +214,7 @@ class Campaign:
 class CampaignReader:
     """Asks, and notes what was answered."""
 
-    def __init__(self, campaign: Campaign, session: aiohttp.ClientSession) -> None:
+    def __init__(self, campaign: BarrierCampaign, session: aiohttp.ClientSession) -> None:
         self._campaign = campaign
         self._random = campaign.random
         self._session = session
@@ -287,7 +287,7 @@ async def _a_moment() -> None:
 
 
 @asynccontextmanager
-async def staged(folder: Path, redis: RedisCluster, random: Random) -> AsyncIterator[Campaign]:
+async def staged(folder: Path, redis: RedisCluster, random: Random) -> AsyncIterator[BarrierCampaign]:
     """Everything running and nothing written yet."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(embedded_postgres(folder / "postgres", settings=SERVER))
@@ -301,7 +301,7 @@ async def staged(folder: Path, redis: RedisCluster, random: Random) -> AsyncIter
         for pod in pods:
             stack.callback(pod.close)
         await asyncio.gather(*(pod.start() for pod in pods))
-        campaign = Campaign(random, harness, redis, folder / "postgres", pods)
+        campaign = BarrierCampaign(random, harness, redis, folder / "postgres", pods)
         async with campaign.relay:
             await campaign.relay_again()
             yield campaign

@@ -21,7 +21,7 @@ from tests.refdata.pod.campaign import (
     READERS,
     TARGETS,
     WRITERS,
-    Campaign,
+    BarrierCampaign,
     CampaignPod,
     CampaignReader,
     ReadRequest,
@@ -31,8 +31,7 @@ from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.history import DATA
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
 from tests.support.require import require
-from tests.support.soak import Campaign as SoakCampaign
-from tests.support.soak import examples
+from tests.support.soak import Campaign, examples
 from tests.support.waiting import becomes, until
 
 SEED = "PENSTOCK_SEED"
@@ -43,7 +42,7 @@ LEVEL_WITHIN = 10.0  # seconds, once everything is healed
 class FaultInjector:
     """Breaks things, each kind in a lane of its own, and mends what it broke."""
 
-    def __init__(self, campaign: Campaign) -> None:
+    def __init__(self, campaign: BarrierCampaign) -> None:
         self._campaign = campaign
         self._random = campaign.random
         self._redis = campaign.redis
@@ -240,7 +239,7 @@ def cluster() -> Iterator[RedisCluster]:
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 async def test_whoever_names_a_version_never_sees_less(
-    cluster: RedisCluster, tmp_path: Path, campaign: SoakCampaign
+    cluster: RedisCluster, tmp_path: Path, campaign: Campaign
 ) -> None:
     """R18–R24, R28: no read is below its barrier, torn, mislabelled or wrongly refused; healed, all pods are level."""
     seed = int(os.environ.get(SEED) or Random().getrandbits(32))
@@ -272,7 +271,7 @@ async def test_a_cursor_is_no_way_below_the_barrier(pod: PodHarness) -> None:
     assert more.status != 200 or more.version >= version
 
 
-async def _play(campaign: Campaign, reads: int) -> None:
+async def _play(campaign: BarrierCampaign, reads: int) -> None:
     """Writers, readers and the villain, until so many reads have named a version and enough was broken."""
 
     async def end() -> None:
@@ -293,14 +292,14 @@ async def _play(campaign: Campaign, reads: int) -> None:
         group.create_task(end())
 
 
-async def _converge(campaign: Campaign) -> None:
+async def _converge(campaign: BarrierCampaign) -> None:
     """R22: all pods reach the last version by themselves, in time, whichever of their processes is asked."""
     async with asyncio.TaskGroup() as group:
         for pod in campaign.pods:
             group.create_task(becomes(partial(_is_level, campaign, pod), "behind", LEVEL_WITHIN, partial(_log, pod)))
 
 
-async def _is_level(campaign: Campaign, pod: CampaignPod) -> bool:
+async def _is_level(campaign: BarrierCampaign, pod: CampaignPod) -> bool:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         reader, begun = CampaignReader(campaign, session), len(campaign.history.reads)
         for target in TARGETS * pod.processes:  # over a connection each, so that every process has its turn

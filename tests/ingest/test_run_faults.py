@@ -1,4 +1,4 @@
-"""Pitfalls: each of these once ended badly."""
+"""Faults around a run: unusable files, bad configuration, damaged state, errors in our own code."""
 
 import os
 from datetime import timedelta
