@@ -73,12 +73,19 @@ async def take(subscription: Subscription, limit: int = 100) -> Sequence[Deliver
 async def take_all(subscription: Subscription, count: int) -> list[Delivery]:
     """Hold *count* messages at once.
 
-    A partition hands out nothing more while some of its messages are held. So a batch is returned when it is too small,
-    as it is when a broker has sent only the first messages.
+    A partition hands out nothing more while some of its messages are held. So what is held goes back when nothing more
+    comes, as it does when a broker has sent only the first messages.
     """
-    while len(taken := await take(subscription)) < count:
-        await subscription.settle([(delivery, None) for delivery in taken])
-    return list(taken)
+    taken: list[Delivery] = []
+    async with asyncio.timeout(WITHIN):
+        while len(taken) < count:
+            if more := await subscription.take(count):
+                taken += more
+            else:
+                await subscription.settle([(delivery, None) for delivery in taken])
+                taken = []
+                await subscription.wait(1)
+    return taken
 
 
 async def settle(subscription: Subscription, taken: Sequence[Delivery], outcome: Outcome | None = Done()) -> int:  # noqa: B008
