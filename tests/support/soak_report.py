@@ -57,9 +57,10 @@ class SoakReport:
         if report.outcome != "passed" or report.when == "call":
             row["result"] = report.outcome if row["result"] in ("-", "passed") else row["result"]
         if figures:
-            row["rounds"] = f"{figures['rounds']:,}"
+            has_passed = row["result"] == "passed"
+            row["rounds"] = f"{'' if has_passed else '≤ '}{figures['rounds']:,}"  # some campaigns set it in advance
             row["faults"] = f"{figures['faults']:,}" if figures["faults"] else "-"
-            found = "0" if row["result"] == "passed" else "?"
+            found = "0" if has_passed else "?"
             row["lost"] = row["doubled"] = found if figures["counts_items"] else "-"
         if report.when == "teardown" and row["result"] in ("passed", "failed"):
             row |= {"commit": self._commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
