@@ -85,7 +85,7 @@ def run(outcome: str, name: str, campaign: Campaign) -> SoakReport:
     for when, properties in (("setup", []), ("call", []), ("teardown", [("campaign", figures)])):
         ended = outcome if when == "call" else "passed"
         report.pytest_runtest_logreport(
-            pytest.TestReport(name, ("f", 1, ""), {}, ended, None, when, [], 12.3, 0, 1, properties)  # type: ignore[arg-type]
+            pytest.TestReport(name, ("f", 1, ""), {}, ended, "what went wrong", when, [], 12.3, 0, 1, properties)  # type: ignore[arg-type]
         )
     return report
 
@@ -113,8 +113,9 @@ def test_a_piece_keeps_the_rows_of_the_others(page: Path) -> None:
     assert make_page(rows) == page.read_text()
 
 
-def test_a_campaign_that_fails_claims_nothing(page: Path) -> None:
+def test_a_campaign_that_fails_claims_nothing(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was lost is in its failure; the page, written when the campaign ends, does not say that nothing was."""
     run("failed", "tests/a/test_x.py::test_one", Campaign(7, counts_items=True))
+    assert "what went wrong" in capsys.readouterr().out
     row = read_page(page.read_text())["a/test x: one"]
     assert (row["result"], row["lost"], row["doubled"], row["rounds"]) == ("failed", "?", "?", "≤ 7")

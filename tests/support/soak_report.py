@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -54,6 +55,9 @@ class SoakReport:
         row["campaign"] = _name(report.nodeid)
         if report.when == "call":
             row["seconds"] = f"{report.duration:,.0f}"
+        if report.outcome == "failed":
+            sys.stdout.write(f"\n{report.longreprtext}\n")  # pytest itself waits until all campaigns have ended
+            sys.stdout.flush()
         if report.outcome != "passed" or report.when == "call":
             row["result"] = report.outcome if row["result"] in ("-", "passed") else row["result"]
         if figures:
