@@ -27,6 +27,12 @@ VALUES: dict[str, Any] = {
 ALL = ", ".join(f":{name}" for name in TYPES)
 
 
+async def require_syntax(db: Database, expression: str) -> None:
+    """Skip an expression that the server does not know: json_object('k': v) came with PostgreSQL 16."""
+    if "json_object" in expression and int(await db.fetchval("SHOW server_version_num")) < 160_000:
+        pytest.skip("PostgreSQL 15 has no json_object('k': v)")
+
+
 async def run(db: Database, template: Template, **changed: Any) -> tuple[Any, ...]:
     row = await db.fetchrow(template.sql, *template.bind(VALUES | changed))
     assert row is not None
@@ -95,6 +101,7 @@ async def run(db: Database, template: Template, **changed: Any) -> tuple[Any, ..
 )
 async def test_what_is_no_parameter_survives(db: Database, expression: str, value: object) -> None:
     """R3: strings, comments, identifiers, casts and slices mean what they meant, and the parameters after them bind."""
+    await require_syntax(db, expression)
     template = parse(f"SELECT {expression}\n, :tenantId, :key")
     assert template.names == ("tenantId", "key")
     assert template.sql == f"SELECT {expression}\n, ($1::text), ($2::text)"
@@ -141,6 +148,7 @@ async def test_what_is_no_parameter_survives(db: Database, expression: str, valu
 )
 async def test_parameters_are_bound_by_their_type(db: Database, expression: str, value: object) -> None:
     """R3: a parameter can be used like a column of its type: JSON operators, casts and arithmetic work on it."""
+    await require_syntax(db, expression)
     assert (await run(db, parse(f"SELECT {expression}, :tenantId")))[0] == value
 
 
