@@ -304,8 +304,9 @@ class HarvestHarness:
         left_out = {*but, *gone}
         raw = {key: record for key, record in (await self.raw()).items() if key not in left_out}
         canonical = {key: made for key, made in (await self.canonical()).items() if key not in left_out}
-        assert raw.keys() == truth.keys()
-        assert canonical.keys() == truth.keys()
+        for kept in (raw, canonical):
+            missing, extra = sorted(truth.keys() - kept.keys()), sorted(kept.keys() - truth.keys())
+            assert (missing, extra) == ([], []), f"missing {missing}, no longer in the source {extra}"
         assert [key for key in truth if raw[key] != truth[key]] == []
         assert [key for key in truth if _told(canonical[key]) != _told(made_of(truth[key]))] == []
 
