@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import httpx
 
 from tests.support.types import Json
+from tests.support.waiting import until
 
 PROBLEM = "application/problem+json"
 
@@ -23,10 +24,16 @@ def commit_update(updates: str, body: Json, headers: Mapping[str, str] | None = 
     """
     params = {"consistencyMode": "WAIT_COMMIT", "timeoutMs": "1000"}
     with httpx.Client(timeout=30, headers=headers) as client:
-        answer = client.post(updates, params=params, json=body)
-        while answer.status_code == 202 or answer.json().get("status") == "PENDING":
-            answer = client.get(f"{updates}/{answer.json()['eventId']}")
-    return answer
+        answers = [client.post(updates, params=params, json=body)]
+
+        def is_settled() -> bool:
+            if answers[-1].status_code == 202 or answers[-1].json().get("status") == "PENDING":
+                answers.append(client.get(f"{updates}/{answers[-1].json()['eventId']}"))
+                return False
+            return True
+
+        until(is_settled, "the update is no longer pending")
+    return answers[-1]
 
 
 def problem(answer: httpx.Response, status: int, code: str) -> Json:
