@@ -96,6 +96,15 @@ async def settle(subscription: Subscription, taken: Sequence[Delivery], outcome:
                 return await subscription.settle([(delivery, outcome) for delivery in taken])
 
 
+async def finish(backend: BusBackend, subscription: Subscription, taken: Sequence[Delivery]) -> None:
+    """Settle what *subscription* holds. Where a change of workers may end the hold, the same messages come again."""
+    while await settle(subscription, taken):
+        assert backend.may_repeat, "the hold was lost"
+        again = await take(subscription, limit=len(taken))
+        assert values(again) == values(taken)
+        taken = again
+
+
 def values(deliveries: Sequence[Delivery]) -> list[str]:
     return [delivery.message.value.decode() for delivery in deliveries]
 
@@ -338,7 +347,7 @@ async def test_a_settle_after_the_hold_was_lost_changes_nothing(backend: BusBack
             assert await settle(slow, held, Failed("no")) == 1
             assert await backend.bus.backlog(backend.topic) == 2
             assert (values(taken), taken[0].attempt) == (["1"], 2)
-            assert await settle(quick, taken) == 0
+            await finish(backend, quick, taken)
             assert values(await take(quick)) == ["2"]
     assert await backend.bus.dead_letters(backend.topic) == []
 
@@ -352,7 +361,7 @@ async def test_an_earlier_hold_of_the_same_worker_counts_for_nothing(backend: Bu
         assert (values(held), held[0].attempt) == (["1"], 2)
         assert held[0].fence > lost[0].fence
         assert await settle(subscription, lost, Failed("too late")) == 1
-        assert await settle(subscription, held) == 0
+        await finish(backend, subscription, held)
     assert await backend.bus.dead_letters(backend.topic) == []
 
 
@@ -363,7 +372,7 @@ async def test_what_is_lost_comes_again_however_much_waits_behind_it(backend: Bu
         await take(subscription, limit=1)
         held = await take(subscription, limit=1)  # the lease ran out
         assert (values(held), held[0].attempt) == (["0"], 2)
-        assert await settle(subscription, held) == 0
+        await finish(backend, subscription, held)
         assert values(await take(subscription, limit=1)) == ["1"]
 
 
@@ -429,16 +438,16 @@ async def test_messages_of_a_killed_worker_are_handed_out_again(backend: BusBack
         dying.send(signal.SIGKILL)
         await dying.ended()
     async with backend.bus.subscribe(backend.topic, worker="next", delivering=LONG) as subscription:
-        seen: list[Delivery] = []
+        seen: list[str] = []
         while len(seen) < 6:
             taken = await take(subscription)
             suspects = [delivery for delivery in taken if delivery.message.value.decode() in held]
             assert not suspects or (len(taken) == 1 and suspects[0].attempt == 2)
-            seen += taken
-            assert await settle(subscription, taken) == 0
-    assert sorted(values(seen)) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+            await finish(backend, subscription, taken)
+            seen += values(taken)
+    assert sorted(seen) == ["a0", "a1", "a2", "b0", "b1", "b2"]
     for key in "ab":
-        assert [value for value in values(seen) if value[0] == key] == [f"{key}{n}" for n in range(3)]
+        assert [value for value in seen if value[0] == key] == [f"{key}{n}" for n in range(3)]
 
 
 async def test_a_frozen_worker_loses_its_messages_and_is_told(backend: BusBackend) -> None:
@@ -454,7 +463,7 @@ async def test_a_frozen_worker_loses_its_messages_and_is_told(backend: BusBacken
             await zombie.tell("settle")
             assert await zombie.line() == "lost 1 1"
             assert await backend.bus.backlog(backend.topic) == 1
-            assert await settle(subscription, taken) == 0
+            await finish(backend, subscription, taken)
 
 
 @pytest.mark.full
