@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.console import Typed, blocks_of, typed_in
-from tests.deploy.nginx import free_port
 from tests.page_output import Names
 from tests.pages import ROOT
+from tests.support.ports import free_port
 from tests.support.processes import penstock_here
 from tests.support.waiting import until
 

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from tests.deploy.istio_routes import of_kind
+from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.types import Json
 from tests.support.waiting import until
@@ -87,7 +88,7 @@ def envoy(folder: Path) -> Iterator[Envoy]:
     with ExitStack() as stack:
         for role in roles.values():
             stack.enter_context(role.serving())
-        port = _free_port()
+        port = free_port()
         (folder / "envoy.json").write_text(json.dumps(_bootstrap(port, routes, roles)))
         log = stack.enter_context((folder / "envoy.log").open("wb"))
         command = [
@@ -165,9 +166,3 @@ def _cluster(host: str, role: StubRole) -> Json:
 
 def _address(port: int) -> Json:
     return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.waiting import until
 
@@ -104,11 +105,3 @@ class Nginx(AbstractContextManager["Nginx"]):
         """The end of what it complained of."""
         log = self._folder / "error.log"
         return log.read_text()[-3000:] if log.exists() else ""
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

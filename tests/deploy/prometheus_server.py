@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from ruamel.yaml import YAML
 
 from tests.deploy.delivered_queries import RULES
 from tests.services.postgres_proxy import PostgresProxy
+from tests.support.ports import free_port
 from tests.support.require import require
 from tests.support.types import Json
 from tests.support.waiting import until
@@ -85,7 +85,7 @@ def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]
     }
     with (folder / "prometheus.yaml").open("w") as file:
         YAML().dump(config, file)
-    port = _free_port()
+    port = free_port()
     command = [binary, "--config.file=prometheus.yaml", "--storage.tsdb.path=series", "--log.level=warn"]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], cwd=folder, stderr=log)
@@ -111,12 +111,6 @@ def _is_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> bool:
             return True
     except URLError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class PostgresProxyThread:

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.deploy.nginx import free_port
 from tests.harvest.stepper import feed
+from tests.support.ports import free_port
 from tests.support.processes import PENSTOCK, Server
 from tests.support.settings import write_config
 from tests.support.types import Json

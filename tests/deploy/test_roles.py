@@ -18,7 +18,6 @@ from penstock.kernel import migrate
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.settings import Settings
-from tests.deploy.nginx import free_port
 from tests.deploy.rolling_roles import (
     API,
     AT_MOST,
@@ -32,6 +31,7 @@ from tests.deploy.rolling_roles import (
     running,
 )
 from tests.services.postgres import SETTINGS, fresh_database
+from tests.support.ports import free_port
 from tests.support.processes import penstock, penstock_here
 from tests.support.settings import write_config
 from tests.support.waiting import until

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import monotonic
@@ -16,6 +15,7 @@ from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, opened, refdata_settings, upsert
 from tests.refdata.pod.harness import PodAnswer, PodHarness, running_pod
 from tests.services.postgres_proxy import PostgresProxy
+from tests.support.ports import free_port
 from tests.support.processes import QueryApi
 from tests.support.waiting import becomes
 
@@ -161,7 +161,7 @@ async def test_a_pod_that_starts_without_a_primary_says_so(
     await proxy.shut()
     settings = refdata_settings(proxy.url, query=QUERY).model_dump(mode="json", by_alias=True)
     (tmp_path / "penstock.yaml").write_bytes(_yaml(settings))
-    port = _free_port()
+    port = free_port()
     pod = QueryApi(tmp_path, port=port)
     address = f"http://127.0.0.1:{port}"
     try:
@@ -200,9 +200,3 @@ async def test_a_pod_that_starts_without_a_primary_says_so(
 
 def _yaml(settings: Any) -> bytes:
     return json.dumps({name: settings[name] for name in ("database", "refdata")}).encode()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
