@@ -26,10 +26,10 @@ up: setup ## The same morning, and it goes on serving, until Ctrl-C
 	@$(BIN)/penstock demo --keep --folder .build/up
 
 quick: setup ## Run the pure tests: no servers, no processes; for the inner loop
-	@PENSTOCK_QUICK=1 $(BIN)/pytest -q $(QUICK_TESTS)
+	@PENSTOCK_QUICK=1 PENSTOCK_EXAMPLES_DIVISOR=4 $(BIN)/pytest -q $(QUICK_TESTS)
 
 test: setup ## Run the tests of every promise with the servers at hand; says what it skipped and why
-	@PENSTOCK_TEST_CLAUSES=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"
+	@PENSTOCK_TEST_CLAUSES=1 PENSTOCK_EXAMPLES_DIVISOR=2 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q -m "not full"
 
 test-all: setup deploy-tools ## Run every test, with the real servers, which must be there: scripts/install-servers
 	@PENSTOCK_TEST_CLAUSES=1 scripts/with-servers $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
@@ -38,7 +38,7 @@ postgres: setup ## Run the tests that use a database on PostgreSQL 15, 16 and 17
 	@WORKERS=$(WORKERS) scripts/postgres test
 
 pythons: setup ## Run the demo and the quick tests on every Python that is at hand
-	@PENSTOCK_QUICK=1 QUICK_TESTS='$(QUICK_TESTS)' scripts/test-pythons
+	@PENSTOCK_QUICK=1 PENSTOCK_EXAMPLES_DIVISOR=4 QUICK_TESTS='$(QUICK_TESTS)' scripts/test-pythons
 
 soak: setup deploy-tools ## Run the long campaigns in full and write docs/soak.md; ONLY=flows for those whose name has it
 	@PENSTOCK_SOAK=1 scripts/with-servers $(BIN)/pytest -n $(CORES) --dist worksteal -v -m soak --timeout=7200 $(if $(ONLY),-k '$(ONLY)')

@@ -3,11 +3,14 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.support import soak_report
-from tests.support.soak import Campaign
+from tests.support import soak, soak_report
+from tests.support.soak import DIVISOR, SETTINGS, SOAK, Campaign, divide_examples
 from tests.support.soak_report import SoakReport, make_page, read_page
 
 ROOT = Path(__file__).parent
@@ -19,7 +22,7 @@ def find_unmarked(source: str) -> Iterator[str]:
     tree = ast.parse(source)
     if not any(isinstance(node, ast.ImportFrom) and node.module == "tests.support.soak" for node in tree.body):
         return
-    sized = {"examples", *(name for node in tree.body for name in _sized_names(node))}
+    sized = {"examples", "model_examples", *(name for node in tree.body for name in _sized_names(node))}
     for node in tree.body:
         if isinstance(node, Function) and node.name.startswith("test_"):
             marks = {ast.unparse(decorator) for decorator in node.decorator_list}
@@ -29,7 +32,7 @@ def find_unmarked(source: str) -> Iterator[str]:
 
 def _sized_names(node: ast.stmt) -> list[str]:
     """Return the constants that an assignment makes of a number of rounds."""
-    if not isinstance(node, ast.Assign) or "examples" not in _names(node.value):
+    if not isinstance(node, ast.Assign) or not _names(node.value) & {"examples", "model_examples"}:
         return []
     return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
@@ -55,9 +58,27 @@ def test_decorated(): ...
 def test_marked(): examples(1, soak=2)
 async def test_body(): range(examples(1, soak=2))
 def test_constant(): range(ROUNDS)
+def test_model(): model_examples(1, soak=2)
 def test_plain(): ...
 """
-    assert list(find_unmarked(source)) == ["test_decorated", "test_body", "test_constant"]
+    assert list(find_unmarked(source)) == ["test_decorated", "test_body", "test_constant", "test_model"]
+
+
+def test_a_run_tries_a_part_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them in `make test`, rounded up; the cases of a parametrised test share a function, divided once."""
+
+    @settings(max_examples=7)
+    @given(st.integers())
+    def test(_number: int) -> None: ...
+
+    monkeypatch.delenv(SOAK, raising=False)
+    monkeypatch.setenv(DIVISOR, "2")
+    for _case in range(2):
+        divide_examples(SimpleNamespace(obj=test))  # type: ignore[arg-type]
+    assert getattr(test, SETTINGS).max_examples == 4
+    assert soak.model_examples(25, soak=1_000) == 13
+    monkeypatch.setenv(SOAK, "1")
+    assert soak.model_examples(25, soak=1_000) == 1_000
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from tests.flows.flow_strategies import OTHER, SELDOM, steps, written
 from tests.flows.run_model import ModelRefusal, ModelRun, ModelStep
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, flows_stepper, report, written_by
 from tests.services.postgres import fresh_database
-from tests.support.soak import Campaign, examples
+from tests.support.soak import Campaign, examples, model_examples
 
 T = TypeVar("T")
 NARROW = "narrow"  # a flow with one run at a time
@@ -399,7 +399,7 @@ class FlowsLifecycle(RuleBasedStateMachine):
 @pytest.mark.timeout(examples(300, soak=7_200))
 def test_every_life_is_as_the_plain_model_has_it(postgres_url: str, campaign: Campaign) -> None:
     """F1–F11, F14, F16, F19: statuses, fences, counters, history and artifacts, whatever comes in whatever order."""
-    campaign.rounds = examples(8, soak=1_000)
+    campaign.rounds = model_examples(8, soak=1_000)
 
     class FlowsCase(FlowsLifecycle):
         url = postgres_url

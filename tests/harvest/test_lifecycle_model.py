@@ -24,7 +24,7 @@ from penstock.harvest.model import RUN
 from penstock.kernel.errors import Conflict, NotFound
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 from tests.services.postgres import fresh_database
-from tests.support.soak import Campaign, examples
+from tests.support.soak import Campaign, examples, model_examples
 
 T = TypeVar("T")
 RECORDS = 150
@@ -218,7 +218,7 @@ def _served(row: Any) -> tuple[str, Decimal, Decimal | None, Decimal | None]:
 @pytest.mark.timeout(examples(300, soak=7_200))
 def test_every_life_ends_with_the_truth(postgres_url: str, campaign: Campaign) -> None:
     """H4, H5, H8–H11: nothing lost, nothing doubled, whatever comes in whatever order."""
-    campaign.rounds, campaign.counts_items = examples(12, soak=400), True
+    campaign.rounds, campaign.counts_items = model_examples(12, soak=400), True
 
     class HarvestCase(HarvestLifecycle):
         url = postgres_url

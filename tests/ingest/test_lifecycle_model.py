@@ -25,7 +25,7 @@ from penstock.ingest.publishing import OnStep, Step
 from penstock.kernel.clock import ManualClock
 from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
 from tests.support.crash import Killed, call_at
-from tests.support.soak import Campaign, examples
+from tests.support.soak import Campaign, examples, model_examples
 
 DAY = timedelta(days=1)
 PLACES = ("inbox", "archive", "obsolete", "duplicates", "broken")
@@ -369,7 +369,7 @@ class IngestLifecycle(RuleBasedStateMachine):
 @pytest.mark.timeout(examples(300, soak=7_200))
 def test_whatever_happens_all_is_as_the_contract_says(campaign: Campaign) -> None:
     """I2, I6, I10-I13, I16, I22: after any walk the state, every file, every mark and every count are the model's."""
-    campaign.rounds, campaign.counts_items = examples(25, soak=500), True
+    campaign.rounds, campaign.counts_items = model_examples(25, soak=500), True
     run_state_machine_as_test(
         IngestLifecycle,
         settings=settings(

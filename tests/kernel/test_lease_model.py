@@ -15,7 +15,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.lease import Held, Key, Report
 from tests.kernel.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
-from tests.support.soak import Campaign, examples
+from tests.support.soak import Campaign, model_examples
 
 R = TypeVar("R")
 ROWS = 6
@@ -175,7 +175,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
 @pytest.mark.soak
 async def test_leases_behave_like_the_model(db: Database, database_url: str, campaign: Campaign) -> None:
     """T12, T13, T14: whatever claims, reports, heartbeats and expiries happen, the table equals a plain model."""
-    campaign.rounds = examples(25, soak=1000)
+    campaign.rounds = model_examples(25, soak=1000)
     await make_jobs(db, 0)
     machine = type("Run", (LeaseAgainstModel,), {"url": database_url})
     await asyncio.to_thread(

@@ -33,7 +33,7 @@ from tests.refdata.harness import (
     refdata_settings,
     upsert,
 )
-from tests.support.soak import Campaign, examples
+from tests.support.soak import Campaign, model_examples
 from tests.support.types import Json
 
 R = TypeVar("R")
@@ -463,7 +463,7 @@ class SnapshotLifecycle(RuleBasedStateMachine):
 @pytest.mark.soak
 async def test_dictionaries_behave_like_the_model(database_url: str, campaign: Campaign) -> None:
     """R11, R12, R13: whatever comes in whatever order, items, versions, answers and outbox equal a plain model."""
-    campaign.rounds, campaign.counts_items = examples(20, soak=1000), True
+    campaign.rounds, campaign.counts_items = model_examples(20, soak=1000), True
     await create_schemas(database_url)
     machine = type("Run", (SnapshotLifecycle,), {"url": database_url})
     await asyncio.to_thread(

@@ -1,12 +1,15 @@
 """Which tests are pure: they start neither a server nor a process, so `make quick` runs them."""
 
 import os
+import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import settings
+
+from penstock.kernel.build import code_commit
 
 QUICK = "PENSTOCK_QUICK"
 
@@ -26,9 +29,11 @@ _MODULES = {
     "tests.support.fork_server",
     "tests.support.processes",
 }
+_NOT_QUICK = re.compile(
+    rf"^(?:(?:from|import) (?:{'|'.join(map(re.escape, sorted(_MODULES)))})\b|pytestmark = pytest\.mark\.docs$)",
+    re.MULTILINE,
+)
 _WORKBOOK_READER = "penstock.ingest.extract"  # reads one file in a process of its own, and is the code under test
-SETTINGS = "_hypothesis_internal_use_settings"  # of the function of a Hypothesis test
-_cut: set[object] = set()
 _STARTS = {"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
 
 
@@ -43,6 +48,11 @@ def needs_server(item: pytest.Item) -> bool:
     return needs_database(item) or any(isinstance(one, ModuleType) and _starts_processes(one) for one in modules)
 
 
+def has_no_quick_tests(path: Path) -> bool:
+    """Return whether the source of a module says that no test of it is quick, so that it need not be imported."""
+    return path.suffix == ".py" and bool(_NOT_QUICK.search(path.read_text(encoding="utf-8")))
+
+
 def needs_database(item: pytest.Item) -> bool:
     """Return whether a test uses the database server that all tests share."""
     return _DATABASE in getattr(item, "fixturenames", ())
@@ -50,20 +60,13 @@ def needs_database(item: pytest.Item) -> bool:
 
 def forbid_processes() -> None:
     """Fail whatever starts a process from now on: a quick test that does is not pure and needs the mark."""
+    code_commit()  # asks git once per process
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         if event in _STARTS and _WORKBOOK_READER not in str(args):
             raise RuntimeError(f"{event} in a quick test: its module needs an entry in tests.support.purity")
 
     sys.addaudithook(refuse)
-
-
-def cut_examples(item: pytest.Item) -> None:
-    """Let a Hypothesis test try a quarter of its examples; the cases of a parametrised test share one function."""
-    test = getattr(item, "obj", None)
-    if (full := getattr(test, SETTINGS, None)) is not None and test not in _cut:
-        setattr(test, SETTINGS, settings(full, max_examples=-(-full.max_examples // 4)))
-        _cut.add(test)
 
 
 def _modules_of_fixtures(item: pytest.Item) -> set[ModuleType]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.purity import SETTINGS
-from tests.support.soak import Campaign
+from tests.support.soak import SETTINGS, Campaign
 
 PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
 _PROPERTY = "campaign"

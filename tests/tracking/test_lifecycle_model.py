@@ -23,7 +23,7 @@ from penstock.tracking.contract import Answer, Said, Stage, Status
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import QUEUES, Count, FailedSo, Key, Report
 from penstock.tracking.service import Tracking
-from tests.support.soak import Campaign, examples
+from tests.support.soak import Campaign, model_examples
 
 R = TypeVar("R")
 LEASE = timedelta(seconds=60)
@@ -319,7 +319,7 @@ class PipelineLifecycle(RuleBasedStateMachine):
 @pytest.mark.soak
 async def test_the_pipeline_behaves_like_the_model(database_url: str, campaign: Campaign) -> None:
     """T1, T4, T7, T8, T12, T13, T14, T15, T19: whatever several workers do, table, counts and history equal a model."""
-    campaign.rounds = examples(25, soak=1000)
+    campaign.rounds = model_examples(25, soak=1000)
     machine = type("Run", (PipelineLifecycle,), {"url": database_url})
     await asyncio.to_thread(
         run_state_machine_as_test,

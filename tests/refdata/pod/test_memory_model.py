@@ -17,7 +17,7 @@ from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod import layout, memory
 from penstock.refdata.pod.memory import Memory
 from penstock.refdata.pod.view import Found, PageAt
-from tests.support.soak import Campaign, examples
+from tests.support.soak import Campaign, examples, model_examples
 
 PAGES_FOR = 60.0
 TARGETS = [Dict("acme", "A"), Dict("acme", "AB"), Dict("globex", "A")]
@@ -295,7 +295,7 @@ class MemoryLifecycle(RuleBasedStateMachine):
 @pytest.mark.soak
 def test_memory_behaves_like_plain_dicts(campaign: Campaign) -> None:
     """R18, R20, R29: whatever is written and freed in whatever order, every reader sees one version, and all of it."""
-    rounds, steps = examples(40, soak=3_000), examples(12, soak=40)
+    rounds, steps = model_examples(40, soak=3_000), examples(12, soak=40)
     campaign.rounds = rounds
     run_state_machine_as_test(
         MemoryLifecycle, settings=settings(max_examples=rounds, stateful_step_count=steps, deadline=None)
