@@ -87,8 +87,7 @@ async def test_a_version_beyond_all_numbers_is_refused(pod: PodHarness, least: i
 async def test_more_waiters_than_there_may_be_are_sent_away(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     """R21: 503 at once; those who wait get their answer, and then there is room again."""
     async with pods(barrierWaiters=3, barrierWaitMs=1000, fallbackTimeoutMs=60_000) as pod:
-        version = await pod.put("LOOSE", {"a": 1})
-        await pod.get("LOOSE/items/a", least=version)
+        version = await pod.hold("LOOSE", {"a": 1})
         asked = HeldQuestions(monkeypatch)
         asked.may_answer.clear()
         readers = [asyncio.create_task(pod.get("LOOSE/items/a", least=ABSURD)) for _ in range(3)]
@@ -157,9 +156,8 @@ async def test_while_a_load_is_held_up_the_primary_answers(pod: PodHarness, may_
 
 async def test_all_items_wait_for_the_load(pods: Pods, may_load: asyncio.Event) -> None:
     """R21: all of a dictionary is not read from the primary for one reader: it waits, or is told to come again."""
-    async with pods(fallbackTimeoutMs=300, barrierWaitMs=50) as pod:
-        before = await pod.put("LOOSE", {"a": 1})
-        await pod.get("LOOSE/all", least=before)
+    async with pods(fallbackTimeoutMs=1000, barrierWaitMs=50) as pod:
+        before = await pod.hold("LOOSE", {"a": 1})
         may_load.clear()
         version = await pod.put("LOOSE", {"b": 2})
         late = await pod.get("LOOSE/all", least=version)
@@ -210,7 +208,7 @@ async def test_fallbacks_at_once_are_capped(
 
 async def test_a_dictionary_the_primary_forgot(pod: PodHarness, may_load: asyncio.Event) -> None:
     """R21, R24: its row gone, it stands at version 0: nothing above is there, and the pod comes to that by itself."""
-    version = await pod.put("LOOSE", {"a": 1})
+    version = await pod.hold("LOOSE", {"a": 1})
     assert (await pod.get("LOOSE/items/a", least=version)).json == 1
     may_load.clear()
     await pod.harness.db.execute("DELETE FROM dictionary_meta WHERE tenant_id = 'acme' AND dict_code = 'LOOSE'")
@@ -229,8 +227,7 @@ async def test_a_fallback_that_finds_less_gives_nothing(
     pod: PodHarness, may_load: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R21, R24: a primary restored between the question for its version and the read has the last word."""
-    version = await pod.put("LOOSE", {"a": 1})
-    await pod.get("LOOSE/items/a", least=version)
+    version = await pod.hold("LOOSE", {"a": 1})
     may_load.clear()
 
     async def was_there(connection: Connection, target: Dict) -> tuple[int, int | None]:

@@ -264,8 +264,8 @@ async def test_whoever_names_a_version_never_sees_less(
 
 async def test_a_cursor_is_no_way_below_the_barrier(pod: PodHarness) -> None:
     """R17, R21: pages are of the version they began with; whoever names a later one does not get them."""
-    await pod.put("LOOSE", {"a": 1, "b": 1})
-    first = await pod.get("LOOSE/all?limit=1", least=1)
+    held = await pod.hold("LOOSE", {"a": 1, "b": 1})
+    first = await pod.get("LOOSE/all?limit=1", least=held)
     version = await pod.put("LOOSE", {"b": 2})
     more = await pod.get(f"LOOSE/all?limit=1&cursor={quote(first.json['next'])}", least=version)
     assert more.status != 200 or more.version >= version

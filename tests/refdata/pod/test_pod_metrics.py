@@ -59,8 +59,7 @@ async def test_loads_are_timed_and_counted(quiet_settings: Settings, tmp_path: P
     """R26: every load is in `cache_reload_duration_seconds`, by dictionary and kind; every version in the freshness."""
     name = "cache_reload_duration_seconds_count"
     async with running_pod(quiet_settings, tmp_path) as pod:
-        first = await pod.put("LOOSE", {"a": 0})
-        assert (await pod.get("LOOSE/all", least=first)).source == "memory"
+        await pod.hold("LOOSE", {"a": 0})
         for number in range(1, 4):
             await pod.put("LOOSE", {"a": number})
             await pod.harness.relay()
@@ -217,7 +216,7 @@ async def test_the_first_version_is_told_like_all_others(pod: PodHarness) -> Non
     with capture_logs() as logs:
         event_id = await pod.harness.send("LOOSE", upsert("a", 1))
         await pod.harness.apply()
-        assert (await pod.get("LOOSE/all", least=1)).source == "memory"
+        await pod.holds("LOOSE", 1)
     told = [line for line in logs if line["event"] in ("dictionary_changed", "dictionary_loaded")]
     about = {"eventId": str(event_id), "dictCode": "LOOSE", "version": 1, "source": "REST", "tenantId": "acme"}
     assert [{name: line.get(name) for name in about} for line in told] == [about]
