@@ -112,6 +112,8 @@ def test_tests_are_found(tmp_path: Path) -> None:
         'async def test_two() -> None:\n    """T1, T2: two."""\n'
         "def test_three() -> None: ...\n"
         'def test_four() -> None:\n    """T1: four."""\n'
+        '@pytest.mark.parametrize("a", [1, pytest.param(2, marks=pytest.mark.full)])\n'
+        'def test_five(a: int) -> None:\n    """T1: five; one of its cases runs in `make test`."""\n'
         'def harness() -> None:\n    """T3: no test."""\n'
     )
     (file.parent / "rig.py").write_text(file.read_text())
@@ -121,6 +123,7 @@ def test_tests_are_found(tmp_path: Path) -> None:
         Test(where, "test_two", 1, ("T1", "T2"), ("T2",)),
         Test(where, "test_three", 1, (), ("T2",)),
         Test(where, "test_four", 2, ("T1",), ("T2",)),
+        Test(where, "test_five", 3, ("T1",), ("T2",)),
     ]
 
 

@@ -56,6 +56,7 @@ def _keys(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple
             yield place, field.description
 
 
+@pytest.mark.full
 def test_every_command_is_told() -> None:
     """The page of the command line has a heading for every command, and each of its options."""
     page = written()["reference/cli.md"]

@@ -115,6 +115,7 @@ def test_a_serving_process_heeds_what_the_loader_says(tmp_path: Path) -> None:
         state.close()
 
 
+@pytest.mark.full
 def test_the_file_tells_all(harness: LogLevelHarness) -> None:
     """R1: telemetry.log_level is taken over while running, by loggers made long before; nothing is to be restarted."""
     state = harness.pod_state
@@ -138,6 +139,7 @@ def test_the_file_tells_all(harness: LogLevelHarness) -> None:
     state.close()
 
 
+@pytest.mark.full
 def test_a_wrong_file_is_refused_and_said(harness: LogLevelHarness) -> None:
     """R1: the metric is 1 as long as the file is wrong, and the one before counts; 0 when it is mended."""
     for role in harness.roles.values():

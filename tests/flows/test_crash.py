@@ -90,6 +90,7 @@ async def ended(harness: FlowsCrashHarness, when: str) -> None:
         raise
 
 
+@pytest.mark.full
 @pytest.mark.soak
 @pytest.mark.timeout(examples(300, soak=7_200))
 async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path, campaign: Campaign) -> None:

@@ -179,7 +179,7 @@ def test_mistakes_in_a_configuration_have_line_numbers(harness: IngestHarness) -
     assert f"{SUPPLIER}.yaml:2:" in seen.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
 def test_a_run_that_is_stopped(harness: IngestHarness, number: signal.Signals) -> None:
     """I16: 130, manifest INTERRUPTED, the file still in the inbox, the state as it was; the next run works."""
     first = harness.publish(ONE)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,10 +36,17 @@ async def harness(
         yield harness
 
 
-async def test_an_applier_may_die_anywhere(harness: RoleProcesses) -> None:
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(("changed", "committed", "replaced"), id="some"),
+        pytest.param((*CHANGING, *REPLACING, *REFUSING), id="all", marks=pytest.mark.full),
+    ],
+)
+async def test_an_applier_may_die_anywhere(harness: RoleProcesses, points: Sequence[str]) -> None:
     """R11, R13: killed after the take, inside the transaction, at its end and after it; in snapshots and refusals."""
     await harness.start("command-api", "apply", "relay")
-    for point in (*CHANGING, *REPLACING, *REFUSING):
+    for point in points:
         harness.order("apply", point, 2 if point in CHANGING else 1)
         async with asyncio.TaskGroup() as group:
             group.create_task(harness.died_and_came_back("apply"))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
@@ -14,10 +15,12 @@ from uuid import uuid4
 import asyncpg
 import httpx
 import pytest
+import structlog.testing
 
 from penstock.app import RefdataPlatform, open_refdata
 from penstock.kernel.db import Database
 from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata import definitions
 from penstock.refdata.catalogue import Catalogue
@@ -353,6 +356,33 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
                 await looking
         await reloader.look()  # as it does every second
         assert await harness.version("CURRENCY") == 2
+
+
+async def test_a_wrong_file_is_refused_in_process(schemas: str, tmp_path: Path) -> None:
+    """R1: a wrong file changes nothing, is logged and counted; a good one is taken over with its log level."""
+    async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
+        reloader = _Reloader(platform.settings, platform.telemetry, platform)
+        good, catalogue = json.loads(file.read_text()), platform.refdata.catalogue
+
+        def is_refused() -> float | None:
+            return platform.telemetry.registry.get_sample_value("penstock_config_refused")
+
+        file.write_text("telemetry: {log_level: loud}")
+        with structlog.testing.capture_logs() as logged:
+            await reloader.look()
+        assert [(entry["event"], entry["kept"]) for entry in logged] == [("configuration_refused", "the one before")]
+        assert ([one.section.code for one in catalogue.all()], is_refused()) == (["CURRENCY"], 1)
+        dictionaries = [*good["refdata"]["dictionaries"], {"code": "FRESH"}]
+        refdata = {**good["refdata"], "dictionaries": dictionaries}
+        file.write_text(json.dumps({**good, "telemetry": {"log_level": "WARNING"}, "refdata": refdata}))
+        before = logging.getLogger().level
+        try:
+            await reloader.look()
+            assert LOG_LEVEL.number == logging.WARNING
+        finally:
+            LOG_LEVEL.configure("INFO")
+            logging.getLogger().setLevel(before)
+        assert ([one.section.code for one in catalogue.all()], is_refused()) == (["CURRENCY", "FRESH"], 0)
 
 
 async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path: Path) -> None:
