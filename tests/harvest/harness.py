@@ -155,6 +155,16 @@ class RequestLog:
     act: Callable[[str, int], None] | None = None  # with the path, and the number of such requests
     refuses: str = ""  # this path fails
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    pages: list[tuple[dict[str, str], Reply]] = field(default_factory=list)  # with parameters; a test may clear it
+
+    def explain(self, key: str) -> str:
+        """Return which of the kept pages contained the record *key*, and which of these were sent late or cut off."""
+        found = [
+            params | {"delay": reply.delay, "is_cut": reply.is_cut}
+            for params, reply in self.pages
+            if f'"{key}"'.encode() in reply.answer.body
+        ]
+        return f"{key}: in {len(found)} of {len(self.pages)} pages: {found}"
 
     def of(self, path: str) -> list[dict[str, str]]:
         return [params for asked, params in self.requests if asked == path]
@@ -165,12 +175,15 @@ def tapped(source: LocalSource) -> RequestLog:
     asked, answer = RequestLog(), source._routes.answer
 
     def noted(request: Request) -> Reply:
-        path = request.path.decode()
+        path, params = request.path.decode(), dict(parse_qsl(request.query.decode()))
         if path in (PAGE, COUNT):
-            asked.requests.append((path, dict(parse_qsl(request.query.decode()))))
+            asked.requests.append((path, params))
             if asked.act is not None:
                 asked.act(path, len(asked.of(path)))
-        return Reply(Answer(status=500)) if path == asked.refuses else answer(request)
+        reply = Reply(Answer(status=500)) if path == asked.refuses else answer(request)
+        if path == PAGE:
+            asked.pages.append((params, reply))
+        return reply
 
     source._routes.answer = noted  # type: ignore[method-assign]
     return asked
