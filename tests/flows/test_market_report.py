@@ -527,14 +527,16 @@ async def test_who_lost_the_lease_cannot_publish(
     api: ScriptedMarketServer, database_url: str, tmp_path: Path, clock: ManualClock, is_late: bool
 ) -> None:
     """F6, F11: a worker that goes on after its lease, until before or after the winner's end, changes nothing."""
-    slow, quick = Held(PNG + b"slow"), Held(PNG)
+    slow, slow_hours, quick = Held(PNG + b"slow"), Held(PNG), Held(PNG)
+    slow_hours.let_go.set()
     api.will(slow, says(PNG + b"quick"), chart="days")
-    api.will(picture, quick, chart="hours")
+    api.will(slow_hours, quick, chart="hours")
     section: Json = {"images": {"url": api.url}}
     async with opened(database_url, tmp_path, clock=clock, **section) as found, AsyncExitStack() as winner:
         async with found.worked_by(workers(api, **section), "slow", at_once=1):
             await found.create(**example())
             await slow.asked.wait()
+            await slow_hours.asked.wait()  # otherwise this request could come after the winner's and be held instead
             clock.advance(LEASE + SECOND)
             assert await found.engine.reap() == 1
             await winner.enter_async_context(found.worked_by(workers(api, **section), "quick"))
