@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 from penstock.kernel.locks import advisory_key
 from tests.services.postgres import fresh_database
 from tests.support.processes import Up, penstock, penstock_from_scratch
+from tests.support.waiting import until
 
 
 def test_up_answers_and_stops_cleanly(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_up_gets_its_database_back_when_it_dies(tmp_path: Path) -> None:
     with Up(tmp_path) as up:
         (server,) = servers_of(up)
         server.kill()
-        wait_for(lambda: httpx.get(f"{up.api}/actuator/health/readiness").status_code == 503)
+        until(lambda: readiness(up) == 503, "up is not ready")
         assert httpx.get(f"{up.api}/actuator/health/liveness").status_code == 200
-        wait_for(lambda: httpx.get(f"{up.api}/actuator/health/readiness").status_code == 200)
+        until(lambda: readiness(up) == 200, "up is ready")
         assert up.stop() == 0
 
 
@@ -80,9 +80,13 @@ def test_up_outlives_whoever_started_the_database(tmp_path: Path, postgres_holde
     with Up(tmp_path) as up:
         assert not servers_of(up)
         holder.communicate(b"leave")
-        wait_for(lambda: bool(servers_of(up)))
-        wait_for(lambda: httpx.get(f"{up.api}/actuator/health/readiness").status_code == 200)
+        until(lambda: bool(servers_of(up)), "up has started a server")
+        until(lambda: readiness(up) == 200, "up is ready")
         assert up.stop() == 0
+
+
+def readiness(up: Up) -> int:
+    return httpx.get(f"{up.api}/actuator/health/readiness").status_code
 
 
 def servers_of(up: Up) -> list[psutil.Process]:
@@ -128,7 +132,7 @@ def test_a_signal_ends_a_start_that_waits(tmp_path: Path, empty_database_url: st
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        wait_for(lambda: MigrationLock.is_awaited(empty_database_url))
+        until(lambda: MigrationLock.is_awaited(empty_database_url), "the start waits for the lock")
         process.terminate()
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (0, b"")
@@ -372,10 +376,3 @@ def empty_database_url(postgres_url: str) -> Iterator[str]:
     yield loop.run_until_complete(opened.__aenter__())
     loop.run_until_complete(opened.__aexit__(None, None, None))
     loop.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Ask again until it is so."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never became so"
