@@ -1,5 +1,6 @@
 """kill -9 at every step of a run, before every change it makes on the disk, and at any moment."""
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ REPEATED = csv([("A", 10), ("B", "none"), ("D", 4), ("E", 5), ("A", 11)])
 AFTER_SWITCH = (Step.SWITCHED, Step.NOTED, Step.ACCEPTED, Step.MOVED)
 GATE_STEPS = (Step.LOCKED, Step.RECOVERED, Step.COPIED, Step.SORTED, Step.STARTED, Step.NOTED, Step.MOVED)
 QUALITY_STEPS = (*GATE_STEPS, Step.PROCESSED)
+FILES = 40  # how many one supplier sends in a campaign
 
 
 @dataclass(frozen=True)
@@ -315,9 +317,16 @@ def test_a_sweep_may_die_before_every_change(folder: Path, campaign: Campaign) -
 def test_a_run_may_die_at_any_moment(folder: Path, campaign: Campaign) -> None:
     """I16: killed from outside, whatever it is doing; round after round the state is that of one whole file."""
     campaign.counts_items = True
-    supplier = SupplierFolder(folder)
+    kills, folders = examples(4, soak=300), itertools.count()
+    while campaign.faults < kills:  # a run that ended before the kill is a round, but no fault
+        (root := folder / str(next(folders))).mkdir()
+        kill_runs(SupplierFolder(root), campaign, kills)
+
+
+def kill_runs(supplier: SupplierFolder, campaign: Campaign, kills: int) -> None:
+    """Kill runs of one supplier and run again after each; FILES of them, because every round reads all that is kept."""
     published: dict[int, Facts] = {}
-    for number in range(examples(4, soak=300)):
+    for number in range(FILES):
         facts = {f"S{row}": row * number for row in range(30_000)}
         name = f"{random.choice(['price', 'stock'])}.csv"
         supplier.drop(name, csv(facts), at=number)
@@ -340,5 +349,7 @@ def test_a_run_may_die_at_any_moment(folder: Path, campaign: Campaign) -> None:
             assert supplier.everywhere()["archive"][digest(csv(facts))] == 1
             assert supplier.everywhere()["inbox"] == Counter()
         campaign.end_round(faults=was_cut)
+        if campaign.faults >= kills:
+            return
         if number % 20 == 19:
             supplier.sweep()
