@@ -36,6 +36,7 @@ LOAD = f"""
     where feed = '{FEED}' and :tenantId in ('acme', 'globex', 'initech')
 """
 READS = {"dictionaries": [{"code": "STONES", "loadSql": LOAD}]}
+FRESH_WITHIN = 2.0  # seconds; an announcement takes milliseconds, the reconcile that is switched off 3 s
 FED = [{"tenant": one.tenant_id, "code": one.dict_code} for one in (PRICES, OTHERS)]
 
 
@@ -153,7 +154,7 @@ async def test_pods_hear_of_a_completed_run_without_a_reconcile(
         for version in (1, 2):
             await harness.completed()
             for pod in pods:
-                await becomes(partial(_serves, pod, version), f"version {version} in memory")
+                await becomes(partial(_serves, pod, version), f"version {version} in memory", within=FRESH_WITHIN)
                 answer = await pod.get("STONES/all?limit=1000")
                 assert prices({item["key"]: item["value"] for item in answer.json["items"]}) == served(harness)
             harness.source.change(updates=10, inserts=5)
