@@ -191,16 +191,16 @@ async def some_moment(harness: HarvestHarness, asked: RequestLog, run_id: UUID) 
 
 
 async def explain_missing(harness: HarvestHarness, asked: RequestLog, run: Json, changed: Collection[str]) -> str:
-    """Return the run, its partitions, and for each missing record what the source has and which pages had it.
+    """Return the run, its partitions, and for each record that differs what the source has and which pages had it.
 
     A record that no page of the run contained was not delivered by the source. A page that was cut off, or whose delay
     is None or longer than the client waits, did not arrive as a whole.
     """
-    truth = harness.source.truth()
-    missing = sorted(truth.keys() - (await harness.raw()).keys() - set(changed))
+    truth, raw, canonical = harness.source.truth(), await harness.raw(), await harness.canonical()
+    different = {key for key in truth if raw.get(key) != truth[key] or key not in canonical} - set(changed)
     found = [f"run: {run}", *(f"partition: {part}" for part in await harness.partitions(run["run_id"]))]
-    for key in missing:
-        found += [f"record: {truth[key]['price']} {truth[key]['updatedAt']}", asked.explain(key)]
+    for key in sorted(different):
+        found += [f"record: {truth[key]}", f"kept: {raw.get(key)}", asked.explain(key)]
     return "\n".join(found)
 
 
