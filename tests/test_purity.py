@@ -22,3 +22,14 @@ def test_a_module_that_starts_processes_is_left_out(tmp_path: Path, source: str,
     """An import at the top of the file decides; so does the mark of tests of the documentation."""
     (file := tmp_path / "test_it.py").write_text(source)
     assert has_no_quick_tests(file) is expected
+
+
+def test_no_quick_test_is_left_out(request: pytest.FixtureRequest) -> None:
+    """A module that `make quick` does not import has no test that the marks would let it run."""
+    marks = ("server", "full", "docs")
+    wrong = [
+        item.nodeid
+        for item in request.session.items
+        if has_no_quick_tests(item.path) and not any(item.get_closest_marker(mark) for mark in marks)
+    ]
+    assert wrong == []
