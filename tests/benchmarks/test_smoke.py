@@ -12,12 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 from benchmarks.__main__ import GROUPS, load_group
+from benchmarks.kernel import KAFKA
 from benchmarks.servers import has_two_cores
 
-from tests.support.require import require
+from tests.services.kafka import ADDRESS
+from tests.support.require import is_required, require
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 100_000  # more than any test waits for
+PEER = "needs an environment of its own"
 GONE_WITHIN = 30.0  # seconds; only a process that was forgotten takes so long
 
 
@@ -25,7 +28,7 @@ GONE_WITHIN = 30.0  # seconds; only a process that was forgotten takes so long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", GROUPS)
 def test_smoke_form_measures_everything(name: str) -> None:
-    """Every benchmark has a smoke form, which runs to its end and finds a figure for everything it declares."""
+    """Every benchmark has a smoke form, which runs to its end; with the real servers it leaves out peers only."""
     group = load_group(name)
     assert group.smoke != group.full
     if group.needs_two_cores and not has_two_cores():
@@ -36,6 +39,7 @@ def test_smoke_form_measures_everything(name: str) -> None:
     told = json.loads(output)
     assert (told["form"], told["rounds"], told["interrupted"]) == ("smoke", 1, None)
     assert told["figures"]
+    assert not is_required("kafka") or [one for one in told["left_out"] if PEER not in one] == []
     assert [one["name"] for one in told["figures"] if one["median"] <= 0 and not one["may_be_zero"]] == []
 
 
@@ -72,6 +76,8 @@ def test_sigterm_prints_the_finished_rounds_as_json() -> None:
 def _started(*args: str) -> "Iterator[subprocess.Popen[str]]":
     """Start `python -m benchmarks` as the leader of a process group, and stop it at the end."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    if address := os.environ.get(ADDRESS):
+        env[KAFKA] = address
     command = [sys.executable, "-m", "benchmarks", *args]
     with subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
