@@ -3,7 +3,7 @@
 import logging
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ class S3Bucket:
 def open_s3_bucket() -> Iterator[S3Bucket]:
     """A bucket of its own on a running server; both are gone afterwards."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    with _atomic_puts(), _server() as endpoint:
+    with _atomic_requests(), _server() as endpoint:
         bucket = f"penstock-{uuid.uuid4().hex}"
         httpx.put(f"{endpoint}/{bucket}", trust_env=False).raise_for_status()
         yield S3Bucket(
@@ -57,13 +57,20 @@ def _server() -> Iterator[str]:
 
 
 @contextmanager
-def _atomic_puts() -> Iterator[None]:
-    """S3 checks a condition and writes in one step; moto does it in two, so one request at a time."""
-    lock, put_object = threading.Lock(), S3Response.put_object
+def _atomic_requests() -> Iterator[None]:
+    """Let S3's requests happen one after another: moto checks a condition before it writes, and closes the content that
+    another request reads when the object is replaced."""
+    lock = threading.Lock()
 
-    def locked(response: S3Response) -> Any:
-        with lock:
-            return put_object(response)
+    def locked(respond: Callable[..., Any]) -> Callable[..., Any]:
+        def respond_alone(*args: Any) -> Any:
+            with lock:
+                return respond(*args)
 
-    with mock.patch.object(S3Response, "put_object", locked):
+        return respond_alone
+
+    with (
+        mock.patch.object(S3Response, "_key_response", locked(S3Response._key_response)),
+        mock.patch.object(S3Response, "_bucket_response", locked(S3Response._bucket_response)),
+    ):
         yield
