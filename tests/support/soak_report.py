@@ -20,7 +20,7 @@ _INTRO = """# Soak campaigns
 
 `make soak` runs every campaign in its long form, with the real servers, and writes this page. `make soak ONLY=flows`
 runs those whose name contains `flows`; the rows of the others stay as they are. An interrupted run keeps the rows of
-the campaigns that ended.
+the campaigns that ended. A row has the last run of a campaign.
 
 A round is one repetition or one generated example. A fault is a killed process, a failing server or an injected error.
 Lost and doubled are the records, messages, steps or files that the campaign missed or found twice at its end. A dash
