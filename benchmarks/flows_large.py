@@ -16,10 +16,10 @@ from benchmarks.harness import Bench, Figure, Group, ratio
 from benchmarks.harvest_place import fresh_database
 from benchmarks.peers.flows_env import BREADTH
 from benchmarks.session import Session
-from penstock.flowing import FlowsPlatform
 from penstock.flows.contract import Said
 from penstock.flows.definition import RunRequest
 from penstock.flows.model import Appetite, Claimed, Report
+from penstock.flows.runtime import FlowsPlatform
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 

@@ -27,11 +27,11 @@ from benchmarks import flows_defined
 from benchmarks.flows_defined import WARM_UP, fan_of, map_of
 from benchmarks.peers.flows_env import BREADTH, LENGTH, Ticks, chain_figures, fan_figures
 from penstock import __version__
-from penstock.app import open_platform
-from penstock.flowing import FlowsPlatform, open_flows
+from penstock.app.platform import open_platform
 from penstock.flows.definition import RunRequest
 from penstock.flows.direct import DirectCounter
 from penstock.flows.model import Claimed, Report
+from penstock.flows.runtime import FlowsPlatform, open_flows
 from penstock.flows.workers import StepWorker
 from penstock.kernel.ids import worker_name
 from penstock.kernel.telemetry import Telemetry, configure_logging

@@ -31,7 +31,7 @@ from benchmarks.servers import started
 from benchmarks.session import Session
 from benchmarks.simulated_pods import HEARD, HELD
 from benchmarks.wrk import SECONDS
-from penstock.app import RefdataPlatform, open_refdata
+from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.waiting import ended

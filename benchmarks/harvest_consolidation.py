@@ -10,7 +10,7 @@ import orjson
 
 from benchmarks.harvest_ours import FEED, opened, settings_of
 from benchmarks.harvest_place import Place, fresh_database
-from penstock.app import HarvestPlatform
+from penstock.app.platform import HarvestPlatform
 from penstock.harvest import store
 from penstock.harvest.config import ConsolidationMode
 from penstock.harvest.consolidating import consolidate, use_recipe

@@ -13,7 +13,7 @@ from uuid import UUID
 from ruamel.yaml import YAML
 
 from benchmarks.servers import processor_seconds, started
-from penstock.app import HarvestPlatform, open_harvest, open_platform
+from penstock.app.platform import HarvestPlatform, open_harvest, open_platform
 from penstock.harvest.contract import RunState
 from penstock.kernel.telemetry import Telemetry
 from penstock.settings import Settings

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from benchmarks.servers import Served, started
-from penstock.app import open_refdata
+from penstock.app.platform import open_refdata
 from penstock.kernel.telemetry import Telemetry
 from penstock.settings import Settings
 
@@ -51,7 +51,7 @@ class Pod:
     @property
     def serving_pids(self) -> list[int]:
         children = psutil.Process(self.served.pid).children()
-        return [child.pid for child in children if "penstock.frontend" in child.cmdline()]
+        return [child.pid for child in children if "penstock.refdata.pod.serving_process" in child.cmdline()]
 
     @property
     def memory_bytes(self) -> int:

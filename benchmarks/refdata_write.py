@@ -22,7 +22,7 @@ from benchmarks.harness import Bench, Group
 from benchmarks.kernel import KAFKA
 from benchmarks.servers import served
 from benchmarks.session import Session
-from penstock.app import RefdataPlatform, open_refdata
+from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.waiting import happens
@@ -32,7 +32,7 @@ from penstock.refdata.following import SOMETHING
 from penstock.refdata.importing import snapshot_commands
 from penstock.refdata.model import Dict, Event
 from penstock.refdata.reading import command_message
-from penstock.roles import applying, relaying
+from penstock.refdata.runtime import applying, relaying
 from penstock.settings import Settings
 
 TENANTS = 20

@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from penstock.app.factories import make_refdata_redis
 from penstock.kernel.db import Database
 from penstock.kernel.telemetry import Telemetry, configure_logging
 from penstock.kernel.waiting import ended
-from penstock.ports import make_refdata_redis
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.contract import INVALIDATIONS
 from penstock.refdata.model import Dict

@@ -18,7 +18,7 @@ from benchmarks import peers
 from benchmarks.harness import Bench, Group
 from benchmarks.servers import served
 from benchmarks.session import Session
-from penstock.app import tracking_migrations
+from penstock.app.platform import tracking_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres

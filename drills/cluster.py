@@ -17,7 +17,7 @@ import asyncpg
 
 from drills.faults import Fault
 from drills.target import Target
-from penstock.app import known_migrations
+from penstock.app.platform import known_migrations
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.errors import Invalid, TimedOut, Transient

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 from docs.generators.text import code, page, said, table
 
 import penstock.refdata.pod
-from penstock.applications import Parts, Web, make_api
+from penstock.app.apis import Parts, Web, make_api
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.middleware import HttpMetrics

@@ -17,14 +17,14 @@ import jwt
 import pytest
 from ruamel.yaml import YAML
 
-from penstock.applications import Parts, Web, make_api, make_command_api
+from penstock.app.apis import Parts, Web, make_api, make_command_api
+from penstock.app.factories import make_telemetry
 from penstock.flows.contract import WAIT_LIMIT as FLOWS_WAIT
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import JwtAuthenticator, NoAuthenticator
 from penstock.kernel.errors import Unauthorized
 from penstock.kernel.keys import SharedSecret
 from penstock.kernel.middleware import HttpMetrics
-from penstock.ports import make_telemetry
 from penstock.refdata.config import QuerySection
 from penstock.refdata.service import Refdata
 from penstock.settings import JwtSection, Settings

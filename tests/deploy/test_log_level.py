@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.frontend import heed_log_level
 from penstock.kernel.log_level import LOG_LEVEL
+from penstock.refdata.pod.serving_process import heed_log_level
 from penstock.refdata.pod.state import State
 from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
 from tests.services.postgres import module_database

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.app import known_migrations
+from penstock.app.platform import known_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
 from penstock.kernel.locks import advisory_lock

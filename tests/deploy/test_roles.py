@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.app import known_migrations
+from penstock.app.platform import known_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
 from penstock.kernel.embedded import embedded_postgres

@@ -16,11 +16,11 @@ import pytest_asyncio
 import uvicorn
 from fastapi import FastAPI
 
+from penstock.app.http_server import listening, serving
 from penstock.kernel import actuator
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.middleware import Draining
 from penstock.kernel.telemetry import Telemetry
-from penstock.servers import listening, serving
 from penstock.settings import ServerSection, Settings
 from tests.deploy.nginx import Nginx
 from tests.deploy.rolling_clients import ClientAnswer, Load, Request, connected, loaded

@@ -13,7 +13,7 @@ from penstock.cli import main
 
 def launch() -> None:
     """Answer each line: the process id of what it starts, or the exit code of what it waits for."""
-    for name in ("penstock.serving", "penstock.worker_programs"):
+    for name in ("penstock.app.programs", "penstock.app.worker_programs"):
         if importlib.util.find_spec(name):
             importlib.import_module(name)
     for line in sys.stdin:

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from penstock.applications import Web, make_app
+from penstock.app.apis import Web, make_app
+from penstock.app.http_server import address_of, listening, serving
 from penstock.flows import api as flows_api
 from penstock.flows.catalogue import Catalogue
 from penstock.flows.chores import Keeper
@@ -26,7 +27,6 @@ from penstock.kernel.live import Live, Ringing, Tail
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry
-from penstock.servers import address_of, listening, serving
 from penstock.settings import Settings
 from tests.support.http import answered, problem
 from tests.support.types import Json

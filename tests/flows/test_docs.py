@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from penstock.cli import flow_schedules
 from penstock.cli.flow import app
-from penstock.flowing import WAITING
 from penstock.flows import contract, definition, graph, loading, looking
 from penstock.flows.api import routes
 from penstock.flows.catalogue import load_file
@@ -24,6 +23,7 @@ from penstock.flows.kinds.calling import Trouble
 from penstock.flows.loading import load_module
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP
+from penstock.flows.runtime import WAITING
 from penstock.flows.sdk import workers as registered
 from penstock.ingest.contract import FailureCode
 from penstock.settings import load_settings

@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.app.bridges import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
 from penstock.flows.kinds import refdata as publishing
 from penstock.flows.kinds.builtin import check_inputs
 from penstock.flows.kinds.harvest import harvest_worker
@@ -24,7 +25,7 @@ from penstock.harvest.contract import PLANS
 from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.publishing import Step as Place
 from penstock.ingest.service import Ingestion
-from penstock.ingesting import Workplace, workplace
+from penstock.ingest.workspace import Workplace, workplace
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid, Transient
 from penstock.refdata.model import Dict
@@ -33,7 +34,6 @@ from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import NAME_LIMIT, Stage
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
-from penstock.tying import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held
 from tests.harvest.scripted_source import ScriptedSource, scripted_harvest, stones
 from tests.harvest.stepper import FEED, HarvestStepper

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.flow_work import work_from_afar
+from penstock.app.flow_work import work_from_afar
 from penstock.flows import sdk
 from penstock.flows.catalogue import Catalogue
 from penstock.flows.config import FlowsSection

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import asyncpg
 
-from penstock.app import HarvestPlatform, open_harvest, open_platform
+from penstock.app.platform import HarvestPlatform, open_harvest, open_platform
 from penstock.harvest import contract, watermark
 from penstock.harvest.completing import Consolidator
 from penstock.harvest.contract import RunState
@@ -27,7 +27,7 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN
 from penstock.harvest.planning import Planner
 from penstock.harvest.rescuing import Rescuer
-from penstock.harvesting import harvesting, renewing_dictionaries
+from penstock.harvest.runtime import harvesting, renewing_dictionaries
 from penstock.kernel.bus import DeadLetter, Delivery
 from penstock.kernel.db import Database
 from penstock.kernel.errors import NotFound

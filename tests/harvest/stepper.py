@@ -19,8 +19,8 @@ from penstock.harvest.local.server import LocalOptions, LocalSource, local_sourc
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.planning import Planner
 from penstock.harvest.rescuing import Rescuer
+from penstock.harvest.runtime import renewing_dictionaries
 from penstock.harvest.service import Harvest
-from penstock.harvesting import renewing_dictionaries
 from penstock.kernel.bus import Delivering, Delivery, Message
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db import Database

@@ -12,7 +12,8 @@ from uuid import UUID
 import httpx
 import pytest
 
-from penstock.applications import Web, make_app
+from penstock.app.apis import Web, make_app
+from penstock.app.factories import make_authenticator
 from penstock.harvest import api as harvest_api
 from penstock.harvest import contract, watermark
 from penstock.harvest.local.faults import Faults
@@ -22,7 +23,6 @@ from penstock.kernel.errors import Transient
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.paging import encode
 from penstock.kernel.telemetry import Telemetry
-from penstock.ports import make_authenticator
 from penstock.settings import Settings
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 from tests.support.http import answered

@@ -19,8 +19,8 @@ from penstock.kernel.listener import Missed, listen
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.loader import Loader
+from penstock.refdata.runtime import relaying
 from penstock.refdata.store import CHANNEL
-from penstock.roles import relaying
 from penstock.settings import load_settings
 from tests.harvest.harness import FEED, HarvestHarness, harvest_harness, harvest_settings, made_of, opened
 from tests.harvest.local_source_process import LocalSourceProcess

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock import harvesting
+from penstock.harvest import runtime
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.completing import Consolidator
 from penstock.harvest.config import AlertsSection
@@ -22,11 +22,11 @@ from penstock.harvest.source import SourcePaused, SourceRefused
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.bus.postgres import PostgresBus
+from penstock.kernel.bus_workers import working
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.outcome import Done, Retry
-from penstock.working import working
 from tests.harvest.harness import harvest_harness
 from tests.harvest.scripted_source import (
     ONE_PART,
@@ -144,7 +144,7 @@ async def working_of(
         found[args[2]] = args[5], count
         return working(*args, count=count, **kept)
 
-    monkeypatch.setattr(harvesting, "working", noted)
+    monkeypatch.setattr(runtime, "working", noted)
     async with harvest_harness(database_url, folder, **told) as harness, harness.working():
         return found
 

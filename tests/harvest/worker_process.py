@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 import asyncpg
 
-from penstock.app import open_harvest, open_platform
+from penstock.app.platform import open_harvest, open_platform
 from penstock.harvest.completing import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
 from penstock.harvest.fetching import Fetcher
 from penstock.harvest.planning import Planner
-from penstock.harvesting import harvesting
+from penstock.harvest.runtime import harvesting
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription
 from penstock.kernel.bus.postgres import PostgresSubscription
 from penstock.kernel.storage.folder import FolderStorage

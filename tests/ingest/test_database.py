@@ -20,7 +20,7 @@ from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.model import RUN
 from penstock.ingest.publishing import Step
 from penstock.ingest.views import IngestViews
-from penstock.ingesting import Workplace, forget_old_runs, workplace
+from penstock.ingest.workspace import Workplace, forget_old_runs, workplace
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings

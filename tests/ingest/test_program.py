@@ -13,7 +13,7 @@ import pytest
 
 from penstock.ingest import layout
 from penstock.ingest.hooks import Hooks
-from penstock.ingesting import workplace
+from penstock.ingest.workspace import workplace
 from penstock.settings import Settings
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.services.postgres import module_database

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app import known_migrations
+from penstock.app.platform import known_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Corrupt

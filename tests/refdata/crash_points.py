@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 from asyncpg.transaction import Transaction
 
-import penstock.serving  # noqa: F401 - loaded before the fork, not after it
+import penstock.app.programs  # noqa: F401 - loaded before the fork, not after it
 from penstock.cli import main
 from penstock.kernel.bus import postgres as postgres_bus
 from penstock.kernel.bus.kafka import KafkaBus

@@ -18,11 +18,11 @@ import msgspec
 import psutil
 from ruamel.yaml import YAML
 
+from penstock.app.factories import make_bus, make_invalidations
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Database
 from penstock.kernel.signals import Signal, Signals
 from penstock.kernel.waiting import ended
-from penstock.ports import make_bus, make_invalidations
 from penstock.settings import Settings
 from tests.refdata.crash_points import order, run
 from tests.refdata.harness import DOCUMENT, OTHER, chunk, command, create_schemas, dictionaries, upsert

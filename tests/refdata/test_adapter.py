@@ -19,7 +19,7 @@ from penstock.refdata.config import CommandsSection, ExternalTopicSection
 from penstock.refdata.contract import Status
 from penstock.refdata.mapping import Mapped
 from penstock.refdata.model import Event
-from penstock.roles import adapting
+from penstock.refdata.runtime import adapting
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.services.kafka import Kafka

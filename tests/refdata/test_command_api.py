@@ -9,13 +9,13 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from penstock.applications import Web, make_command_api
+from penstock.app.apis import Web, make_command_api
 from penstock.kernel import paging
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import Authenticator, NoAuthenticator
 from penstock.kernel.middleware import HttpMetrics
 from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
-from penstock.roles import applying
+from penstock.refdata.runtime import applying
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, forged, shared, signed
 from tests.refdata.harness import RefdataHarness, command, create_schemas, opened, refdata_settings, upsert

@@ -17,7 +17,8 @@ import httpx
 import pytest
 import structlog.testing
 
-from penstock.app import RefdataPlatform, open_refdata
+from penstock.app.platform import RefdataPlatform, open_refdata
+from penstock.app.reload import _Reloader
 from penstock.kernel.db import Database
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.log_level import LOG_LEVEL
@@ -25,7 +26,6 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.refdata import definitions
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.model import Dict
-from penstock.reloading import _Reloader
 from penstock.settings import load_settings
 from tests.refdata.harness import DOCUMENT, RefdataHarness, create_schemas, dictionaries, upsert
 from tests.support.http import commit_update

@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.app import open_refdata
-from penstock.applications import Web, make_command_api
+from penstock.app.apis import Web, make_command_api
+from penstock.app.platform import open_refdata
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.bus import Delivery, Message

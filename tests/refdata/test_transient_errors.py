@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.applications import Web, make_command_api
+from penstock.app.apis import Web, make_command_api
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.bus import Message
@@ -27,7 +27,7 @@ from penstock.refdata.chores import Upkeep
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Update
 from penstock.refdata.provider import ItemTableProvider
-from penstock.roles import applying
+from penstock.refdata.runtime import applying
 from penstock.settings import Settings
 from tests.kernel.test_embedded import servers
 from tests.refdata.harness import (

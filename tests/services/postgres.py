@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
 
-from penstock.app import known_migrations
+from penstock.app.platform import known_migrations
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
 from penstock.settings import Settings

@@ -18,8 +18,8 @@ from pathlib import Path
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
-        "penstock.serving",
-        "penstock.worker_programs",
+        "penstock.app.programs",
+        "penstock.app.worker_programs",
         "tests.flows.worker_process",
         "tests.harvest.worker_process",
         "tests.ingest.crash_process",

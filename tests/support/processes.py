@@ -229,7 +229,11 @@ class QueryApi(Server):
 
     @property
     def serving_pids(self) -> list[int]:
-        return [child.pid for child in psutil.Process(self.pid).children() if "penstock.frontend" in child.cmdline()]
+        return [
+            child.pid
+            for child in psutil.Process(self.pid).children()
+            if "penstock.refdata.pod.serving_process" in child.cmdline()
+        ]
 
 
 class Work(Server):

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from penstock.applications import Web, make_pipeline_api
+from penstock.app.apis import Web, make_pipeline_api
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.clock import ManualClock

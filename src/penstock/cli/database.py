@@ -25,7 +25,7 @@ def migrate(
     """Bring the schema up to this release. Safe to run at any time, by several at once."""
     import asyncio
 
-    from penstock.app import schemas
+    from penstock.app.platform import schemas
     from penstock.kernel import migrate as migrations
     from penstock.settings import load_settings
 
@@ -103,7 +103,7 @@ async def _lacking(settings: "Settings") -> str:
     """What is not there yet, if anything."""
     import asyncpg
 
-    from penstock.app import schemas
+    from penstock.app.platform import schemas
     from penstock.kernel import migrate as migrations
     from penstock.kernel.errors import Transient
 

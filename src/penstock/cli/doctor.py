@@ -8,7 +8,7 @@ from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit, t
 
 def doctor(config: ConfigOption = None, data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     """Find out what would keep Penstock from running here, and say what to do about it."""
-    from penstock.diagnosis import diagnose
+    from penstock.app.doctor import diagnose
     from penstock.settings import load_settings
 
     findings = asyncio.run(diagnose(load_settings(config, overrides={"data_dir": data_dir})))

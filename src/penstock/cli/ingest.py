@@ -14,7 +14,7 @@ from penstock.cli.output import ConfigOption, JsonOption, emit, printable, say, 
 if TYPE_CHECKING:
     from penstock.ingest.hooks import Outcome
     from penstock.ingest.model import Standing
-    from penstock.ingesting import Workplace
+    from penstock.ingest.workspace import Workplace
 
 app = typer.Typer(
     help="Take supplier snapshots in, and read what is published.", no_args_is_help=True, rich_markup_mode=None
@@ -73,9 +73,10 @@ def watch(
     from penstock.cli.serving import loading, serve
 
     with loading():
-        from penstock import ingesting, worker_programs
+        from penstock.app import worker_programs
+        from penstock.ingest import workspace
 
-    settings, uses_database = ingesting.settings_for(root, config, {"server.port": port})
+    settings, uses_database = workspace.settings_for(root, config, {"server.port": port})
     serve(settings, partial(worker_programs.ingest_watch, uses_database), tell_address("health", json))
 
 
@@ -161,10 +162,10 @@ def status(
 
 @contextmanager
 def workplace(root: str | None, config: Path | None) -> Iterator["Workplace"]:
-    from penstock import ingesting
+    from penstock.ingest import workspace
 
-    settings, uses_database = ingesting.settings_for(root, config)
-    with ingesting.workplace(settings, uses_database=uses_database) as place:
+    settings, uses_database = workspace.settings_for(root, config)
+    with workspace.workplace(settings, uses_database=uses_database) as place:
         yield place
 
 

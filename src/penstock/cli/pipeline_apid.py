@@ -50,9 +50,9 @@ def pipeline_apid(
         tracking = settings.tracking.model_copy(update={"database": None})
         settings = settings.model_copy(update={"database": section, "tracking": tracking})
     with loading():  # takes a while: what is wrong with the settings is said before
-        from penstock import serving
+        from penstock.app import programs
 
-    serve(settings, serving.pipeline_apid, on_ready)
+    serve(settings, programs.pipeline_apid, on_ready)
 
 
 def run() -> None:

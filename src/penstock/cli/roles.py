@@ -44,9 +44,9 @@ def _api(program: str, about: str) -> Callable[..., None]:
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
         with loading():
-            from penstock import serving
+            from penstock.app import programs
 
-        serve(settings, getattr(serving, program), tell_address("api", json))
+        serve(settings, getattr(programs, program), tell_address("api", json))
 
     api.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
     return api
@@ -72,9 +72,9 @@ def query_api(
     settings = _settings(config, {**overrides, "refdata.query.processes": processes})
 
     with loading():
-        from penstock import serving
+        from penstock.app import programs
 
-    serve(settings, serving.query_api, tell_address("query", json))
+    serve(settings, programs.query_api, tell_address("query", json))
 
 
 def _work(role: WorkRole, about: str) -> Callable[..., None]:
@@ -90,7 +90,7 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
         with loading():
-            from penstock import worker_programs
+            from penstock.app import worker_programs
 
         program = (
             worker_programs.work_harvest if role is WorkRole.HARVEST else partial(worker_programs.work, role.value)
@@ -131,7 +131,7 @@ def flows(
     from functools import partial
 
     with loading():
-        from penstock import flow_work, worker_programs
+        from penstock.app import flow_work, worker_programs
 
     settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
     if module:

@@ -9,7 +9,7 @@ from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOpt
 from penstock.cli.serving import loading, serve
 
 if TYPE_CHECKING:
-    from penstock.serving import Addresses
+    from penstock.app.programs import Addresses
 
 
 def up(
@@ -33,10 +33,10 @@ def up(
     settings = load_settings(config, overrides=overrides)
 
     with loading():  # takes a while: what is wrong with the settings is said before
-        from penstock import serving
+        from penstock.app import programs
 
     def on_ready(addresses: "Addresses") -> None:
         data = {"event": "ready", "api": addresses.api, "query": addresses.query, "pid": os.getpid()}
         emit(data, as_json=json, text=f"api    {addresses.api}\nquery  {addresses.query}\nready")
 
-    serve(settings, serving.up, on_ready)
+    serve(settings, programs.up, on_ready)

@@ -25,7 +25,7 @@ from penstock.kernel.errors import Transient
 from penstock.kernel.waiting import happens
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict
-from penstock.roles import ROLES
+from penstock.refdata.runtime import ROLES
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, command, delete, opened, upsert
 from tests.refdata.pod.history import History, Hold, Read, Write

@@ -10,17 +10,17 @@ from typing import Any
 import aiohttp
 import orjson
 
+from penstock.app.http_server import listening
 from penstock.kernel.auth import Authenticator, NoAuthenticator
 from penstock.kernel.headers import LOCAL_NAMES
 from penstock.kernel.telemetry import Telemetry
-from penstock.pods import Pod
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.folder import pod_folder
 from penstock.refdata.pod.front import Front
 from penstock.refdata.pod.link import Link, answering
 from penstock.refdata.pod.server import Server
 from penstock.refdata.pod.state import State
-from penstock.servers import listening
+from penstock.refdata.pod.supervisor import Pod
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, opened, upsert
 from tests.support.types import Json

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.servers import listening
+from penstock.app.http_server import listening
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, SlowPage, asking, connected, stuck
 from tests.support.waiting import becomes

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from penstock import pods
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.signals.redis import RedisSignals
+from penstock.refdata.pod import supervisor as pods
 from penstock.refdata.pod.loader import Loader
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert

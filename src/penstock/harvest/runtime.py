@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from penstock.app import HarvestPlatform
+from penstock.app.platform import HarvestPlatform
 from penstock.harvest import contract, store
 from penstock.harvest.completing import Consolidator, OnPublished
 from penstock.harvest.config import HarvestSection
@@ -20,6 +20,7 @@ from penstock.harvest.planning import Planner
 from penstock.harvest.rescuing import Rescuer
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery, Subscription
+from penstock.kernel.bus_workers import working
 from penstock.kernel.clock import Clock
 from penstock.kernel.db import Connection
 from penstock.kernel.errors import PenstockError
@@ -29,7 +30,6 @@ from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.worker import Handler, each
 from penstock.refdata import renewing
 from penstock.refdata.model import Dict
-from penstock.working import working
 
 _LOOK = timedelta(seconds=5)
 _TELL = timedelta(seconds=1)

@@ -16,7 +16,7 @@ from penstock.ingest import ledger, selecting
 from penstock.ingest.contract import Status
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.model import Failed
-from penstock.ingesting import Workplace
+from penstock.ingest.workspace import Workplace
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import Conflict, PenstockError
 from penstock.kernel.periodic import repeating

@@ -15,8 +15,7 @@ import orjson
 import structlog
 from fastapi.openapi.docs import get_swagger_ui_html
 
-from penstock.app import RefdataPlatform
-from penstock.frontend import LIVENESS, LOG_LEVEL_EVERY, patience_for
+from penstock.app.platform import RefdataPlatform
 from penstock.kernel.actuator import EXPOSITION, Check, Health, Pulse
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import NotFound, Transient
@@ -34,6 +33,7 @@ from penstock.refdata.pod.link import Answer, Document, Question, answering
 from penstock.refdata.pod.loader import Loader
 from penstock.refdata.pod.memory import Memory
 from penstock.refdata.pod.metrics import PodMetrics
+from penstock.refdata.pod.serving_process import LIVENESS, LOG_LEVEL_EVERY, patience_for
 from penstock.refdata.pod.state import Count
 from penstock.settings import Settings
 
@@ -183,7 +183,11 @@ class _Process:
         ours.setblocking(False)
         descriptors = self._listening.fileno(), theirs.fileno()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock.frontend", stdin=asyncio.subprocess.PIPE, pass_fds=descriptors
+            sys.executable,
+            "-m",
+            "penstock.refdata.pod.serving_process",
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=descriptors,
         )
         theirs.close()
         answers = asyncio.create_task(answering(ours, self._answer), name="link")

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.app import known_migrations, open_database
+from penstock.app.factories import make_tree
+from penstock.app.platform import known_migrations, open_database
 from penstock.ingest import layout, states, store
 from penstock.ingest.bridge import Bridge
 from penstock.ingest.comparing import Comparison, compare_runs
@@ -24,7 +25,6 @@ from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
 from penstock.kernel.ids import worker_name
-from penstock.ports import make_tree
 from penstock.settings import Settings, load_settings
 
 _AT_ONCE = 1_000

@@ -15,7 +15,7 @@ from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.facts import document, small
 from penstock.ingest.hooks import Hooks
 from penstock.ingest.publishing import Step
-from penstock.ingesting import Workplace
+from penstock.ingest.workspace import Workplace
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.refdata.contract import Command
 from penstock.refdata.model import Update

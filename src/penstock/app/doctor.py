@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock import app, ports
+from penstock.app import factories, platform
 from penstock.kernel import datadir, migrate
 from penstock.kernel.bus import Bus
 from penstock.kernel.db import Database
@@ -49,7 +49,7 @@ async def diagnose(settings: Settings) -> list[Finding]:
         else:
             try:
                 async with asyncio.timeout(_PATIENCE):
-                    db = await stack.enter_async_context(app.open_database(settings))
+                    db = await stack.enter_async_context(platform.open_database(settings))
             except (PenstockError, TimeoutError) as error:
                 findings.append(_failed("database", error))
         looks = {**(_database_looks(db, settings) if db else {}), **_remote_looks(settings)}
@@ -70,7 +70,7 @@ def _local_looks(settings: Settings) -> dict[str, Look]:
         return f"PostgreSQL {binaries.major} in {binaries.folder}"
 
     async def access() -> str:
-        ports.make_authenticator(settings)
+        factories.make_authenticator(settings)
         return "tokens" if settings.auth.jwt else f"none needed, on {server.host} only"
 
     looks: dict[str, Look] = {
@@ -90,7 +90,7 @@ def _database_looks(db: Database, settings: Settings) -> dict[str, Look]:
         return f"PostgreSQL {await db.check()}"
 
     async def schema() -> str:
-        return await _schema(db, app.known_migrations(settings))
+        return await _schema(db, platform.known_migrations(settings))
 
     return {"database": database, "schema": schema}
 
@@ -101,12 +101,12 @@ def _remote_looks(settings: Settings) -> dict[str, Look]:
     if (root := settings.ingest.root) is not None:
         looks["ingest"] = lambda: _tree(settings, root)
     if (kafka := settings.bus.kafka) is not None:
-        looks["bus"] = lambda: _checked(ports.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
+        looks["bus"] = lambda: _checked(factories.make_kafka(kafka, settings.bus.partitions, None), "Kafka")
     if (redis := settings.signals.redis) is not None:
-        looks["signals"] = lambda: _checked(ports.make_redis(redis), "Redis")
+        looks["signals"] = lambda: _checked(factories.make_redis(redis), "Redis")
     if settings.refdata.redis.nodes:
-        looks["refdata signals"] = lambda: _checked(ports.make_refdata_redis(settings), "Redis")
-    for name, opened, known in app.schemas(settings)[1:]:
+        looks["refdata signals"] = lambda: _checked(factories.make_refdata_redis(settings), "Redis")
+    for name, opened, known in platform.schemas(settings)[1:]:
         looks[name] = lambda opened=opened, known=known: _database(opened, known)  # type: ignore[misc]
     return looks
 
@@ -159,13 +159,13 @@ async def _port(settings: Settings, port: int) -> str:
 async def _storage(settings: Settings) -> str:
     if settings.storage.url is None and not (settings.data_dir / "objects").exists():
         return "a folder, made at the first start"
-    await ports.make_storage(settings).check()
+    await factories.make_storage(settings).check()
     return settings.storage.url or str(settings.data_dir / "objects")
 
 
 async def _tree(settings: Settings, root: str) -> str:
     def look() -> str:
-        with closing(ports.make_tree(root, settings.ingest)) as tree:
+        with closing(factories.make_tree(root, settings.ingest)) as tree:
             return f"{root}, {len(tree.suppliers())} suppliers"
 
     return await asyncio.to_thread(look)

@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import structlog
 
-from penstock.app import RefdataPlatform
+from penstock.app.platform import RefdataPlatform
 from penstock.kernel.bus import Delivering, Delivery
+from penstock.kernel.bus_workers import working
 from penstock.kernel.ids import worker_name
 from penstock.kernel.periodic import repeating
 from penstock.kernel.worker import Handler
@@ -18,7 +19,6 @@ from penstock.refdata.chores import Upkeep, lag_chore
 from penstock.refdata.following import SOMETHING
 from penstock.refdata.mapping import Mapped
 from penstock.refdata.workers import Relay, adapter_handler, apply_handler
-from penstock.working import working
 
 Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 

@@ -6,30 +6,25 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
-from penstock.app import (
-    open_database,
-    open_harvest,
-    open_refdata,
-    open_tracking,
-)
-from penstock.applications import Web, make_app
-from penstock.flowing import Ties, flowing, open_flows
-from penstock.harvesting import harvesting
+from penstock.app.apis import Web, make_app
+from penstock.app.factories import make_authenticator, make_telemetry
+from penstock.app.http_server import address_of, listening, serving, until_stopped
+from penstock.app.platform import open_database, open_harvest, open_refdata, open_tracking
+from penstock.app.process import alone, refdata_checks, standing
+from penstock.app.reload import reloading
+from penstock.flows.runtime import Ties, flowing, open_flows
+from penstock.harvest.runtime import harvesting
 from penstock.ingest.metrics import IngestMetrics
-from penstock.ingesting import Workplace, forget_old_runs, workplace
+from penstock.ingest.watcher import Watcher
+from penstock.ingest.workspace import Workplace, forget_old_runs, workplace
 from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.periodic import repeating
 from penstock.kernel.telemetry import Telemetry
-from penstock.ports import make_authenticator, make_telemetry
-from penstock.reloading import reloading
-from penstock.roles import ROLES
-from penstock.servers import address_of, listening, serving, until_stopped
+from penstock.refdata.runtime import ROLES
 from penstock.settings import Settings
-from penstock.standing import alone, refdata_checks, standing
-from penstock.watching import Watcher
 
 
 async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:

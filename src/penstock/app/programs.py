@@ -9,21 +9,19 @@ from datetime import timedelta
 
 import structlog
 
-from penstock.app import (
-    Platform,
-    RefdataPlatform,
-    open_harvest,
-    open_platform,
-    open_refdata,
-    open_tracking,
-)
-from penstock.applications import Parts, Web, make_api, make_command_api, make_pipeline_api
-from penstock.flowing import Ties, flowing, open_flows
+from penstock.app.apis import Parts, Web, make_api, make_command_api, make_pipeline_api
+from penstock.app.factories import make_authenticator, make_telemetry
+from penstock.app.http_server import address_of, listening, listening_together, serving, until_stopped
+from penstock.app.platform import Platform, RefdataPlatform, open_harvest, open_platform, open_refdata, open_tracking
+from penstock.app.process import SELDOM_ASKED, alone, platform_checks, refdata_checks
+from penstock.app.reload import reloading
+from penstock.app.worker_programs import watching_inboxes
+from penstock.flows.runtime import Ties, flowing, open_flows
 from penstock.flows.views import FlowViews
+from penstock.harvest.runtime import harvesting
 from penstock.harvest.views import HarvestViews
-from penstock.harvesting import harvesting
 from penstock.ingest.views import IngestViews
-from penstock.ingesting import workplace
+from penstock.ingest.workspace import workplace
 from penstock.kernel import datadir
 from penstock.kernel.actuator import Check, Pulse
 from penstock.kernel.backoff import Backoff
@@ -35,15 +33,10 @@ from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.telemetry import Telemetry
 from penstock.overview.contract import Part
 from penstock.overview.events import all_moves
-from penstock.pods import open_pod, serving_pod
-from penstock.ports import make_authenticator, make_telemetry
-from penstock.reloading import reloading
-from penstock.roles import ROLES
-from penstock.servers import address_of, listening, listening_together, serving, until_stopped
+from penstock.refdata.pod.supervisor import open_pod, serving_pod
+from penstock.refdata.runtime import ROLES
 from penstock.settings import Settings
-from penstock.standing import SELDOM_ASKED, alone, platform_checks, refdata_checks
 from penstock.tracking.service import Tracking
-from penstock.worker_programs import watching_inboxes
 
 
 @dataclass(frozen=True)

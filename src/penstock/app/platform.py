@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from penstock.app.factories import make_bus, make_invalidations, make_signals, make_storage
 from penstock.harvest.service import Harvest
 from penstock.kernel import datadir, journal, migrate
 from penstock.kernel.bus import Bus
@@ -19,7 +20,6 @@ from penstock.kernel.sections import EMBEDDED, DatabaseSection
 from penstock.kernel.signals import Signals
 from penstock.kernel.storage import Storage
 from penstock.kernel.telemetry import Telemetry
-from penstock.ports import make_bus, make_invalidations, make_signals, make_storage
 from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.service import Refdata

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from penstock.app import Platform, open_database, open_for_queues
+from penstock.app.bridges import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
+from penstock.app.platform import Platform, open_database, open_for_queues
 from penstock.flows.catalogue import Catalogue
 from penstock.flows.chores import Keeper
 from penstock.flows.config import FlowsSection
@@ -20,7 +21,7 @@ from penstock.flows.service import MOVES, FlowEngine
 from penstock.flows.step import Workers
 from penstock.flows.workers import StepWorker
 from penstock.harvest.service import Harvest
-from penstock.ingesting import Workplace
+from penstock.ingest.workspace import Workplace
 from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 from penstock.kernel.errors import BadConfig
@@ -32,7 +33,6 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.service import Refdata
 from penstock.settings import Settings
 from penstock.tracking.service import Tracking
-from penstock.tying import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
 
 # The statements of the engine are long: to plan each of them anew the first times costs more than to run it.
 _PLANS = {"plan_cache_mode": "force_generic_plan"}

@@ -14,12 +14,12 @@ from typing import Any
 import orjson
 import uvloop
 
+from penstock.app.factories import make_authenticator
 from penstock.kernel.headers import LOCAL_NAMES
 from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.periodic import repeating
 from penstock.kernel.telemetry import configure_logging
 from penstock.kernel.waiting import ended
-from penstock.ports import make_authenticator
 from penstock.refdata.pod.front import Front
 from penstock.refdata.pod.link import Link, Show
 from penstock.refdata.pod.server import Server

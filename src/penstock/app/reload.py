@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from penstock.app import RefdataPlatform
+from penstock.app.platform import RefdataPlatform
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.periodic import repeating

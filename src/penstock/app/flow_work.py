@@ -5,16 +5,16 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
 
-from penstock.applications import Web, make_app
+from penstock.app.apis import Web, make_app
+from penstock.app.factories import make_authenticator, make_telemetry
+from penstock.app.http_server import address_of, listening, serving, until_stopped
+from penstock.app.reload import reloading
 from penstock.flows import sdk
 from penstock.flows.catalogue import Catalogue
 from penstock.flows.step import Workers
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.middleware import HttpMetrics
-from penstock.ports import make_authenticator, make_telemetry
-from penstock.reloading import reloading
-from penstock.servers import address_of, listening, serving, until_stopped
 from penstock.settings import Settings
 
 
