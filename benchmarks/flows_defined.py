@@ -4,7 +4,7 @@ from collections import defaultdict
 from time import perf_counter  # one clock for all processes
 
 from benchmarks.peers.flows_env import BREADTH, FIRST, LAST, LENGTH, MIDDLE
-from penstock.flows.definition import FlowSpec
+from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.step import Step, Workers
 
 KIND = "noop"

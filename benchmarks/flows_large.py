@@ -17,7 +17,7 @@ from benchmarks.harvest_place import fresh_database
 from benchmarks.peers.flows_env import BREADTH
 from benchmarks.session import Session
 from penstock.flows.contract import Said
-from penstock.flows.definition import RunRequest
+from penstock.flows.definition.spec import RunRequest
 from penstock.flows.model import Appetite, Claimed, Report
 from penstock.flows.runtime import FlowsPlatform
 from penstock.kernel.db import Database

@@ -28,11 +28,11 @@ from benchmarks.flows_defined import WARM_UP, fan_of, map_of
 from benchmarks.peers.flows_env import BREADTH, LENGTH, Ticks, chain_figures, fan_figures
 from penstock import __version__
 from penstock.app.platform import open_platform
-from penstock.flows.definition import RunRequest
-from penstock.flows.direct import DirectCounter
+from penstock.flows.definition.spec import RunRequest
 from penstock.flows.model import Claimed, Report
 from penstock.flows.runtime import FlowsPlatform, open_flows
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.ids import worker_name
 from penstock.kernel.telemetry import Telemetry, configure_logging
 from penstock.settings import Settings

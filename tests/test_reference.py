@@ -14,7 +14,7 @@ from docs.generators.pages import generated
 from pydantic import BaseModel
 
 from penstock.cli import main
-from penstock.flows.definition import FlowSpec
+from penstock.flows.definition.spec import FlowSpec
 from penstock.ingest.supplier import Supplier
 from penstock.settings import Settings
 

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel
 
-from penstock.flows import wire as flows
+from penstock.flows.api import schemas as flows
 from penstock.harvest import wire as harvest
 from penstock.ingest import wire as ingest
 from penstock.overview import wire as overview

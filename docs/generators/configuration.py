@@ -10,7 +10,7 @@ from docs.generators.text import code, page, said, table
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from penstock.flows.definition import FlowSpec
+from penstock.flows.definition.spec import FlowSpec
 from penstock.ingest.supplier import Supplier
 from penstock.kernel.config import ENV_PREFIX
 from penstock.settings import Settings

@@ -11,11 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from penstock.flows.chores import Keeper
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import ENGINE_KINDS, RunStatus, StepStatus
-from penstock.flows.definition import RunRequest
-from penstock.flows.managing import Management
+from penstock.flows.definition.spec import RunRequest
+from penstock.flows.engine.operations import Management
+from penstock.flows.maintenance import Keeper
 from penstock.flows.model import RUN, STEP
 from penstock.flows.service import FlowEngine
 from penstock.kernel.db import Database

@@ -11,14 +11,14 @@ from fastapi import FastAPI
 
 from penstock.app.apis import Web, make_app
 from penstock.app.http_server import address_of, listening, serving
-from penstock.flows import api as flows_api
-from penstock.flows.catalogue import Catalogue
-from penstock.flows.chores import Keeper
+from penstock.flows.api import runs as flows_api
+from penstock.flows.api.queries import FlowViews
 from penstock.flows.config import FlowsSection
-from penstock.flows.managing import Management
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.engine.operations import Management
+from penstock.flows.maintenance import Keeper
 from penstock.flows.model import RUN, STEP
 from penstock.flows.service import MOVES, FlowEngine
-from penstock.flows.views import FlowViews
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import Authenticator, NoAuthenticator
 from penstock.kernel.clock import Clock

@@ -10,18 +10,18 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 
-from penstock.flows.catalogue import Catalogue
+from penstock.flows.api.queries import FlowViews
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import MANIFEST
-from penstock.flows.definition import RunRequest
-from penstock.flows.direct import DirectCounter
-from penstock.flows.kinds.builtin import check_inputs
-from penstock.flows.kinds.market import market_workers
-from penstock.flows.managing import Management
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.spec import RunRequest
+from penstock.flows.engine.operations import Management
+from penstock.flows.kinds.market.workers import market_workers
+from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.service import RUNS, FlowEngine
 from penstock.flows.step import Handler, Workers
-from penstock.flows.views import FlowViews
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.clock import Clock
 from penstock.kernel.db import Database
 from penstock.kernel.storage.folder import FolderStorage

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.flows import artifacts, store
-from penstock.flows.chores import Keeper
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import Answer, Said
-from penstock.flows.definition import FlowSpec, RunRequest
-from penstock.flows.direct import DirectCounter
-from penstock.flows.managing import Management
+from penstock.flows.definition.spec import FlowSpec, RunRequest
+from penstock.flows.engine.operations import Management
+from penstock.flows.maintenance import Keeper
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.flows.service import FlowEngine
+from penstock.flows.worker.local import DirectCounter
 from penstock.kernel.bell import Bell
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.flows.catalogue import Catalogue, load_file, load_module
 from penstock.flows.config import FlowsSection
+from penstock.flows.definition.catalogue import Catalogue, load_file, load_module
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
 
@@ -151,7 +151,7 @@ def test_flows_do_not_lead_back_to_each_other(folder: CatalogueFolder) -> None:
 def test_modules_do_not_lead_back_to_themselves(folder: CatalogueFolder, modules: Path) -> None:
     """F14: at start."""
     (modules / "round_flows.py").write_text(
-        "from penstock.flows.building import Flow\na, b = Flow('a'), Flow('b')\n"
+        "from penstock.flows.definition.python_dsl import Flow\na, b = Flow('a'), Flow('b')\n"
         "a.step('s', 'flow', inputs={'flow': 'b'})\nb.step('s', 'flow', inputs={'flow': 'a'})\n"
     )
     with pytest.raises(BadConfig, match="flow a would run within itself: a → b → a") as caught:
@@ -246,8 +246,8 @@ def test_yaml_becomes_plain_json(folder: CatalogueFolder) -> None:
 def test_modules_hold_flows_and_workers(folder: CatalogueFolder, modules: Path) -> None:
     """F15, F17: at the level of the module; they go before files."""
     (modules / "own_flows.py").write_text(
-        "from penstock.flows.building import Flow\n"
-        "from penstock.flows.definition import FlowSpec\n"
+        "from penstock.flows.definition.python_dsl import Flow\n"
+        "from penstock.flows.definition.spec import FlowSpec\n"
         "from penstock.flows.step import Workers\n"
         "built = Flow('built')\n"
         "built.step('a', 'http')\n"
@@ -274,7 +274,7 @@ def test_modules_hold_flows_and_workers(folder: CatalogueFolder, modules: Path) 
 )
 def test_a_module_that_is_wrong_is_told(modules: Path, text: str, error: type[Invalid], said: str) -> None:
     """F15: at start, whatever it does when it is imported."""
-    (modules / "bad_flows.py").write_text(f"from penstock.flows.building import Flow\n{text}")
+    (modules / "bad_flows.py").write_text(f"from penstock.flows.definition.python_dsl import Flow\n{text}")
     with pytest.raises(error) as caught:
         load_module("bad_flows")
     assert said in caught.value.message

@@ -13,12 +13,12 @@ import pytest
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import CHART_EXPORT
-from penstock.flows.kinds import images
-from penstock.flows.kinds.candles import Candle, Series
-from penstock.flows.kinds.charts import worker_charts
-from penstock.flows.kinds.market import market_workers
-from penstock.flows.kinds.painting import LocalPainter, Painter, Picture
-from penstock.flows.manifest import ChartRequest, verdict
+from penstock.flows.kinds.market import renderers
+from penstock.flows.kinds.market.charts import worker_charts
+from penstock.flows.kinds.market.exported_candles import Candle, Series
+from penstock.flows.kinds.market.manifest import ChartRequest, verdict
+from penstock.flows.kinds.market.svg_renderer import LocalPainter, Painter, Picture
+from penstock.flows.kinds.market.workers import market_workers
 from penstock.flows.step import Workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
@@ -217,7 +217,7 @@ async def test_a_picture_beyond_all_measure(
     api: ScriptedMarketServer, step_io: RunStepIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F13: an answer over the limit is not read to its end."""
-    monkeypatch.setattr(images, "PICTURE_LIMIT", 1_000)
+    monkeypatch.setattr(renderers, "PICTURE_LIMIT", 1_000)
     api.will(says(PNG + bytes(2_000)))
     await step_io.fail(drawn_by(api), CHART_EXPORT, asked("a"))
     assert told(step_io) == ([], [("a", "IMAGE_TOO_LARGE")])

@@ -13,14 +13,18 @@ from pydantic import BaseModel
 
 from penstock.cli import flow_schedules
 from penstock.cli.flow import app
-from penstock.flows import contract, definition, graph, loading, looking
-from penstock.flows.api import routes
-from penstock.flows.catalogue import load_file
+from penstock.flows import contract, looking
+from penstock.flows.api.runs import routes
 from penstock.flows.contract import PREFIX, Answer, Hold, RunStatus, Said, StepStatus
-from penstock.flows.definition import FlowSpec, Retry, RunRequest, Schedule, StepSpec
-from penstock.flows.kinds import builtin, harvest, http, ingest, market, ohlcv, python, refdata, report, tracking
-from penstock.flows.kinds.calling import Trouble
-from penstock.flows.loading import load_module
+from penstock.flows.definition import checked_graph, loader, spec
+from penstock.flows.definition.catalogue import load_file
+from penstock.flows.definition.loader import load_module
+from penstock.flows.definition.spec import FlowSpec, Retry, RunRequest, Schedule, StepSpec
+from penstock.flows.kinds import http, python
+from penstock.flows.kinds import registry as builtin
+from penstock.flows.kinds.http_client import Trouble
+from penstock.flows.kinds.market import ohlcv, report, workers
+from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP
 from penstock.flows.runtime import WAITING
@@ -33,8 +37,8 @@ from tests.pages import drawn_in
 pytestmark = pytest.mark.docs
 
 EXAMPLE = ROOT / "examples" / "market-report"
-KINDS = {*builtin.check_inputs, *market.check_inputs, *contract.ENGINE_KINDS}
-CHECKS = {**builtin.check_inputs, **market.check_inputs}
+KINDS = {*builtin.check_inputs, *workers.check_inputs, *contract.ENGINE_KINDS}
+CHECKS = {**builtin.check_inputs, **workers.check_inputs}
 ERRORS = {
     *("StepFailed", "StepError", "PictureFailed"),
     *("Invalid", "Conflict", "NotFound", "TooLarge", "BadConfig", "Forbidden"),
@@ -53,7 +57,7 @@ def test_the_flow_of_the_document_is_one(tmp_path: Path) -> None:
     assert len(load_file(tmp_path / "flow.yaml", CHECKS).steps) == 5
     (asked,) = blocks("json")
     request = RunRequest.model_validate_json(asked)
-    graph.checked(request.steps or {}, CHECKS)
+    checked_graph.checked(request.steps or {}, CHECKS)
 
 
 def test_the_modules_of_the_document_define_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +206,7 @@ def test_the_limits_are_told_as_they_are() -> None:
         (contract.DEPTH_LIMIT, "Up to {:,} deep"),
         (contract.LOG_LINES, "some {:,} lines a step"),
         (looking.ITEMS_LIMIT, "at most {:,} characters (`TOO_LARGE`)"),
-        (loading._SCHEDULED_NAME, "with a `schedule` up to {:,})"),
-        (definition._LONG.days, "is at most {:,} days"),
+        (loader._SCHEDULED_NAME, "with a `schedule` up to {:,})"),
+        (spec._LONG.days, "is at most {:,} days"),
     ):
         assert said.format(limit) in page, said

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.flows.loading import load_module
+from penstock.flows.definition.loader import load_module
 from penstock.flows.sdk import Workers, serve
 from penstock.flows.sdk import workers as registered
 from tests.flows.docs_page import blocks

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from penstock.flows import store
 from penstock.flows.contract import DEPTH_LIMIT, Answer, Said
-from penstock.flows.definition import RunRequest
+from penstock.flows.definition.spec import RunRequest
 from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from tests.flows.stepper import FlowsStepper, ProcessDied, flows_stepper, inner, mapped, report, work, written_by

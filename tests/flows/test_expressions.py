@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flows.expressions import Context, condition, fill, has_references, references, uses_item
+from penstock.flows.definition.templates import Context, condition, fill, has_references, references, uses_item
 from penstock.kernel.errors import Invalid
 from tests.support.soak import examples
 

@@ -11,8 +11,8 @@ from aiohttp import web
 from penstock.flows.config import HttpSection
 from penstock.flows.contract import DOCUMENT_LIMIT
 from penstock.flows.kinds import http as kind
-from penstock.flows.kinds.builtin import check_inputs
 from penstock.flows.kinds.http import http_worker
+from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.step import Handler, StepFailed
 from penstock.kernel.errors import Invalid
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held

@@ -10,10 +10,10 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from penstock.flows import chores, contract, looking, service, store
-from penstock.flows.definition import FlowSpec, StepSpec
-from penstock.flows.graph import checked
-from penstock.flows.loading import load_file
+from penstock.flows import contract, looking, maintenance, service, store
+from penstock.flows.definition.checked_graph import checked
+from penstock.flows.definition.loader import load_file
+from penstock.flows.definition.spec import FlowSpec, StepSpec
 from penstock.flows.model import NewStep
 from penstock.kernel.errors import BadConfig, Invalid
 from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, work
@@ -62,7 +62,7 @@ async def test_a_flow_within_gives_no_more_than_a_step_may(
     flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F14: what is more is left out, and it is told."""
-    monkeypatch.setattr(chores, "DOCUMENT_LIMIT", 1_000)
+    monkeypatch.setattr(maintenance, "DOCUMENT_LIMIT", 1_000)
     await flows.start({"f": inner({"a": work(), "b": work()}), "z": work("f")})
     for one in (await flows.claim()).values():
         await flows.say(one, outputs={"text": "x" * 600})
@@ -77,14 +77,14 @@ async def test_an_inner_run_that_cannot_be_told_does_not_hold_up_the_others(
     for name in ("x", "y"):
         await flows.start({"f": inner({"a": work()})}, name)
     await flows.work()
-    outcome = chores._outcome
+    outcome = maintenance._outcome
 
     async def refused(tx: Any, row: Any, told: Any) -> Any:
         if told["run_id"] == "x~f":
             raise Invalid("BROKEN", "it cannot be told")
         return await outcome(tx, row, told)
 
-    monkeypatch.setattr(chores, "_outcome", refused)
+    monkeypatch.setattr(maintenance, "_outcome", refused)
     await flows.keeper.tell_outer()
     assert [await flows.status(name) for name in ("x", "y")] == ["RUNNING", "SUCCEEDED"]
 

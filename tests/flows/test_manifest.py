@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flows.manifest import (
+from penstock.flows.kinds.market.manifest import (
     MANIFEST_LIMIT,
     REQUEST_LIMIT,
     ChartRequest,

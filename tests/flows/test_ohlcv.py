@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import OHLCV_EXPORT
-from penstock.flows.kinds.candles import read_series
-from penstock.flows.kinds.market import check_inputs, market_workers
-from penstock.flows.kinds.ohlcv import resampled
-from penstock.flows.kinds.rows import candles_of
+from penstock.flows.kinds.market.candles import candles_of
+from penstock.flows.kinds.market.exported_candles import read_series
+from penstock.flows.kinds.market.ohlcv import resampled
+from penstock.flows.kinds.market.workers import check_inputs, market_workers
 from penstock.flows.kinds.sql import read_only
 from penstock.flows.model import StepError
 from penstock.flows.step import Workers

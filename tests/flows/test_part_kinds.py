@@ -14,12 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.app.bridges import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
-from penstock.flows.kinds import refdata as publishing
-from penstock.flows.kinds.builtin import check_inputs
-from penstock.flows.kinds.harvest import harvest_worker
-from penstock.flows.kinds.ingest import ingest_worker
-from penstock.flows.kinds.refdata import refdata_worker
-from penstock.flows.kinds.tracking import tracking_worker
+from penstock.flows.kinds.platform import refdata as publishing
+from penstock.flows.kinds.platform.harvest import harvest_worker
+from penstock.flows.kinds.platform.ingest import ingest_worker
+from penstock.flows.kinds.platform.refdata import refdata_worker
+from penstock.flows.kinds.platform.tracking import tracking_worker
+from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.step import Handler, Step
 from penstock.harvest.contract import PLANS
 from penstock.ingest.hooks import Hooks, Outcome

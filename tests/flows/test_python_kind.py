@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.flows.contract import DOCUMENT_LIMIT
-from penstock.flows.kinds.builtin import check_inputs
 from penstock.flows.kinds.python import python_worker
+from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.step import Step
 from penstock.kernel.errors import Invalid
 from tests.flows.memory_step_io import MemoryStepIO, done, failed, held

@@ -11,11 +11,11 @@ import asyncpg
 import pytest
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition import RunRequest
-from penstock.flows.direct import DirectCounter
+from penstock.flows.definition.spec import RunRequest
 from penstock.flows.service import FlowEngine
 from penstock.flows.step import Step, Workers
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry import Telemetry

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flows.definition import Schedule
-from penstock.flows.schedule import AT_ONCE, GRACE, checked, due, upcoming
+from penstock.flows.definition.schedule import AT_ONCE, GRACE, checked, due, upcoming
+from penstock.flows.definition.spec import Schedule
 from penstock.kernel.errors import Invalid
 from tests.support.soak import examples
 

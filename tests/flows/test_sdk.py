@@ -15,9 +15,9 @@ import pytest
 
 from penstock.app.flow_work import work_from_afar
 from penstock.flows import sdk
-from penstock.flows.catalogue import Catalogue
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import Answer, Said
+from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.model import Report, StepError
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.flows.api.explain import Facts, explain
 from penstock.flows.contract import RunStatus, StepStatus
-from penstock.flows.standstill import Facts, explain
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

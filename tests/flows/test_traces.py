@@ -9,11 +9,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.flows.contract import RunStatus
-from penstock.flows.definition import RunRequest
-from penstock.flows.direct import DirectCounter
+from penstock.flows.definition.spec import RunRequest
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.step import Step, StepFailed, Workers
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.telemetry import Telemetry
 from tests.flows.stepper import FlowsStepper, flows_stepper
 from tests.support.waiting import becomes

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.flows.contract import Answer
 from penstock.flows.model import Claimed, Report
 from penstock.flows.step import Step, Workers
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.telemetry import Telemetry
 
 KIND = "work"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.flows.contract import Answer, Said
-from penstock.flows.direct import DirectCounter
+from penstock.flows.engine.engine import STEPS
 from penstock.flows.model import Claimed, Report
-from penstock.flows.outcomes import checked_outputs
-from penstock.flows.reports import STEPS
 from penstock.flows.step import Handler, Step, StepFailed, Workers
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.loop import StepWorker
+from penstock.flows.worker.reports import checked_outputs
 from penstock.kernel.telemetry import Telemetry
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, report, work
 from tests.support.waiting import becomes

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.flows.contract import Answer
-from penstock.flows.direct import DirectCounter
 from penstock.flows.model import Claimed, Report
 from penstock.flows.step import Step, Workers
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.telemetry import Telemetry
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
 

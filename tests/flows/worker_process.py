@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from penstock.flows import chores, reports
-from penstock.flows.catalogue import Catalogue
-from penstock.flows.chores import Keeper
+from penstock.flows import maintenance
 from penstock.flows.config import FlowsSection
-from penstock.flows.direct import DirectCounter
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.engine import engine as reports
+from penstock.flows.maintenance import Keeper
 from penstock.flows.service import FlowEngine
 from penstock.flows.step import Step, StepFailed, Workers
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db import Database
 from penstock.kernel.periodic import repeating
 from penstock.kernel.storage.folder import FolderStorage
@@ -127,7 +128,7 @@ def _noted(step: Step, outputs: dict[str, Any]) -> dict[str, Any]:
 def _run(place: WorkerSetup) -> None:
     os.environ[DONE] = str(place.done)
     redirect_output(place.folder / "workers.log")
-    for module in (reports, chores):  # as with the lease: nobody here takes longer and lives
+    for module in (reports, maintenance):  # as with the lease: nobody here takes longer and lives
         vars(module)["PUBLISHING"] = _SECOND
     asyncio.run(_work(place))
 

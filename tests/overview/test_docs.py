@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.flows import findings as flows
+from penstock.flows import status as flows
 from penstock.ingest.model import Alert
 from penstock.kernel import live
 from penstock.kernel.spans import in_words

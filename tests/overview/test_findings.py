@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.flows import findings as flows
-from penstock.flows.views import FlowViews
+from penstock.flows import status as flows
+from penstock.flows.api.queries import FlowViews
 from penstock.harvest import findings as harvest
 from penstock.harvest.wire import Feed, Run
 from penstock.ingest import findings as ingest

@@ -7,11 +7,11 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
-from penstock.flows import api as flows_api
-from penstock.flows import findings as flows_findings
-from penstock.flows.managing import Management
+from penstock.flows import status as flows_findings
+from penstock.flows.api import runs as flows_api
+from penstock.flows.api.queries import FlowViews
+from penstock.flows.engine.operations import Management
 from penstock.flows.service import FlowEngine
-from penstock.flows.views import FlowViews
 from penstock.harvest import api as harvest_api
 from penstock.harvest import findings as harvest_findings
 from penstock.harvest.service import Harvest

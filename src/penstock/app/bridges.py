@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from penstock.flows.kinds.harvest import Harvested
-from penstock.flows.kinds.ingest import Ingested
-from penstock.flows.kinds.refdata import Published
-from penstock.flows.kinds.tracking import Shard
+from penstock.flows.kinds.platform.harvest import Harvested
+from penstock.flows.kinds.platform.ingest import Ingested
+from penstock.flows.kinds.platform.refdata import Published
+from penstock.flows.kinds.platform.tracking import Shard
 from penstock.harvest.service import Harvest
 from penstock.harvest.views import seen_run
 from penstock.ingest import layout, ledger

@@ -10,7 +10,7 @@ from penstock.app.factories import make_authenticator, make_telemetry
 from penstock.app.http_server import address_of, listening, serving, until_stopped
 from penstock.app.reload import reloading
 from penstock.flows import sdk
-from penstock.flows.catalogue import Catalogue
+from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.step import Workers
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import BadConfig

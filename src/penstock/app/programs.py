@@ -16,8 +16,8 @@ from penstock.app.platform import Platform, RefdataPlatform, open_harvest, open_
 from penstock.app.process import SELDOM_ASKED, alone, platform_checks, refdata_checks
 from penstock.app.reload import reloading
 from penstock.app.worker_programs import watching_inboxes
+from penstock.flows.api.queries import FlowViews
 from penstock.flows.runtime import Ties, flowing, open_flows
-from penstock.flows.views import FlowViews
 from penstock.harvest.runtime import harvesting
 from penstock.harvest.views import HarvestViews
 from penstock.ingest.views import IngestViews

@@ -11,7 +11,7 @@ from penstock.cli.output import JsonOption, emit, printable
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.flows.definition import FlowSpec
+    from penstock.flows.definition.spec import FlowSpec
 
 _WHAT = "a YAML file, a folder of them, a Python file, or a module"
 TargetsArgument = Annotated[list[str], typer.Argument(help=f"Each {_WHAT}.", metavar="TARGET…")]
@@ -45,7 +45,7 @@ def graph(
     json: JsonOption = False,
 ) -> None:
     """Draw a flow: each step below those it waits for."""
-    from penstock.flows import graph as graphs
+    from penstock.flows.definition import checked_graph as graphs
 
     spec = chosen(target, flow)
     steps = spec.steps
@@ -55,7 +55,7 @@ def graph(
 
 
 def _looked_at(target: str) -> Iterator[_Looked]:
-    from penstock.flows.catalogue import flow_files
+    from penstock.flows.definition.catalogue import flow_files
 
     path = Path(target)
     if not path.is_dir():
@@ -70,7 +70,7 @@ def _looked_at(target: str) -> Iterator[_Looked]:
 
 def _together(looked: Iterable[_Looked]) -> Iterator[_Looked]:
     """The same beside each other: flows that lead back to themselves are wrong, each good by itself."""
-    from penstock.flows.nesting import within_itself
+    from penstock.flows.definition.nesting import within_itself
 
     known: dict[str, FlowSpec] = {}
     for one in looked:
@@ -82,8 +82,8 @@ def _together(looked: Iterable[_Looked]) -> Iterator[_Looked]:
 
 
 def _loaded(target: str) -> _Looked:
-    from penstock.flows.catalogue import SUFFIXES, load_file, load_module
-    from penstock.flows.kinds.builtin import check_inputs
+    from penstock.flows.definition.catalogue import SUFFIXES, load_file, load_module
+    from penstock.flows.kinds.registry import check_inputs
 
     path = Path(target)
     try:

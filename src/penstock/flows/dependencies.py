@@ -4,11 +4,11 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
-from penstock.flows import wire
+from penstock.flows.api import schemas
+from penstock.flows.api.queries import FlowViews
 from penstock.flows.contract import NAME
-from penstock.flows.managing import Management
+from penstock.flows.engine.operations import Management
 from penstock.flows.service import FlowEngine
-from penstock.flows.views import FlowViews
 from penstock.kernel.auth import Principal
 from penstock.kernel.http import of_the_house
 
@@ -35,5 +35,5 @@ Engine = Annotated[FlowEngine, Depends(_engine)]
 Decisions = Annotated[Management, Depends(_management)]
 Views = Annotated[FlowViews, Depends(_views)]
 FlowName = Annotated[str, Path(alias="flow", pattern=NAME)]
-RunId = Annotated[str, Path(alias="runId", pattern=wire.RUN_ID)]
-StepId = Annotated[str, Path(alias="stepId", pattern=wire.STEP_ID)]
+RunId = Annotated[str, Path(alias="runId", pattern=schemas.RUN_ID)]
+StepId = Annotated[str, Path(alias="stepId", pattern=schemas.STEP_ID)]

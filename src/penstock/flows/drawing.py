@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from penstock.flows.contract import FLOW, MAP
-from penstock.flows.definition import StepSpec
-from penstock.flows.ordering import Graph, ordered
-from penstock.flows.routing import Node, drawn
+from penstock.flows.definition.graph import Graph, ordered
+from penstock.flows.definition.render import Node, drawn
+from penstock.flows.definition.spec import StepSpec
 
 WIDTH = 110
 _TEXT = 34  # characters of a line in a box

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from penstock.flows.definition import Name, Written
+from penstock.flows.definition.spec import Name, Written
 from penstock.kernel.errors import Invalid
 
 BAD_INPUTS = "BAD_INPUTS"

@@ -7,12 +7,13 @@ from typing import Any
 
 import asyncpg
 
-from penstock.flows import making, store
+from penstock.flows import store
 from penstock.flows.contract import STEP_LIMIT
-from penstock.flows.definition import StepSpec
-from penstock.flows.expressions import Context, condition, fill, references
+from penstock.flows.definition.spec import StepSpec
+from penstock.flows.definition.templates import Context, condition, fill, references
+from penstock.flows.definition.validation import templates
+from penstock.flows.engine import plan
 from penstock.flows.model import NewStep
-from penstock.flows.rules import templates
 from penstock.kernel.db import Connection
 from penstock.kernel.errors import Invalid, TooLarge
 
@@ -67,7 +68,7 @@ def items(spec: StepSpec, context: Context, row: asyncpg.Record, first: int) -> 
         raise Invalid("NOT_A_LIST", f"a map goes over a list, not {type(over).__name__}", hint="look at `over`")
     if first + len(over) > STEP_LIMIT:
         raise Invalid("TOO_MANY_STEPS", f"{len(over)} items make more than {STEP_LIMIT} steps", hint="take fewer")
-    work, written = spec.do, making.document(spec.do)
+    work, written = spec.do, plan.document(spec.do)
     return [
         NewStep(
             n=first + index,
@@ -93,7 +94,7 @@ def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: Context) -> 
     found: list[str] = []
     left = ITEMS_LIMIT
     for index, item in enumerate(over):
-        found.append(making.text(fill(inputs, replace(context, item=item, index=index))))
+        found.append(plan.text(fill(inputs, replace(context, item=item, index=index))))
         left -= len(found[-1])
         if left < 0:
             hint = "give each item a reference to what it needs, not all of it"

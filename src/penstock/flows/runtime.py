@@ -6,20 +6,21 @@ from dataclasses import dataclass
 
 from penstock.app.bridges import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
 from penstock.app.platform import Platform, open_database, open_for_queues
-from penstock.flows.catalogue import Catalogue
-from penstock.flows.chores import Keeper
 from penstock.flows.config import FlowsSection
-from penstock.flows.direct import DirectCounter
-from penstock.flows.kinds import harvest, http, ingest, python, refdata, tracking
-from penstock.flows.kinds.builtin import check_inputs
-from penstock.flows.kinds.market import market_workers
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.engine.operations import Management
+from penstock.flows.kinds import http, python
+from penstock.flows.kinds.market.workers import market_workers
+from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
+from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.kinds.sql import read_only
-from penstock.flows.managing import Management
+from penstock.flows.maintenance import Keeper
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP
 from penstock.flows.service import MOVES, FlowEngine
 from penstock.flows.step import Workers
-from penstock.flows.workers import StepWorker
+from penstock.flows.worker.local import DirectCounter
+from penstock.flows.worker.loop import StepWorker
 from penstock.harvest.service import Harvest
 from penstock.ingest.workspace import Workplace
 from penstock.kernel.config import resolve

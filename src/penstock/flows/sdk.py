@@ -17,14 +17,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
-from penstock.flows.building import Built, Flow, index, item
 from penstock.flows.client import FlowClient
 from penstock.flows.contract import Answer, Hold, Said
-from penstock.flows.definition import FlowSpec, Policy, Retry, Schedule, StepSpec, Work
+from penstock.flows.definition.python_dsl import Built, Flow, index, item
+from penstock.flows.definition.spec import FlowSpec, Policy, Retry, Schedule, StepSpec, Work
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.flows.step import Step, StepFailed, Workers
-from penstock.flows.workers import Ended, Name, StepWorker
+from penstock.flows.worker.loop import Ended, Name, StepWorker
 from penstock.kernel.api_client import Json
 from penstock.kernel.errors import Invalid
 from penstock.kernel.ids import worker_name

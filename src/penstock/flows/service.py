@@ -5,14 +5,15 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from time import monotonic
 
-from penstock.flows import artifacts, making, store
-from penstock.flows.advancing import Flows, resolved
+from penstock.flows import artifacts, store
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import LOG_LINES
-from penstock.flows.definition import RunRequest
-from penstock.flows.making import Checks
+from penstock.flows.definition.spec import RunRequest
+from penstock.flows.engine import plan
+from penstock.flows.engine.advance import Flows, resolved
+from penstock.flows.engine.engine import MOVES, RUNS, STEPS, Reports
+from penstock.flows.engine.plan import Checks
 from penstock.flows.model import Artifact, Claimed, NewRun, NewStep, Settled, no_run, no_step
-from penstock.flows.reports import MOVES, RUNS, STEPS, Reports
 from penstock.kernel.bell import Bell
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Conflict, NotFound
@@ -38,7 +39,7 @@ class FlowEngine(Reports):
         self, db: Database, bell: Bell, storage: Storage, flows: Flows, checks: Checks, section: FlowsSection
     ) -> None:
         super().__init__(db, bell, storage, flows, checks, section)
-        self._plans = making.Plans()
+        self._plans = plan.Plans()
 
     @classmethod
     @asynccontextmanager
@@ -55,10 +56,10 @@ class FlowEngine(Reports):
         """F2: a run, and whether it is new; Conflict RUN_EXISTS when its id is taken by another."""
         flow, steps, scope, policy = resolved(request, self.flows)
         # Only flows with a name come again.
-        planned = self._plans.planned(steps, self.checks) if flow else making.planned(steps, self.checks)
+        planned = self._plans.planned(steps, self.checks) if flow else plan.planned(steps, self.checks)
         run_id = request.run_id or str(new_id(self.db.clock))
-        digest = making.digest(request)
-        ends = making.open_ends(planned)
+        digest = plan.digest(request)
+        ends = plan.open_ends(planned)
         new = NewRun(run_id, flow, scope, digest, policy.fail_fast, ends, by, scheduled_for=scheduled_for, trace=trace)
         waits = flow is not None and self.most_active(flow) is not None
         told = await (self._create(new, planned) if ends and not waits else self._create_to_wait(new, planned))
@@ -93,7 +94,7 @@ class FlowEngine(Reports):
             await transaction_lock(tx, f"flows admit {flow}")
             if await store.count_active(tx, flow) >= most:
                 return Settled()
-        told = await making.begin(tx, run, now)
+        told = await plan.begin(tx, run, now)
         await self.advance.follow(tx, told, now)
         return told
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import accumulate, pairwise
 from typing import Any
 
-from penstock.flows.kinds.candles import Candle, Series, instant, moving_average
+from penstock.flows.kinds.market.exported_candles import Candle, Series, instant, moving_average
 
 TRENDS = (20, 50)
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from datetime import datetime
 
-from penstock.flows.kinds.scale import short
-from penstock.flows.kinds.sheet import HEADER, LEFT, Sheet
-from penstock.flows.kinds.svg import element, num, safe, text
+from penstock.flows.kinds.market.svg.axes import short
+from penstock.flows.kinds.market.svg.elements import element, num, safe, text
+from penstock.flows.kinds.market.svg.layout import HEADER, LEFT, Sheet
 
 _WIDE = 620  # pixels; narrower charts leave the last candle's prices out
 

@@ -12,9 +12,9 @@ from yarl import URL
 
 from penstock.flows.config import HttpSection
 from penstock.flows.contract import DOCUMENT_LIMIT
-from penstock.flows.definition import Written
+from penstock.flows.definition.spec import Written
 from penstock.flows.kinds.hiding import Hiding
-from penstock.flows.kinds.reading import read
+from penstock.flows.kinds.inputs import read
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.config import resolve
 from penstock.kernel.errors import BadConfig

@@ -12,9 +12,9 @@ import orjson
 from pydantic import Field, StringConstraints
 
 from penstock.flows.contract import DOCUMENT_LIMIT
-from penstock.flows.definition import Json, Written
+from penstock.flows.definition.spec import Json, Written
 from penstock.flows.kinds import threads
-from penstock.flows.kinds.reading import read
+from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.threads import in_a_thread
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.text import storable

@@ -6,7 +6,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.flows.kinds.ohlcv import Query
+from penstock.flows.kinds.market.ohlcv import Query
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Invalid, TooLarge
 

@@ -1,0 +1,1 @@
+"""HTTP: runs for operators, steps for workers."""

@@ -1,0 +1,214 @@
+"""The API of flows: /api/v1/flow_runs and /api/v1/flows; what workers ask for is in worker_api."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from penstock.flows.api import schemas
+from penstock.flows.api import steps as worker_api
+from penstock.flows.api.queries import LAST, move
+from penstock.flows.contract import NAME, PREFIX, RunStatus, StepStatus
+from penstock.flows.definition.spec import RunRequest
+from penstock.flows.dependencies import Decisions, Engine, FlowName, Operator, RunId, StepId, Views
+from penstock.flows.repeated import refuse_repeated
+from penstock.kernel import paging
+from penstock.kernel.errors import Invalid
+from penstock.kernel.journal import Noted
+from penstock.kernel.live import EVENT_STREAM, Live
+from penstock.kernel.paging import Cursor, Limit
+from penstock.kernel.telemetry import current_trace
+from penstock.kernel.wire import Moment
+
+EVENTS = "events"  # where a run of that name would be
+routes = APIRouter(prefix=PREFIX, tags=["flows"])
+_STREAM: dict[int | str, Any] = {200: {"content": {EVENT_STREAM: {}}}}
+
+
+async def _named_once(request: Request, _caller: Operator) -> None:
+    """Looked at before the body is read as a whole: by then what came twice is gone."""
+    refuse_repeated(await request.body())
+
+
+async def _watching(request: Request, _caller: Operator) -> AsyncIterator[Live]:
+    """The journal's tail, with room for one more event stream."""
+    live: Live = request.app.state.flow_live
+    async with live.watching():
+        yield live
+
+
+Watching = Annotated[Live, Depends(_watching)]
+LastEvent = Annotated[str | None, Header(alias="Last-Event-ID", description="Go on after this event.")]
+
+
+@routes.post(
+    "/flow_runs",
+    status_code=201,
+    dependencies=[Depends(_named_once)],
+    responses={200: {"model": schemas.Created, "description": "The same was asked for before"}},
+)
+async def create(
+    wanted: RunRequest, engine: Engine, views: Views, caller: Operator, response: Response
+) -> schemas.Created:
+    """F2: a run of a named flow, or of steps given inline. With a `runId` asking again makes no second one."""
+    _refuse_reserved(wanted.run_id)
+    run_id, is_new = await engine.create(wanted, caller.subject, trace=current_trace())
+    response.status_code = 201 if is_new else 200
+    return _created(run_id, await views.status(run_id), is_new=is_new)
+
+
+@routes.get("/flow_runs")
+async def runs(
+    views: Views,
+    flow: Annotated[str | None, Query(pattern=NAME)] = None,
+    status: Annotated[RunStatus | None, Query()] = None,
+    since: Annotated[Moment | None, Query(description="Made then or later.")] = None,
+    limit: Limit = 20,
+    cursor: Cursor = None,
+) -> schemas.Runs:
+    """The runs there were, the latest first."""
+    (before,) = paging.after(cursor, [int], [LAST])
+    found = await views.runs(flow, status, since, before, limit)
+    return schemas.Runs(runs=list(found.items), next=found.next)
+
+
+@routes.get(f"/flow_runs/{EVENTS}", response_class=StreamingResponse, responses=_STREAM)
+async def watch(live: Watching, last_event_id: LastEvent = None) -> StreamingResponse:
+    """F18: moves of all runs and steps as they are made, as server-sent events named `move`."""
+    return await _streamed(live, last_event_id, move)
+
+
+@routes.get("/flow_runs/{runId}", response_model=schemas.Run)
+async def run(
+    run_id: RunId,
+    views: Views,
+    steps: Annotated[bool, Query(description="False: only how many of them stand how.")] = True,
+) -> Response:
+    """F1: a run as it stands, with all its steps."""
+    told = await views.run(run_id, with_steps=steps)
+    return Response(orjson.dumps(told, option=orjson.OPT_UTC_Z), media_type="application/json")
+
+
+@routes.get(f"/flow_runs/{{runId}}/{EVENTS}", response_class=StreamingResponse, responses=_STREAM)
+async def watch_run(run_id: RunId, views: Views, live: Watching, last_event_id: LastEvent = None) -> StreamingResponse:
+    """F18: moves of one run and its steps."""
+    await views.status(run_id)
+    return await _streamed(
+        live, last_event_id, lambda noted: move(noted) if noted.entry.subject.partition("/")[0] == run_id else None
+    )
+
+
+@routes.get("/flow_runs/{runId}/history")
+async def history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Cursor = None) -> schemas.History:
+    """F18: every move of a run and its steps, oldest first: who, when, why."""
+    entry, place = paging.after(cursor, [int, int], (0, 0))
+    return await views.history(run_id, (entry, place), limit)
+
+
+@routes.post("/flow_runs/{runId}/cancel")
+async def cancel(
+    run_id: RunId, management: Decisions, caller: Operator, because: schemas.Because | None = None
+) -> schemas.Cancelled:
+    """F9: what waits does not begin; what is under way is told at its next heartbeat. The first end wins."""
+    reason = (because and because.reason) or f"cancelled by {caller.subject}"
+    status = await management.cancel(run_id, caller.subject, reason)
+    return schemas.Cancelled(run_id=run_id, status=status)
+
+
+@routes.post("/flow_runs/{runId}/retry")
+async def retry(run_id: RunId, management: Decisions, caller: Operator) -> schemas.Retried:
+    """F10: try all that failed again, with what was cancelled because of it; the run goes on."""
+    return schemas.Retried(run_id=run_id, steps=await management.retry(run_id, caller.subject))
+
+
+@routes.post("/flow_runs/{runId}/resume", status_code=201)
+async def resume(
+    run_id: RunId, where: schemas.Resume, management: Decisions, views: Views, caller: Operator
+) -> schemas.Created:
+    """F19: a new run that begins at a step, with what the old one did before it, as far as it still holds."""
+    _refuse_reserved(where.run_id)
+    name = await management.resume(run_id, where.from_, caller.subject, where.run_id)
+    return _created(name, await views.status(name), is_new=True)
+
+
+@routes.post("/flow_runs/{runId}/steps/{stepId}/retry")
+async def retry_step(run_id: RunId, step_id: StepId, management: Decisions, caller: Operator) -> schemas.Retried:
+    """F10: try one step again, with what was cancelled because of it; the run goes on."""
+    return schemas.Retried(run_id=run_id, steps=await management.retry(run_id, caller.subject, step_id))
+
+
+@routes.post("/flow_runs/{runId}/steps/{stepId}/skip")
+async def skip(
+    run_id: RunId, step_id: StepId, management: Decisions, caller: Operator, because: schemas.Because | None = None
+) -> schemas.StepState:
+    """F10: do without a step; what comes after it has its turn. A step under way cannot be skipped."""
+    await management.skip(run_id, step_id, caller.subject, (because and because.reason) or "skipped by hand")
+    return schemas.StepState(run_id=run_id, step_id=step_id, status=StepStatus.SKIPPED)
+
+
+@routes.get("/flow_runs/{runId}/steps/{stepId}/why")
+async def why(run_id: RunId, step_id: StepId, views: Views, engine: Engine) -> schemas.Why:
+    """F18: in words, why a step is where it is, and what would move it."""
+    return await views.why(run_id, step_id, engine.section.limits)
+
+
+@routes.get("/flow_runs/{runId}/steps/{stepId}/logs")
+async def logs(
+    run_id: RunId,
+    step_id: StepId,
+    views: Views,
+    attempt: Annotated[int | None, Query(ge=0, le=2**31 - 1, description="Only of this one.")] = None,
+    limit: Limit = 200,
+    cursor: Cursor = None,
+) -> schemas.Logs:
+    """F18: what a step told while it ran, oldest first."""
+    (after,) = paging.after(cursor, [int], [0])
+    return await views.logs(run_id, step_id, attempt, after, limit)
+
+
+@routes.get("/flows")
+async def flows(views: Views) -> schemas.Flows:
+    """F15: the flows there are by name, and files that cannot be used."""
+    return await views.flows()
+
+
+@routes.get("/flows/{flow}")
+async def flow(name: FlowName, views: Views) -> schemas.Flow:
+    """F15: a flow as it is written, and as a Mermaid chart; and when it runs by itself."""
+    return await views.flow(name)
+
+
+@routes.post("/flows/{flow}/schedule/pause")
+async def pause(name: FlowName, management: Decisions, views: Views) -> schemas.Flow:
+    """F16: do not start the flow by itself for the time being."""
+    await management.pause_schedule(name, is_paused=True)
+    return await views.flow(name)
+
+
+@routes.post("/flows/{flow}/schedule/resume")
+async def resume_schedule(name: FlowName, management: Decisions, views: Views) -> schemas.Flow:
+    """F16: start the flow by itself again; what passed meanwhile is not caught up."""
+    await management.pause_schedule(name, is_paused=False)
+    return await views.flow(name)
+
+
+async def _streamed(
+    live: Live, last_event_id: str | None, told: Callable[[Noted], schemas.Move | None]
+) -> StreamingResponse:
+    # Asked before the first word is sent: who has heard it misses nothing from then on.
+    start = await live.start(last_event_id)
+    return StreamingResponse(live.stream(start, told, "flows"), media_type=EVENT_STREAM)
+
+
+def _created(run_id: str, status: RunStatus, *, is_new: bool) -> schemas.Created:
+    return schemas.Created(run_id=run_id, status=status, created=is_new, url=f"{PREFIX}/flow_runs/{run_id}")
+
+
+def _refuse_reserved(run_id: str | None) -> None:
+    if run_id == EVENTS:
+        raise Invalid("RESERVED_RUN_ID", f"no run can be called {EVENTS!r}", hint="choose another runId")
+
+
+routes.include_router(worker_api.routes)

@@ -1,0 +1,1 @@
+"""How flows are written: documents, expressions, the step graph, schedules."""

@@ -1,0 +1,1 @@
+"""What moves runs: plan, advance, decide, publish, operator actions."""

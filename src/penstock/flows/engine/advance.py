@@ -1,0 +1,239 @@
+"""F3: what follows from steps that ended: conditions are judged, maps and inner flows begin and end, runs fail."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+import asyncpg
+import orjson
+
+from penstock.flows import store
+from penstock.flows.contract import DEPTH_LIMIT, DOCUMENT_LIMIT, FLOW, MAP, SCOPE_LIMIT, RunStatus, StepStatus
+from penstock.flows.definition import checked_graph
+from penstock.flows.definition.spec import FlowSpec, Policy, RunRequest, StepSpec
+from penstock.flows.definition.templates import Context
+from penstock.flows.engine import plan
+from penstock.flows.engine.decide import given_up
+from penstock.flows.engine.plan import ADVANCE, Checks
+from penstock.flows.inputs import checked
+from penstock.flows.looking import Sight, items, look
+from penstock.flows.model import STEP, UPSTREAM_FAILED, End, NewRun, Place, Settled, StepError
+from penstock.kernel.db import Connection
+from penstock.kernel.errors import Invalid, NotFound, TooLarge
+
+_NAME_LIMIT = 200
+
+
+class Flows(Protocol):
+    """Flows by their names."""
+
+    def flow(self, name: str) -> FlowSpec: ...
+
+
+@dataclass
+class Verdicts:
+    """What was found of steps that were looked at."""
+
+    ends: list[End] = field(default_factory=list)
+    ready: list[tuple[int, int, Mapping[str, Any] | None]] = field(default_factory=list)
+    grown: set[int] = field(default_factory=set)  # runs that got more steps
+    begun: list[Settled] = field(default_factory=list)  # of runs inside
+
+
+class Advance:
+    """The engine. It works on runs that are held, in the transaction that made the change."""
+
+    def __init__(self, flows: Flows, checks: Checks) -> None:
+        self._flows = flows
+        self._checks = checks
+
+    async def follow(self, tx: Connection, told: Settled, now: datetime) -> None:
+        """Do all that follows from *told*, which grows by it, until nothing follows any more."""
+        news = told
+        while news.looks or news.runs or any(one.status is StepStatus.FAILED for one in news.ended):
+            news = await self._once(tx, news, now)
+            told.add(news)
+
+    async def _once(self, tx: Connection, news: Settled, now: datetime) -> Settled:
+        for run, _, status in news.runs:
+            if status is RunStatus.FAILED:
+                await self._fail(tx, run, news, now)
+        ends = await self._failed_maps(tx, news, now)
+        verdicts = await self._looked_at(tx, list(dict.fromkeys(news.looks)), now)
+        more = Settled()
+        for begun in verdicts.begun:
+            more.add(begun)
+        if verdicts.ready:
+            more.ready |= await store.make_ready(tx, verdicts.ready, now)
+        for run in sorted(verdicts.grown):
+            more.add(await store.advance(tx, [run], now))
+        if ends or verdicts.ends:
+            more.add(await store.settle(tx, [*ends, *verdicts.ends], now, ADVANCE))
+        return more
+
+    async def _fail(self, tx: Connection, run: int, news: Settled, now: datetime) -> None:
+        """F7: what has not begun does not begin; what is under way may end."""
+        named = [one.name for one in news.ended if one.place[0] == run and one.status is StepStatus.FAILED]
+        reason = f"step {named[0]} failed" if named else "a step failed"
+        await tx.execute(store.SQL["explain_run"], run, reason)
+        await store.cancel_waiting(tx, run, UPSTREAM_FAILED, ADVANCE, now)
+
+    async def _failed_maps(self, tx: Connection, news: Settled, now: datetime) -> list[End]:
+        """F14: with one of its items a map has failed; the others that have not begun are cancelled."""
+        failed = {
+            (one.place[0], one.map_n): one.name
+            for one in news.ended
+            if one.status is StepStatus.FAILED and one.map_n is not None
+        }
+        ends: list[End] = []
+        for row in await store.steps_at(tx, list(failed)) if failed else []:
+            if row["status"] == StepStatus.RUNNING:
+                name = failed[row["run"], row["n"]]
+                ends.append(given_up(row, StepError("ITEM_FAILED", f"{name} failed", {"item": name})))
+                await store.cancel_waiting(tx, row["run"], "map_failed", ADVANCE, now, map_n=row["n"])
+                await _recount(tx, row)
+        return ends
+
+    async def _looked_at(self, tx: Connection, places: Sequence[Place], now: datetime) -> Verdicts:
+        verdicts = Verdicts()
+        waiting: list[tuple[asyncpg.Record, StepSpec]] = []
+        for row in await store.steps_at(tx, places) if places else []:
+            if row["run_status"] != RunStatus.RUNNING:
+                continue
+            if row["status"] == StepStatus.PENDING:
+                waiting.append((row, StepSpec.model_validate(row["spec"])))
+            elif row["status"] == StepStatus.RUNNING and row["kind"] == MAP:
+                verdicts.ends.append(await _finished_map(tx, row))
+        sights = await look(tx, waiting)
+        for row, spec in waiting:
+            await self._judge(tx, row, spec, sights[row["run"]], verdicts, now)
+        return verdicts
+
+    async def _judge(
+        self, tx: Connection, row: asyncpg.Record, spec: StepSpec, sight: Sight, verdicts: Verdicts, now: datetime
+    ) -> None:
+        """F8: whether a step that waits for nothing is skipped, has its turn, or makes no sense."""
+        context = sight.context(row)
+        try:
+            if (reason := sight.why_skipped(row, spec, context)) is not None:
+                verdicts.ends.append(_skip(row, reason))
+            elif spec.kind == MAP:
+                await self._expand(tx, row, spec, context, verdicts, now)
+            else:
+                given = checked_graph.filled(spec, context)
+                if check := self._checks.get(spec.kind):
+                    check(given)
+                if spec.kind == FLOW:
+                    await self._begin_inner(tx, row, given, verdicts, now)
+                else:
+                    verdicts.ready.append((row["run"], row["n"], given))
+        except (Invalid, NotFound) as error:
+            told = StepError(error.code, error.message, {"hint": error.hint} if error.hint else None)
+            verdicts.ends.append(given_up(row, told))
+
+    async def _expand(
+        self, tx: Connection, row: asyncpg.Record, spec: StepSpec, context: Context, verdicts: Verdicts, now: datetime
+    ) -> None:
+        """F14: a step per item of a list that is known only now; a map that is tried again keeps its items."""
+        place = (row["run"], row["n"])
+        known = await tx.fetch(store.SQL["items_of"], *place)
+        if known:
+            waits = sum(StepStatus(item["status"]) not in STEP.groups["satisfied"] for item in known)
+        else:
+            steps = items(spec, context, row, await tx.fetchval(store.SQL["next_place"], row["run"]))
+            waits = len(steps)
+            if steps:
+                await store.insert_steps(tx, row["run"], steps, now)
+                await _recount(tx, row)
+        fence = await store.expand(tx, place, waits, None, now)
+        if waits == 0 and fence is not None:
+            verdicts.ends.append(_outcome(row, fence, await _map_outputs(tx, place)))
+        verdicts.grown.add(row["run"])
+
+    async def _begin_inner(
+        self, tx: Connection, row: asyncpg.Record, given: Mapping[str, Any], verdicts: Verdicts, now: datetime
+    ) -> None:
+        """F14: a run inside a step, by a name that nothing but the step and its attempt decides."""
+        if row["depth"] >= DEPTH_LIMIT:
+            raise Invalid("TOO_DEEP", f"flows are at most {DEPTH_LIMIT} deep", hint="does one contain itself?")
+        request = checked(RunRequest, given)
+        if request.flow in [one["flow"] for one in await tx.fetch(store.SQL["outer_flows"], row["run"])]:
+            hint = "take its steps into another flow"
+            raise Invalid("FLOW_WITHIN_ITSELF", f"flow {request.flow} would run within itself", hint=hint)
+        flow, steps, scope, policy = resolved(request, self._flows)
+        fence = row["fence"] + 1
+        name = _inner_name(row["run_id"], row["step_id"], fence)
+        planned = plan.planned(steps, self._checks)
+        new = NewRun(
+            run_id=name,
+            flow=flow,
+            scope=scope,
+            digest=plan.digest(request),
+            fail_fast=policy.fail_fast,
+            open=plan.open_ends(planned),
+            created_by=ADVANCE,
+            parent=(row["run"], row["n"]),
+            depth=row["depth"] + 1,
+            trace=row["trace"],
+        )
+        made = await store.insert_run(tx, new, planned, now, is_begun=False)
+        if made is None:
+            raise Invalid("RUN_EXISTS", f"there is a run {name} already", hint="choose other run ids")
+        await store.expand(tx, (row["run"], row["n"]), 0, {**given, "runId": name}, now)
+        # One that has a name may have to wait for others of it, as any run of it: who admits them begins it.
+        begun = Settled(has_waiting=True) if flow else await plan.begin(tx, made[0], now)
+        verdicts.begun.append(begun)
+
+
+def _inner_name(run_id: str, step_id: str, fence: int) -> str:
+    """What nothing but the step and its attempt decides, and what can be a folder's name however deep it is."""
+    name = f"{run_id}~{step_id}" + (f"~{fence}" if fence > 1 else "")
+    if len(name) <= _NAME_LIMIT:
+        return name
+    return f"{run_id.split('~')[0]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def resolved(request: RunRequest, flows: Flows) -> tuple[str | None, Mapping[str, StepSpec], dict[str, Any], Policy]:
+    """What a request means: the name of the flow, its steps, its scope, its policy."""
+    if (request.flow is None) == (request.steps is None):
+        raise Invalid("BAD_RUN", "a run is made of a `flow` or of `steps`", hint="give exactly one of them")
+    if request.flow is None:
+        return None, request.steps or {}, checked_scope(request.scope), request.policy or Policy()
+    spec = flows.flow(request.flow)
+    return spec.name, spec.steps, checked_scope({**spec.scope, **request.scope}), request.policy or spec.policy
+
+
+def checked_scope(scope: dict[str, Any]) -> dict[str, Any]:
+    """*scope* itself, unless it is more than every worker of the run can be handed with every step."""
+    if (size := len(orjson.dumps(scope))) > SCOPE_LIMIT:
+        hint = "keep what is large in an artifact or a file, and its name in the scope"
+        raise TooLarge("SCOPE_TOO_LARGE", f"the scope has {size} bytes, at most {SCOPE_LIMIT}", hint=hint)
+    return scope
+
+
+async def _recount(tx: Connection, row: asyncpg.Record) -> None:
+    """Count anew where all steps of a run are counted, and there are more or fewer now."""
+    if row["is_counted"]:
+        await tx.fetch(store.SQL["recount_run"], row["run"], False)
+
+
+async def _finished_map(tx: Connection, row: asyncpg.Record) -> End:
+    return _outcome(row, row["fence"], await _map_outputs(tx, (row["run"], row["n"])))
+
+
+async def _map_outputs(tx: Connection, place: Place) -> dict[str, Any]:
+    """What the items gave, in order; left out where it is more than a step may give."""
+    items = await tx.fetch(store.SQL["items_of"], *place)
+    given = [item["outputs"] for item in items]
+    is_whole = len(orjson.dumps(given)) <= DOCUMENT_LIMIT
+    return {"count": len(items), "items": given if is_whole else None, "truncated": not is_whole}
+
+
+def _outcome(row: asyncpg.Record, fence: int, outputs: Mapping[str, Any]) -> End:
+    return End(row["run"], row["n"], fence, StepStatus.RUNNING, StepStatus.SUCCEEDED, outputs=outputs)
+
+
+def _skip(row: asyncpg.Record, reason: str) -> End:
+    return End(row["run"], row["n"], row["fence"], StepStatus.PENDING, StepStatus.SKIPPED, reason=reason)

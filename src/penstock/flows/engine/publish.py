@@ -1,0 +1,94 @@
+"""F6, F12: the report that counts is decided first; then what it left is published; then its step ends."""
+
+from dataclasses import replace
+from datetime import datetime
+
+import asyncpg
+
+from penstock.flows import artifacts, store
+from penstock.flows.artifacts import IsOurs
+from penstock.flows.contract import CHART_EXPORT, MANIFEST, MANIFEST_OUTPUT, Said, StepStatus, artifact_folder
+from penstock.flows.engine.decide import given_up
+from penstock.flows.kinds.market.manifest import verdict
+from penstock.flows.model import End, Report, StepError
+from penstock.kernel.db import Connection
+from penstock.kernel.errors import Invalid
+from penstock.kernel.storage import Storage
+
+
+class Publisher:
+    """Makes artifacts of what attempts wrote."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    async def judged(self, row: asyncpg.Record, report: Report) -> Report:
+        """F12: the report as it is believed: by what is there, not by what is said."""
+        try:
+            names = artifacts.checked_names(report.artifacts)
+        except Invalid as error:  # what makes no sense is a failure of the step, not of those reported with it
+            return _refused(replace(report, artifacts=()), StepError(error.code, error.message))
+        gone = await artifacts.missing(self.storage, row["run_id"], row["step_id"], report.fence, names)
+        if gone and report.said is Said.SUCCEEDED:
+            report = _refused(report, artifacts.missing_error(gone))
+        report = replace(report, artifacts=names)
+        return await self._by_manifest(row, report) if row["kind"] == CHART_EXPORT else report
+
+    async def _by_manifest(self, row: asyncpg.Record, report: Report) -> Report:
+        data = await artifacts.read_attempt(self.storage, row["run_id"], row["step_id"], report.fence, MANIFEST)
+        outputs = {name: value for name, value in report.outputs.items() if name != MANIFEST_OUTPUT}
+        if data is not None:  # a manifest that was written is published, even when the report forgot it
+            folder = artifact_folder(row["kind"], row["run_id"], row["step_id"])
+            outputs[MANIFEST_OUTPUT] = self.storage.uri(f"{folder}/{MANIFEST}")
+            report = replace(report, artifacts=sorted({*report.artifacts, MANIFEST}))
+        report = replace(report, outputs=outputs)
+        if report.said is not Said.SUCCEEDED:
+            return report
+        found = verdict(data, row["given"] or row["spec"].get("inputs", {}), frozenset(report.artifacts))
+        if isinstance(found, StepError):
+            return _refused(report, found)
+        return replace(report, outputs={**outputs, **found})
+
+    async def seal(self, tx: Connection, end: End, report: Report, worker: str, now: datetime) -> None:
+        """From here on nobody else gets the step."""
+        sealed = {
+            "target": end.target.value,
+            "outputs": end.outputs,
+            "error": end.error,
+            "reason": end.reason,
+            "digest": end.digest,
+            "artifacts": list(report.artifacts),
+            "worker": worker,
+            "at": now.isoformat(),
+        }
+        await tx.fetchval(store.SQL["seal"], end.run, end.n, end.fence, sealed)
+
+    async def publish(self, row: asyncpg.Record, is_ours: IsOurs) -> tuple[End, str]:
+        """The end of a sealed step, once what it left is where it belongs; and who reported it.
+
+        *is_ours* raises when somebody else has ended the step: then nothing is touched any more.
+        """
+        sealed, name = row["sealed"], (row["run_id"], row["step_id"], row["fence"])
+        gone = await artifacts.missing(self.storage, *name, sealed["artifacts"])
+        there = [one for one in sealed["artifacts"] if one not in gone]
+        await is_ours()
+        await artifacts.make_room(self.storage, row["kind"], row["run_id"], row["step_id"], there, is_ours)
+        found = await artifacts.publish(self.storage, row["kind"], *name, there, is_ours)
+        end = End(
+            row["run"],
+            row["n"],
+            row["fence"],
+            StepStatus.RUNNING,
+            StepStatus(sealed["target"]),
+            outputs=sealed["outputs"],
+            error=sealed["error"],
+            reason=sealed["reason"],
+        )
+        if gone and end.target is StepStatus.SUCCEEDED:  # somebody removed it since
+            end = given_up(row, artifacts.missing_error(gone))
+        return end._replace(digest=sealed["digest"], artifacts=artifacts.document(found)), sealed["worker"]
+
+
+def _refused(report: Report, error: StepError) -> Report:
+    """A success that is none."""
+    return replace(report, said=Said.FAILED, error=error, is_retryable=None)

@@ -1,0 +1,1 @@
+"""Step kinds of the market report: candles, charts, report."""

@@ -1,0 +1,110 @@
+"""Facts as Markdown: sentences, a table, and links to the charts; the same words for the same facts."""
+
+import posixpath
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from urllib.parse import quote
+
+from penstock.flows.kinds.facts import Facts
+from penstock.flows.kinds.market.svg.axes import Form, price_form, round_step, short
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
+
+
+def plain(text: str) -> str:
+    """Any text, as words of one line of Markdown."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def summary(symbol: str, facts: Facts) -> str:
+    """What happened: a sentence, and what stands out."""
+    form, name = _form(facts), plain(symbol) or "The price"
+    verb = "rose" if facts.change > 0 else "fell" if facts.change < 0 else "stood still"
+    by = f" {_percent(abs(facts.change_percent))}" if facts.change_percent and facts.change else ""
+    said = (
+        f"{name} {verb}{by} from {_day(facts.first)} to {_day(facts.last)}: "
+        f"it opened at {form.text(facts.open)} and closed at **{form.text(facts.close)}**."
+    )
+    points = [_range(facts, form), _pace(facts), *_trend(facts, form), *_volume(facts)]
+    return said + "\n\n" + "\n".join(f"- {point}" for point in points)
+
+
+def _range(facts: Facts, form: Form) -> str:
+    low, high = (f"{form.text(facts.low)} ({_day(facts.low_at)})", f"{form.text(facts.high)} ({_day(facts.high_at)})")
+    deepest = facts.drawdown_percent
+    fall = f"; the deepest fall from an earlier close was {_percent(deepest)}" if deepest else ""
+    return f"**Range:** from {low} to {high}{fall}."
+
+
+def _pace(facts: Facts) -> str:
+    said = f"**Pace:** {facts.rising:,} of {facts.candles:,} candles of {facts.timeframe} rose"
+    varied = facts.volatility_percent
+    return f"{said}; from one to the next the price varied by {_percent(varied)}." if varied is not None else f"{said}."
+
+
+def _trend(facts: Facts, form: Form) -> list[str]:
+    sides = [
+        f"{'above' if facts.close > mean else 'below' if facts.close < mean else 'at'} "
+        f"the average of {period} candles ({form.text(mean)})"
+        for period, mean in facts.trends
+    ]
+    return [f"**Trend:** the last close is {' and '.join(sides)}."] if sides else []
+
+
+def _volume(facts: Facts) -> list[str]:
+    if not facts.volume:
+        return []
+    return [
+        f"**Volume:** {short(facts.volume)} in all, {short(facts.mean_volume)} a candle; "
+        f"most on {_day(facts.busiest_at)} ({short(facts.busiest_volume)}); "
+        f"the last candle had {facts.last_volume / facts.mean_volume:.2f} times the mean."
+    ]
+
+
+def table(all_facts: Sequence[Facts]) -> str:
+    """The figures, a column for each timeframe."""
+    rows = [
+        ("", [facts.timeframe for facts in all_facts]),
+        ("Candles", [f"{facts.candles:,}" for facts in all_facts]),
+        ("First", [_moment(facts.first) for facts in all_facts]),
+        ("Last", [_moment(facts.last) for facts in all_facts]),
+        ("Open", [_form(facts).text(facts.open) for facts in all_facts]),
+        ("High", [_form(facts).text(facts.high) for facts in all_facts]),
+        ("Low", [_form(facts).text(facts.low) for facts in all_facts]),
+        ("Close", [_form(facts).text(facts.close) for facts in all_facts]),
+        ("Change", [_form(facts).change(facts.change) for facts in all_facts]),
+        ("Change in percent", [_percent(facts.change_percent, "+") for facts in all_facts]),
+        ("Range", [_percent(facts.range_percent) for facts in all_facts]),
+        ("Deepest fall", [_percent(facts.drawdown_percent) for facts in all_facts]),
+        ("Volatility per candle", [_percent(facts.volatility_percent) for facts in all_facts]),
+        ("Rising candles", [f"{facts.rising:,}" for facts in all_facts]),
+        ("Volume", [short(facts.volume) for facts in all_facts]),
+        ("Volume per candle", [short(facts.mean_volume) for facts in all_facts]),
+    ]
+    lines = [f"| {' | '.join((name, *cells))} |" for name, cells in rows]
+    lines.insert(1, "|---|" + "---:|" * len(all_facts))
+    return "\n".join(lines)
+
+
+def picture(name: str, path: str, report: str) -> str:
+    """A chart, linked from where the *report* is."""
+    return f"![{plain(name)}]({quote(posixpath.relpath(path, posixpath.dirname(report)))})"
+
+
+def _form(facts: Facts) -> Form:
+    prices = (facts.open, facts.high, facts.low, facts.close)
+    span = max(facts.high - facts.low, abs(facts.high) * 1e-4, 1e-12)
+    return price_form(prices, round_step(span / 10))
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "–" if value is None else f"{value:{sign}.2f} %"
+
+
+def _day(at: datetime) -> str:
+    return f"{at.day} {at:%B %Y}"
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M}"

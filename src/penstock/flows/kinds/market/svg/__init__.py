@@ -1,0 +1,1 @@
+"""Candle charts as SVG."""

@@ -1,0 +1,1 @@
+"""Step kinds that call the other parts."""

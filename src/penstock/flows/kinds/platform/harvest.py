@@ -1,0 +1,107 @@
+"""F14: steps that harvest a feed: they have a run of it planned, and wait for its end."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from itertools import count
+from typing import Annotated, Protocol
+from uuid import UUID
+
+from pydantic import StringConstraints
+
+from penstock.flows.definition.spec import Written
+from penstock.flows.kinds.inputs import read
+from penstock.flows.kinds.platform.common import asked_by, name_of, patiently, pause
+from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.harvest.contract import NAME, PlanState, RunState
+
+KIND = "harvest.run"
+_FAILED = (PlanState.FAILED.value, RunState.FAILED.value, RunState.CONSOLIDATION_SKIPPED.value)
+
+
+class HarvestInputs(Written):
+    """Which feed, and how much of it."""
+
+    feed: Annotated[str, StringConstraints(pattern=NAME[:-1] + r"\z")]
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Harvested:
+    """A run of harvest, as far as a step needs to know it."""
+
+    state: str
+    records: int
+    consolidated: int
+    rejected: int
+    watermark_after: datetime | None
+    error: str | None
+
+    @property
+    def is_completed(self) -> bool:
+        return self.state == RunState.COMPLETED.value
+
+    @property
+    def is_failed(self) -> bool:
+        return self.state in _FAILED
+
+
+class Feeds(Protocol):
+    """What is needed of harvest."""
+
+    async def start(self, feed: str, by: str, *, full: bool, run_id: UUID) -> UUID | None:
+        """Have a run planned, unless that was done; None, or the run that is under way instead."""
+
+    async def run(self, run_id: UUID) -> Harvested | None:
+        """How a run stands; None when there is none."""
+
+
+def harvest_worker(feeds: Feeds) -> Handler:
+    """The worker that has feeds harvested."""
+
+    async def work(step: Step) -> Outputs:
+        given = read(HarvestInputs, step.inputs)
+        run_id = await _next_name(step, feeds)
+        start = partial(feeds.start, given.feed, asked_by(step), full=given.full, run_id=run_id)
+        while (other := await patiently(step, start)) is not None:
+            await step.log(f"run {other} of {given.feed} is under way: it comes first")
+            await _ended(step, feeds, other)
+        run = await _ended(step, feeds, run_id)
+        if run is None or not run.is_completed:
+            raise _failure(given.feed, run_id, run)
+        return {
+            "runId": str(run_id),
+            "state": run.state,
+            "records": run.records,
+            "consolidated": run.consolidated,
+            "rejected": run.rejected,
+            "watermarkAfter": run.watermark_after and run.watermark_after.isoformat(),
+        }
+
+    return work
+
+
+async def _next_name(step: Step, feeds: Feeds) -> UUID:
+    """The id of the run that is, or will be, this step's; whoever tries it again does not want one that failed."""
+    for failures in count():
+        run_id = name_of(step, *([failures] if failures else []))
+        known = await patiently(step, partial(feeds.run, run_id))
+        if known is None or not known.is_failed:
+            return run_id
+    raise AssertionError("there is always another name")
+
+
+async def _ended(step: Step, feeds: Feeds, run_id: UUID) -> Harvested | None:
+    """The run once nothing is done for it any more; None when it is forgotten."""
+    while True:
+        run = await patiently(step, partial(feeds.run, run_id))
+        if run is None or run.is_completed or run.is_failed:
+            return run
+        await pause(step)
+
+
+def _failure(feed: str, run_id: UUID, run: Harvested | None) -> StepFailed:
+    state = run.state if run else "forgotten"
+    because = f": {run.error}" if run and run.error else ""
+    details = {"runId": str(run_id), "state": state, "error": run.error if run else None}
+    return StepFailed("HARVEST_FAILED", f"run {run_id} of {feed} is {state}{because}", details, retryable=True)

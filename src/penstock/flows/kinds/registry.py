@@ -1,0 +1,18 @@
+"""F2, F14: what the inputs of the built-in kinds must be, so that a mistake is told when a run is asked for."""
+
+from collections.abc import Mapping
+
+from penstock.flows.kinds import http, python
+from penstock.flows.kinds.inputs import CheckInputs, checks
+from penstock.flows.kinds.market import workers
+from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
+
+check_inputs: Mapping[str, CheckInputs] = {
+    http.KIND: checks(http.HttpInputs),
+    python.KIND: checks(python.PythonInputs),
+    ingest.KIND: checks(ingest.IngestInputs),
+    harvest.KIND: checks(harvest.HarvestInputs),
+    refdata.KIND: checks(refdata.RefdataInputs),
+    tracking.KIND: checks(tracking.TrackingInputs),
+    **workers.check_inputs,
+}
