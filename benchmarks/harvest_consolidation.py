@@ -13,8 +13,8 @@ from benchmarks.harvest_place import Place, fresh_database
 from penstock.app.platform import HarvestPlatform
 from penstock.harvest import store
 from penstock.harvest.config import ConsolidationMode
-from penstock.harvest.consolidating import consolidate, use_recipe
-from penstock.harvest.recipe import Recipe
+from penstock.harvest.consolidate.batches import consolidate, use_recipe
+from penstock.harvest.feed.recipe import Recipe
 
 _KEEP = """
 INSERT INTO raw_record (feed, key, payload, version, seen_run, seen_in, seen_scan, changed_at)

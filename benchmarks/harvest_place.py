@@ -19,8 +19,8 @@ from benchmarks.peers import harvest_env
 from benchmarks.servers import served
 from benchmarks.session import Session
 from penstock.harvest.config import PartitionsSection
-from penstock.harvest.heatmap import scan
 from penstock.harvest.model import Kind, Range
+from penstock.harvest.plan.heatmap import scan
 from penstock.kernel.embedded import embedded_postgres
 
 # What dlt's performance guide recommends, as far as it made dlt faster here.

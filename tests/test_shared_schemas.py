@@ -4,7 +4,7 @@ import pytest
 from pydantic import BaseModel
 
 from penstock.flows.api import schemas as flows
-from penstock.harvest import wire as harvest
+from penstock.harvest.api import schemas as harvest
 from penstock.ingest import wire as ingest
 from penstock.overview import wire as overview
 from penstock.tracking import wire as tracking

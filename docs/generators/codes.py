@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 import penstock
 from penstock.flows.kinds.market.svg_renderer import PictureFailed
 from penstock.flows.step import StepFailed
-from penstock.harvest.source import SourceFailed
+from penstock.harvest.sources.port import SourceFailed
 from penstock.kernel import errors
 from penstock.kernel.errors import PenstockError
 from penstock.refdata.model import Refusal

@@ -16,17 +16,18 @@ from uuid import UUID
 import asyncpg
 
 from penstock.app.platform import HarvestPlatform, open_harvest, open_platform
-from penstock.harvest import contract, watermark
-from penstock.harvest.completing import Consolidator
+from penstock.harvest import contract
+from penstock.harvest.consolidate import watermark
+from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import RunState
-from penstock.harvest.feeds import Feeds
-from penstock.harvest.fetching import Fetcher
+from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.fetch.worker import Fetcher
 from penstock.harvest.local.message import Answer, Reply, Request
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.maintenance import Rescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN
-from penstock.harvest.planning import Planner
-from penstock.harvest.rescuing import Rescuer
+from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import harvesting, renewing_dictionaries
 from penstock.kernel.bus import DeadLetter, Delivery
 from penstock.kernel.db import Database

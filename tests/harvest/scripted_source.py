@@ -12,12 +12,12 @@ from uuid import UUID
 import asyncpg
 
 from penstock.harvest.config import HarvestSection
-from penstock.harvest.ending import work_item
-from penstock.harvest.feeds import Feed, Feeds
-from penstock.harvest.fetching import ATTEMPTS
+from penstock.harvest.feed.feeds import Feed, Feeds
+from penstock.harvest.feed.reader import Reader
+from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.fetch.finish import work_item
+from penstock.harvest.fetch.worker import ATTEMPTS
 from penstock.harvest.model import Kind, Page, Position, Range, Window
-from penstock.harvest.recipe import Recipe
-from penstock.harvest.records import Reader
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.outcome import Outcome
 from penstock.kernel.telemetry import Telemetry

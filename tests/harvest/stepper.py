@@ -11,14 +11,14 @@ import asyncpg
 from prometheus_client import CollectorRegistry
 
 from penstock.harvest import contract
-from penstock.harvest.completing import Consolidator
 from penstock.harvest.config import HarvestSection
-from penstock.harvest.feeds import Feeds
-from penstock.harvest.fetching import ATTEMPTS, Fetcher
+from penstock.harvest.consolidate.worker import Consolidator
+from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.fetch.worker import ATTEMPTS, Fetcher
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.maintenance import Rescuer
 from penstock.harvest.metrics import HarvestMetrics
-from penstock.harvest.planning import Planner
-from penstock.harvest.rescuing import Rescuer
+from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import renewing_dictionaries
 from penstock.harvest.service import Harvest
 from penstock.kernel.bus import Delivering, Delivery, Message

@@ -14,10 +14,11 @@ import pytest
 
 from penstock.app.apis import Web, make_app
 from penstock.app.factories import make_authenticator
-from penstock.harvest import api as harvest_api
-from penstock.harvest import contract, watermark
+from penstock.harvest import contract
+from penstock.harvest.api import routes as harvest_api
+from penstock.harvest.api.queries import HarvestViews
+from penstock.harvest.consolidate import watermark
 from penstock.harvest.local.faults import Faults
-from penstock.harvest.views import HarvestViews
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import Transient
 from penstock.kernel.middleware import HttpMetrics

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.harvest.compiling import compile_fetch, compile_set
 from penstock.harvest.config import ConsolidationSection, FeedSection
-from penstock.harvest.consolidating import Consolidated, Progress, consolidate, use_recipe
-from penstock.harvest.recipe import Recipe
+from penstock.harvest.consolidate.batches import Consolidated, Progress, consolidate, use_recipe
+from penstock.harvest.consolidate.sql_compiler import compile_fetch, compile_set
+from penstock.harvest.feed.recipe import Recipe
 from penstock.kernel import migrate
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import Corrupt

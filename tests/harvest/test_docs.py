@@ -9,10 +9,10 @@ from ruamel.yaml import YAML
 from penstock.cli.harvest import app
 from penstock.cli.harvest_source import source
 from penstock.harvest.alerts import Code
-from penstock.harvest.api import routes
+from penstock.harvest.api.routes import routes
 from penstock.harvest.contract import PREFIX, RunState
+from penstock.harvest.feed.recipe import Recipe
 from penstock.harvest.model import PARTITION, PLAN, RUN
-from penstock.harvest.recipe import Recipe
 from penstock.settings import load_settings
 from tests.pages import drawn_in
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.harvest.config import CallSection
-from penstock.harvest.gate import REFRESH, Gate
-from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.rate_limiter import REFRESH, Gate
 from penstock.kernel import migrate
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database

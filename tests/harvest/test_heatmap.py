@@ -14,8 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.harvest.config import PartitionsSection
-from penstock.harvest.heatmap import scan
 from penstock.harvest.model import EVERYTHING, WITHOUT_VALUE, Heatmap, Kind, Range
+from penstock.harvest.plan.heatmap import scan
 from penstock.kernel.errors import Corrupt, Transient
 from tests.support.soak import examples
 
@@ -382,7 +382,7 @@ async def test_a_source_that_makes_no_sense_is_not_asked_for_ever(seed: int, mos
 
 async def test_parts_are_whole_though_cells_are_not_split_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """H3: splitting has an end, and what is not as equal as it might be is still all there is."""
-    monkeypatch.setattr("penstock.harvest.heatmap._SPLITS", 1)
+    monkeypatch.setattr("penstock.harvest.plan.heatmap._SPLITS", 1)
     price_source = PriceSource({123_456: 40_000, 5_000_000: 40_000})
     heatmap = await scan(price_source.count, PartitionsSection())
     is_a_cut(heatmap, price_source)

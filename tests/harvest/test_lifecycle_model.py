@@ -16,9 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from penstock.harvest import contract, watermark
+from penstock.harvest import contract
+from penstock.harvest.consolidate import watermark
 from penstock.harvest.contract import RunState
-from penstock.harvest.ending import consolidation, work_item
+from penstock.harvest.fetch.finish import consolidation, work_item
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import RUN
 from penstock.kernel.errors import Conflict, NotFound

@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 
 from penstock.harvest.contract import RunState, RunType
+from penstock.harvest.feed.reader import Kept
+from penstock.harvest.fetch.completeness import Ending, Pass, Verdict, judge
+from penstock.harvest.fetch.partitions import Task
 from penstock.harvest.model import EVERYTHING, Position
-from penstock.harvest.partitions import Task
-from penstock.harvest.passes import Ending, Pass, Verdict, judge
-from penstock.harvest.records import Kept
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 PASSES = 4

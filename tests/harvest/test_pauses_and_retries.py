@@ -11,14 +11,14 @@ import pytest
 
 from penstock.harvest import runtime
 from penstock.harvest.alerts import Code, Severity, raise_alert
-from penstock.harvest.completing import Consolidator
 from penstock.harvest.config import AlertsSection
-from penstock.harvest.consolidating import _Batches
+from penstock.harvest.consolidate.batches import _Batches
+from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
-from penstock.harvest.ending import consolidation
-from penstock.harvest.feeds import Feeds
+from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.fetch.finish import consolidation
 from penstock.harvest.model import Kind, Position, Range, Window
-from penstock.harvest.source import SourcePaused, SourceRefused
+from penstock.harvest.sources.port import SourcePaused, SourceRefused
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.bus.postgres import PostgresBus

@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.harvest import contract
-from penstock.harvest.rescuing import RESCUES
+from penstock.harvest.maintenance import RESCUES
 from penstock.harvest.service import Harvest
 from penstock.harvest.store import SQL
 from penstock.kernel.bus.postgres import PostgresBus

@@ -11,15 +11,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.harvest import consolidating, records, store, sweeping, watermark
+from penstock.harvest import store
 from penstock.harvest.config import FeedSection
-from penstock.harvest.consolidating import Consolidated, consolidate, use_recipe
+from penstock.harvest.consolidate import batches, late_changes, watermark
+from penstock.harvest.consolidate.batches import Consolidated, consolidate, use_recipe
+from penstock.harvest.consolidate.late_changes import Stopped, sweep
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
-from penstock.harvest.fetching import Fetcher
+from penstock.harvest.feed import reader
+from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.fetch.worker import Fetcher
+from penstock.harvest.maintenance import RESCUES, Rescuer
 from penstock.harvest.model import Position, Range, Window
-from penstock.harvest.recipe import Recipe
-from penstock.harvest.rescuing import RESCUES, Rescuer
-from penstock.harvest.sweeping import Stopped, sweep
 from penstock.kernel.db import Connection, Database
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.outcome import Retry
@@ -97,11 +99,11 @@ async def test_a_change_of_recipe_sets_no_pending_version_back(database_url: str
 
         async def make_all_pending() -> None:
             async with one.db.transaction() as tx:
-                await tx.execute(consolidating._SQL["make_all_pending"], FEED)
+                await tx.execute(batches._SQL["make_all_pending"], FEED)
 
         async with one.db.transaction() as tx:
             now = one.db.clock.now()
-            await records.keep(tx, sweeping._task(run, 1, now), found, now)
+            await reader.keep(tx, late_changes._task(run, 1, now), found, now)
             other = asyncio.create_task(make_all_pending())
             await somebody_waits(one.db)
         await other

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.harvest.config import FeedSection
-from penstock.harvest.recipe import Mapped, Problem, Recipe
+from penstock.harvest.feed.recipe import Mapped, Problem, Recipe
 from penstock.kernel.errors import BadConfig
 from tests.support.soak import examples
 

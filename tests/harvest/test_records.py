@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.config import FeedSection
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
-from penstock.harvest.records import KEY_LIMIT, Reader, Record, newest
-from penstock.harvest.views import HarvestViews
+from penstock.harvest.feed.reader import KEY_LIMIT, Reader, Record, newest
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 
 LATER, EARLIER = "2024-05-02T10:00:00Z", "2024-05-01T10:00:00Z"

@@ -15,10 +15,10 @@ import aiohttp
 import asyncpg
 
 from penstock.app.platform import open_harvest, open_platform
-from penstock.harvest.completing import Consolidator
+from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
-from penstock.harvest.fetching import Fetcher
-from penstock.harvest.planning import Planner
+from penstock.harvest.fetch.worker import Fetcher
+from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import harvesting
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription
 from penstock.kernel.bus.postgres import PostgresSubscription

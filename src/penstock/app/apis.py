@@ -12,10 +12,10 @@ from penstock.flows.api import runs as flows_api
 from penstock.flows.api.queries import FlowViews
 from penstock.flows.engine.operations import Management
 from penstock.flows.service import FlowEngine
-from penstock.harvest import api as harvest_api
-from penstock.harvest import findings as harvest_findings
+from penstock.harvest import status as harvest_findings
+from penstock.harvest.api import routes as harvest_api
+from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.service import Harvest
-from penstock.harvest.views import HarvestViews
 from penstock.ingest import api as ingest_api
 from penstock.ingest import findings as ingest_findings
 from penstock.ingest.views import IngestViews

@@ -8,8 +8,8 @@ from penstock.flows.kinds.platform.harvest import Harvested
 from penstock.flows.kinds.platform.ingest import Ingested
 from penstock.flows.kinds.platform.refdata import Published
 from penstock.flows.kinds.platform.tracking import Shard
+from penstock.harvest.api.queries import seen_run
 from penstock.harvest.service import Harvest
-from penstock.harvest.views import seen_run
 from penstock.ingest import layout, ledger
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.facts import document, small

@@ -18,8 +18,8 @@ from penstock.app.reload import reloading
 from penstock.app.worker_programs import watching_inboxes
 from penstock.flows.api.queries import FlowViews
 from penstock.flows.runtime import Ties, flowing, open_flows
+from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.runtime import harvesting
-from penstock.harvest.views import HarvestViews
 from penstock.ingest.views import IngestViews
 from penstock.ingest.workspace import workplace
 from penstock.kernel import datadir

@@ -10,14 +10,14 @@ import structlog
 
 from penstock.app.platform import HarvestPlatform
 from penstock.harvest import contract, store
-from penstock.harvest.completing import Consolidator, OnPublished
 from penstock.harvest.config import HarvestSection
+from penstock.harvest.consolidate.worker import Consolidator, OnPublished
 from penstock.harvest.contract import WorkDone
-from penstock.harvest.feeds import Feeds
-from penstock.harvest.fetching import ATTEMPTS, Fetcher
+from penstock.harvest.feed.feeds import Feeds
+from penstock.harvest.fetch.worker import ATTEMPTS, Fetcher
+from penstock.harvest.maintenance import Rescuer
 from penstock.harvest.metrics import HarvestMetrics
-from penstock.harvest.planning import Planner
-from penstock.harvest.rescuing import Rescuer
+from penstock.harvest.plan.planner import Planner
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery, Subscription
 from penstock.kernel.bus_workers import working

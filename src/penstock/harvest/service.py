@@ -5,14 +5,15 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.harvest import partitions, store
+from penstock.harvest import store
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.contract import PLANS, PartitionState, Plan, PlanState, RunState, RunType
-from penstock.harvest.ending import consolidation, end_partitions, hurry, work_item
-from penstock.harvest.feeds import known_feed
+from penstock.harvest.feed.feeds import known_feed
+from penstock.harvest.fetch import partitions
+from penstock.harvest.fetch.finish import consolidation, end_partitions, hurry, work_item
+from penstock.harvest.fetch.partitions import Ended
 from penstock.harvest.model import RUN, no_run
-from penstock.harvest.partitions import Ended
 from penstock.harvest.store import RunRow
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Connection, Database

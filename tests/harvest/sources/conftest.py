@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.harvest.config import FeedSection
-from penstock.harvest.source import Source
 from penstock.harvest.sources import open_source
+from penstock.harvest.sources.port import Source
 from penstock.kernel import migrate
 from penstock.kernel.db import Database
 from tests.harvest.sources.scripted_api import ScriptedApi, running

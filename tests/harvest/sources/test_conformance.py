@@ -11,8 +11,8 @@ from penstock.harvest.config import FeedSection
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Position, Range, Window
-from penstock.harvest.source import Source
 from penstock.harvest.sources import open_source
+from penstock.harvest.sources.port import Source
 from penstock.kernel.db import Database
 
 REST = {"kind": "rest", "path": "/records", "count_path": "/records/count"}

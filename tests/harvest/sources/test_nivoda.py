@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Position, Range, Window
-from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from tests.harvest.sources.conftest import Opened
 from tests.harvest.sources.scripted_api import Answer, ScriptedApi, says
 

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, Page, Position
-from penstock.harvest.source import Source, SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.port import Source, SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.retry_after import retry_after

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Kind, Page, Position, Range, Window
-from penstock.harvest.source import Source, SourceFailed
+from penstock.harvest.sources.port import Source, SourceFailed
 from tests.harvest.sources.conftest import Opened
 from tests.harvest.sources.scripted_api import ScriptedApi, pages, says
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from penstock.harvest.config import FeedSection, NivodaSource
-from penstock.harvest.gate import Gate
-from penstock.harvest.source import Source
 from penstock.harvest.sources import nivoda, rest
-from penstock.harvest.sources.calling import Caller
+from penstock.harvest.sources.http import Caller
+from penstock.harvest.sources.port import Source
+from penstock.harvest.sources.rate_limiter import Gate
 from penstock.kernel.config import resolve
 from penstock.kernel.db import Database
 

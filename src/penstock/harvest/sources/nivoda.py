@@ -9,9 +9,9 @@ from yarl import URL
 
 from penstock.harvest.config import NivodaSource as NivodaSection
 from penstock.harvest.model import Kind, Page, Position, Range, Window
-from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
-from penstock.harvest.sources.answers import garbage, reader, records
-from penstock.harvest.sources.calling import UNAUTHORIZED, Caller, instant
+from penstock.harvest.sources.http import UNAUTHORIZED, Caller, instant
+from penstock.harvest.sources.json_envelope import garbage, reader, records
+from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.clock import Clock
 
 MOST = 50  # records a page

@@ -11,8 +11,8 @@ from yarl import URL
 from penstock.harvest.config import Paging
 from penstock.harvest.config import RestSource as RestSection
 from penstock.harvest.model import Kind, Page, Position, Range, Window
-from penstock.harvest.sources.answers import envelope, garbage, reader, records
-from penstock.harvest.sources.calling import Caller, instant
+from penstock.harvest.sources.http import Caller, instant
+from penstock.harvest.sources.json_envelope import envelope, garbage, reader, records
 
 _NOTHING = Page((), None)
 

@@ -10,11 +10,11 @@ import structlog
 
 from penstock.harvest import store
 from penstock.harvest.alerts import Code, Severity, raise_alert
-from penstock.harvest.completing import Consolidator
+from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, Plan
-from penstock.harvest.ending import consolidation, hurry, work_item
-from penstock.harvest.fetching import Fetcher
-from penstock.harvest.planning import Planner
+from penstock.harvest.fetch.finish import consolidation, hurry, work_item
+from penstock.harvest.fetch.worker import Fetcher
+from penstock.harvest.plan.planner import Planner
 from penstock.harvest.store import SQL
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Database

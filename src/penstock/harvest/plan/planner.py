@@ -9,12 +9,12 @@ import structlog
 from penstock.harvest import store
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.contract import Plan, PlanState, RunType, read
-from penstock.harvest.ending import hurry, work_item
-from penstock.harvest.feeds import Feed, Feeds
-from penstock.harvest.fetching import ATTEMPTS, LONGEST_WAIT
-from penstock.harvest.heatmap import UNSTABLE, scan
+from penstock.harvest.feed.feeds import Feed, Feeds
+from penstock.harvest.fetch.finish import hurry, work_item
+from penstock.harvest.fetch.worker import ATTEMPTS, LONGEST_WAIT
 from penstock.harvest.model import ALWAYS, Heatmap, Range, Window
-from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.plan.heatmap import UNSTABLE, scan
+from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL, PlanRow
 from penstock.kernel.bus import Bus, Delivery
 from penstock.kernel.db import Database

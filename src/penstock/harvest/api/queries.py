@@ -9,10 +9,11 @@ from uuid import UUID
 import asyncpg
 from pydantic import ValidationError
 
-from penstock.harvest import watermark, wire
 from penstock.harvest.alerts import SQL as ALERTS
+from penstock.harvest.api import schemas
 from penstock.harvest.config import HarvestSection
-from penstock.harvest.feeds import known_feed
+from penstock.harvest.consolidate import watermark
+from penstock.harvest.feed.feeds import known_feed
 from penstock.harvest.model import no_run
 from penstock.kernel import journal, sql
 from penstock.kernel.db import Database
@@ -38,15 +39,15 @@ class HarvestViews:
         """The time that all of this is told by."""
         return self._db.clock.now()
 
-    async def feeds(self) -> wire.Feeds:
+    async def feeds(self) -> schemas.Feeds:
         """Every feed that is configured."""
-        return wire.Feeds(feeds=[await self.feed(name) for name in sorted(self._section.feeds)])
+        return schemas.Feeds(feeds=[await self.feed(name) for name in sorted(self._section.feeds)])
 
-    async def feed(self, name: str) -> wire.Feed:
+    async def feed(self, name: str) -> schemas.Feed:
         section = known_feed(self._section, name)
         row = await self._db.fetchrow(SQL["feeds"], [name], self._db.clock.now())
         runs = await self.runs(name, START, 1)
-        return wire.Feed(
+        return schemas.Feed(
             feed=name,
             source=section.source.kind,
             url=section.source.url,
@@ -59,27 +60,27 @@ class HarvestViews:
             last_run=runs.items[0] if runs.items else None,
         )
 
-    async def runs(self, feed: str | None, after: Position, limit: int) -> Page[wire.Run]:
+    async def runs(self, feed: str | None, after: Position, limit: int) -> Page[schemas.Run]:
         """Runs, the latest first."""
         asked = (*after, limit + 1)
         rows = await (
             self._db.fetch(SQL["runs"], *asked) if feed is None else self._db.fetch(SQL["runs_of_feed"], *asked, feed)
         )
         found = page(rows, limit, lambda row: (row["requested_at"], str(row["run_id"])))
-        return Page([wire.Run.model_validate(dict(row)) for row in found.items], found.next)
+        return Page([schemas.Run.model_validate(dict(row)) for row in found.items], found.next)
 
-    async def run(self, run_id: UUID) -> wire.OneRun:
+    async def run(self, run_id: UUID) -> schemas.OneRun:
         """A run with its proof and its history."""
         row = await self._run(run_id)
         heatmap = await self._db.fetchval(SQL["heatmap"], run_id)
-        return wire.OneRun(**dict(row), heatmap=heatmap, history=await self._history(run_id, row["moves"]))
+        return schemas.OneRun(**dict(row), heatmap=heatmap, history=await self._history(run_id, row["moves"]))
 
-    async def partitions(self, run_id: UUID) -> wire.Partitions:
+    async def partitions(self, run_id: UUID) -> schemas.Partitions:
         await self._run(run_id)
         rows = await self._db.fetch(SQL["partitions"], run_id)
-        return wire.Partitions(run_id=run_id, partitions=[wire.Partition(**dict(row)) for row in rows])
+        return schemas.Partitions(run_id=run_id, partitions=[schemas.Partition(**dict(row)) for row in rows])
 
-    async def watermarks(self, feed: str, limit: int) -> wire.Watermarks:
+    async def watermarks(self, feed: str, limit: int) -> schemas.Watermarks:
         """H13: the watermark, its copy, and what it was."""
         known_feed(self._section, feed)
         row = await self._db.fetchrow(SQL["feeds"], [feed], self._db.clock.now())
@@ -87,7 +88,7 @@ class HarvestViews:
         if row and row["watermark"]:
             current = _watermark(row["watermark"], row["watermark_run"], row["watermark_at"])
         history = await self._db.fetch(SQL["watermarks"], feed, limit)
-        return wire.Watermarks(
+        return schemas.Watermarks(
             feed=feed,
             current=current,
             blob=await self._blob(feed),
@@ -98,18 +99,20 @@ class HarvestViews:
             ],
         )
 
-    async def rejects(self, run_id: UUID, after: int, limit: int) -> wire.Rejects:
+    async def rejects(self, run_id: UUID, after: int, limit: int) -> schemas.Rejects:
         await self._run(run_id)
         rows = await self._db.fetch(SQL["rejects"], run_id, after, limit + 1)
         found = page(rows, limit, lambda row: [row["id"]])
-        return wire.Rejects(run_id=run_id, rejects=[wire.Rejected(**dict(row)) for row in found.items], next=found.next)
+        return schemas.Rejects(
+            run_id=run_id, rejects=[schemas.Rejected(**dict(row)) for row in found.items], next=found.next
+        )
 
-    async def alerts(self, feed: str, limit: int) -> wire.Alerts:
+    async def alerts(self, feed: str, limit: int) -> schemas.Alerts:
         known_feed(self._section, feed)
         rows = await self._db.fetch(ALERTS["latest"], feed, limit)
-        return wire.Alerts(feed=feed, alerts=[wire.Alert.model_validate(dict(row)) for row in rows])
+        return schemas.Alerts(feed=feed, alerts=[schemas.Alert.model_validate(dict(row)) for row in rows])
 
-    async def record(self, feed: str, key: str) -> wire.Record:
+    async def record(self, feed: str, key: str) -> schemas.Record:
         """Where one record is."""
         known_feed(self._section, feed)
         row = await self._db.fetchrow(SQL["record"], feed, key)
@@ -118,14 +121,14 @@ class HarvestViews:
             raise NotFound("RECORD_NOT_FOUND", f"{feed} has no record {key!r}", hint=hint)
         told = {**row, "feed": feed, "payload": _exact(row["payload"])}
         if row["fields"] is not None:
-            told["canonical"] = wire.Canonical.model_validate({**row, "fields": _exact(row["fields"])})
-        return wire.Record.model_validate(told)
+            told["canonical"] = schemas.Canonical.model_validate({**row, "fields": _exact(row["fields"])})
+        return schemas.Record.model_validate(told)
 
-    async def pricing(self, feed: str, limit: int) -> wire.Pricing:
+    async def pricing(self, feed: str, limit: int) -> schemas.Pricing:
         """H7: the rules there were, the latest first."""
         known_feed(self._section, feed)
         rows = await self._db.fetch(SQL["pricing"], feed, limit)
-        return wire.Pricing(feed=feed, versions=[wire.Rules.model_validate(dict(row)) for row in rows])
+        return schemas.Pricing(feed=feed, versions=[schemas.Rules.model_validate(dict(row)) for row in rows])
 
     async def _run(self, run_id: UUID) -> asyncpg.Record:
         row = await seen_run(self._db, run_id)
@@ -133,17 +136,17 @@ class HarvestViews:
             raise no_run(run_id)
         return row
 
-    async def _history(self, run_id: UUID, numbers: list[int]) -> list[wire.Noted]:
+    async def _history(self, run_id: UUID, numbers: list[int]) -> list[schemas.Noted]:
         async with self._db.connection() as connection:
             partitions = await connection.fetch(SQL["partitions"], run_id)
             subjects = [str(run_id), *(f"{run_id}/{row['partition_id']}" for row in partitions)]
             found = await journal.history(connection, numbers, subjects)
-        return [wire.Noted.model_validate(one.entry) for one in found]
+        return [schemas.Noted.model_validate(one.entry) for one in found]
 
-    async def _blob(self, feed: str) -> wire.Watermark | None:
+    async def _blob(self, feed: str) -> schemas.Watermark | None:
         try:
             stored = await self._storage.get(watermark.path(feed))
-            return wire.Watermark.model_validate_json(stored.data)
+            return schemas.Watermark.model_validate_json(stored.data)
         except (NotFound, ValidationError):  # somebody else may have written there
             return None
 
@@ -153,8 +156,8 @@ async def seen_run(db: Database, run_id: UUID) -> asyncpg.Record | None:
     return await db.fetchrow(SQL["run"], run_id)
 
 
-def _watermark(moment: datetime, run_id: UUID, completed_at: datetime) -> wire.Watermark:
-    return wire.Watermark(last_updated_at=moment, last_run_id=run_id, last_run_completed_at=completed_at)
+def _watermark(moment: datetime, run_id: UUID, completed_at: datetime) -> schemas.Watermark:
+    return schemas.Watermark(last_updated_at=moment, last_run_id=run_id, last_run_completed_at=completed_at)
 
 
 def _exact(text: str) -> Any:

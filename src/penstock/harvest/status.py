@@ -2,10 +2,10 @@
 
 from datetime import datetime, timedelta
 
+from penstock.harvest.api.queries import HarvestViews
+from penstock.harvest.api.schemas import Feed, Run
 from penstock.harvest.contract import PlanState, RunState
 from penstock.harvest.model import RUN
-from penstock.harvest.views import HarvestViews
-from penstock.harvest.wire import Feed, Run
 from penstock.kernel.findings import Finding, Report, broken, late, several
 from penstock.kernel.spans import in_words
 

@@ -14,8 +14,8 @@ from yarl import URL
 
 from penstock import __version__
 from penstock.harvest.config import CallSection
-from penstock.harvest.gate import CLOSED, Gate
-from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.rate_limiter import CLOSED, Gate
 from penstock.kernel.backoff import delay
 from penstock.kernel.retry_after import retry_after
 from penstock.kernel.text import storable

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.harvest import partitions, store
+from penstock.harvest import store
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.contract import (
     CONSOLIDATIONS,
@@ -19,7 +19,8 @@ from penstock.harvest.contract import (
     WorkDone,
     WorkItem,
 )
-from penstock.harvest.partitions import Counters, Ended
+from penstock.harvest.fetch import partitions
+from penstock.harvest.fetch.partitions import Counters, Ended
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db import Connection
 from penstock.kernel.errors import Corrupt, Transient

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.harvest.contract import RunType
-from penstock.harvest.feeds import Feed
+from penstock.harvest.feed.feeds import Feed
+from penstock.harvest.fetch.completeness import Ending
+from penstock.harvest.fetch.partitions import Task
 from penstock.harvest.model import ALWAYS, Page, Position, Window
-from penstock.harvest.partitions import Task
-from penstock.harvest.passes import Ending
-from penstock.harvest.source import SourceFailed
+from penstock.harvest.sources.port import SourceFailed
 
 
 @dataclass(slots=True)

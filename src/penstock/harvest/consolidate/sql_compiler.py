@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.harvest.config import FieldType
-from penstock.harvest.recipe import DECIMAL, INTEGER, MISSING, SHOWN, CanonicalField, Condition, Recipe, in_order
+from penstock.harvest.feed.recipe import DECIMAL, INTEGER, MISSING, SHOWN, CanonicalField, Condition, Recipe, in_order
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.sql import load
 

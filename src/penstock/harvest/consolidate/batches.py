@@ -11,9 +11,9 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from penstock.harvest.compiling import compile_fetch, compile_set
 from penstock.harvest.config import ConsolidationMode, ConsolidationSection
-from penstock.harvest.recipe import Mapped, Problem, Recipe
+from penstock.harvest.consolidate.sql_compiler import compile_fetch, compile_set
+from penstock.harvest.feed.recipe import Mapped, Problem, Recipe
 from penstock.harvest.store import AT_EASE
 from penstock.kernel import canonical
 from penstock.kernel.db import Connection, Database, plan_freely

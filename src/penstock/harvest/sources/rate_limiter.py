@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 
 from penstock.harvest.config import CallSection
-from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.backoff import delay
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Transient

@@ -6,17 +6,18 @@ from contextlib import suppress
 
 import structlog
 
-from penstock.harvest import consolidating, model, store, watermark
+from penstock.harvest import model, store
 from penstock.harvest.alerts import Code, Severity, raise_alert
-from penstock.harvest.consolidating import Consolidated, use_recipe
+from penstock.harvest.consolidate import batches, watermark
+from penstock.harvest.consolidate.batches import Consolidated, use_recipe
+from penstock.harvest.consolidate.late_changes import Stopped, sweep
+from penstock.harvest.consolidate.watermark import WatermarkNotSaved
 from penstock.harvest.contract import Consolidate, RunState, RunType, read
-from penstock.harvest.feeds import Feed, Feeds
-from penstock.harvest.fetching import LONGEST_WAIT
+from penstock.harvest.feed.feeds import Feed, Feeds
+from penstock.harvest.fetch.worker import LONGEST_WAIT
 from penstock.harvest.metrics import HarvestMetrics
-from penstock.harvest.source import SourceFailed, SourcePaused, SourceRefused
+from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import AT_EASE, SQL, RunRow
-from penstock.harvest.sweeping import Stopped, sweep
-from penstock.harvest.watermark import WatermarkNotSaved
 from penstock.kernel.bus import Bus, Delivery
 from penstock.kernel.db import Connection, Database, plan_freely
 from penstock.kernel.errors import PenstockError, Transient
@@ -85,7 +86,7 @@ class Consolidator:
             now = self._db.clock.now()
             await tx.execute(SQL["note_consolidated"], run.run_id, done.consolidated, done.rejected, now)
 
-        done = await consolidating.consolidate(
+        done = await batches.consolidate(
             self._db,
             feed.name,
             feed.recipe,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.harvest.source import SourceFailed
+from penstock.harvest.sources.port import SourceFailed
 
 T = TypeVar("T")
 _Path = tuple[str, ...]

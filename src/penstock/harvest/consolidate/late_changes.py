@@ -7,12 +7,12 @@ the source can be asked for it; all others were where the run looked for them.
 import asyncio
 from datetime import datetime
 
-from penstock.harvest import records
 from penstock.harvest.contract import PartitionState, RunState, RunType
-from penstock.harvest.feeds import Feed
+from penstock.harvest.feed import reader
+from penstock.harvest.feed.feeds import Feed
+from penstock.harvest.fetch.partitions import Task
 from penstock.harvest.model import EVERYTHING, Position, Window
-from penstock.harvest.partitions import Task
-from penstock.harvest.source import SourceFailed
+from penstock.harvest.sources.port import SourceFailed
 from penstock.harvest.store import SQL, RunRow
 from penstock.kernel.db import Database
 
@@ -52,8 +52,8 @@ async def _pass(
             if await tx.fetchval(SQL["touch_consolidating"], run.run_id, now) is None:
                 raise Stopped
             task = _task(run, scan, now)
-            _, refused = await records.keep(tx, task, found, now)
-            await records.reject(tx, task, [*rejects, *refused], now)
+            _, refused = await reader.keep(tx, task, found, now)
+            await reader.reject(tx, task, [*rejects, *refused], now)
         told += len(page.records)
         if page.next is None:
             return told

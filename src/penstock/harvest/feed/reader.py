@@ -9,8 +9,8 @@ import asyncpg
 import msgspec
 
 from penstock.harvest.config import FeedSection
-from penstock.harvest.partitions import Task
-from penstock.harvest.sources.answers import envelope
+from penstock.harvest.fetch.partitions import Task
+from penstock.harvest.sources.json_envelope import envelope
 from penstock.kernel import sql
 from penstock.kernel.db import Connection
 from penstock.kernel.text import is_storable, storable

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.harvest.config import FeedSection, HarvestSection
-from penstock.harvest.recipe import Recipe
-from penstock.harvest.records import Reader
-from penstock.harvest.source import Source, SourcePaused
+from penstock.harvest.feed.reader import Reader
+from penstock.harvest.feed.recipe import Recipe
 from penstock.harvest.sources import open_source
+from penstock.harvest.sources.port import Source, SourcePaused
 from penstock.kernel.db import Database
 from penstock.kernel.errors import NotFound
 

@@ -1,0 +1,1 @@
+"""Consolidate raw records, publish them and complete the run."""

@@ -1,0 +1,1 @@
+"""One configured feed: its source, its records, its recipe."""

@@ -1,0 +1,1 @@
+"""Fetch partitions: pages of the source into raw records."""
