@@ -23,9 +23,9 @@ from benchmarks.pods import PROGRAM, written
 from benchmarks.servers import Served, processor_seconds, started
 from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.kernel.telemetry import Telemetry
+from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source
 from penstock.refdata.model import Dict, Event
-from penstock.refdata.reading import command_message
 from penstock.settings import Settings
 
 TENANTS, PUBLISHED_AT_ONCE, KEYS = 64, 500, 100_000

@@ -22,8 +22,8 @@ from benchmarks.servers import processor_seconds, started
 from benchmarks.simulated_pods import HELD
 from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.kernel.telemetry import Telemetry
+from penstock.refdata.commands.messages import command_message
 from penstock.refdata.model import Dict
-from penstock.refdata.reading import command_message
 from penstock.settings import Settings
 
 RATE, PAYLOAD = 100, 50

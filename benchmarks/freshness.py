@@ -35,9 +35,9 @@ from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.waiting import ended
+from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source
 from penstock.refdata.model import Dict, Event
-from penstock.refdata.reading import command_message
 from penstock.settings import Settings
 
 RESOLUTION = 0.002

@@ -51,7 +51,7 @@ class Pod:
     @property
     def serving_pids(self) -> list[int]:
         children = psutil.Process(self.served.pid).children()
-        return [child.pid for child in children if "penstock.refdata.pod.serving_process" in child.cmdline()]
+        return [child.pid for child in children if "penstock.refdata.pod.serve.main" in child.cmdline()]
 
     @property
     def memory_bytes(self) -> int:

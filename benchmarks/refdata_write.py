@@ -27,11 +27,11 @@ from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.waiting import happens
 from penstock.refdata.client import RefdataClient
+from penstock.refdata.commands.commit_waiter import SOMETHING
+from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source
-from penstock.refdata.following import SOMETHING
-from penstock.refdata.importing import snapshot_commands
+from penstock.refdata.item_files import snapshot_commands
 from penstock.refdata.model import Dict, Event
-from penstock.refdata.reading import command_message
 from penstock.refdata.runtime import applying, relaying
 from penstock.settings import Settings
 

@@ -21,12 +21,12 @@ from penstock.app.factories import make_refdata_redis
 from penstock.kernel.db import Database
 from penstock.kernel.telemetry import Telemetry, configure_logging
 from penstock.kernel.waiting import ended
-from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.contract import INVALIDATIONS
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.model import Dict
-from penstock.refdata.pod.loader import Loader
-from penstock.refdata.pod.memory import Memory
-from penstock.refdata.pod.metrics import PodMetrics
+from penstock.refdata.pod.load.loader import Loader
+from penstock.refdata.pod.load.metrics import PodMetrics
+from penstock.refdata.pod.memory.writer import Memory
 from penstock.settings import Settings, load_settings
 
 HEARD, HELD = "heard", "held"

@@ -14,8 +14,8 @@ from penstock.ingest.metrics import IngestMetrics
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.metrics import RefdataMetrics
-from penstock.refdata.pod.memory import Memory
-from penstock.refdata.pod.metrics import PodMetrics
+from penstock.refdata.pod.load.metrics import PodMetrics
+from penstock.refdata.pod.memory.writer import Memory
 from penstock.tracking.metrics import TrackingMetrics
 
 _MEMORY = 1_000_000

@@ -12,8 +12,8 @@ import httpx
 
 from penstock.kernel.db import Database
 from penstock.kernel.telemetry import Telemetry
-from penstock.refdata.catalogue import Catalogue
 from penstock.refdata.config import RefdataSection
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.drift import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from tests.deploy.scrape import scraped

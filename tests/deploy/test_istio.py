@@ -25,8 +25,8 @@ from penstock.kernel.auth import JwtAuthenticator, NoAuthenticator
 from penstock.kernel.errors import Unauthorized
 from penstock.kernel.keys import SharedSecret
 from penstock.kernel.middleware import HttpMetrics
+from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import QuerySection
-from penstock.refdata.service import Refdata
 from penstock.settings import JwtSection, Settings
 from penstock.tracking.contract import WAIT_LIMIT as TRACKING_WAIT
 from tests.deploy.istio_envoy import BREAKS, Envoy, envoy

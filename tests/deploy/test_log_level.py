@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from penstock.kernel.log_level import LOG_LEVEL
-from penstock.refdata.pod.serving_process import heed_log_level
-from penstock.refdata.pod.state import State
+from penstock.refdata.pod.memory.shared_counters import State
+from penstock.refdata.pod.serve.main import heed_log_level
 from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
 from tests.services.postgres import module_database
 from tests.support.waiting import until

@@ -16,9 +16,9 @@ from penstock.harvest.consolidate import batches, watermark
 from penstock.harvest.contract import RunState
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.listener import Missed, listen
-from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.model import Dict
-from penstock.refdata.pod.loader import Loader
+from penstock.refdata.pod.load.loader import Loader
 from penstock.refdata.runtime import relaying
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings

@@ -9,7 +9,7 @@ from penstock.flows import status as flows
 from penstock.ingest.model import Alert
 from penstock.kernel import live
 from penstock.kernel.spans import in_words
-from penstock.refdata import findings as refdata
+from penstock.refdata import status as refdata
 from penstock.tracking import findings as tracking
 
 pytestmark = pytest.mark.docs

@@ -25,10 +25,10 @@ from penstock.kernel.findings import Finding, Report, late
 from penstock.kernel.telemetry import Telemetry
 from penstock.overview import status
 from penstock.overview.status import StatusBoard
-from penstock.refdata import findings as refdata
-from penstock.refdata.catalogue import Catalogue
+from penstock.refdata import status as refdata
+from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import RefdataSection
-from penstock.refdata.service import Refdata
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.tracking import findings as tracking
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage

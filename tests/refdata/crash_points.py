@@ -25,10 +25,11 @@ from penstock.kernel.bus.kafka import KafkaBus
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription
 from penstock.kernel.bus.postgres import PostgresBus, PostgresSubscription
 from penstock.kernel.outbox import Outbox
-from penstock.refdata import staging, store
-from penstock.refdata.applying import Applier
-from penstock.refdata.provider import ItemTableProvider, PostgresSqlProvider
-from penstock.refdata.workers import Relay
+from penstock.refdata import store
+from penstock.refdata.apply import snapshot_store
+from penstock.refdata.apply.applier import Applier
+from penstock.refdata.apply.handlers import Relay
+from penstock.refdata.dictionaries.provider import ItemTableProvider, PostgresSqlProvider
 
 ORDER = "CRASH_ORDER"
 SENDING = ("opening", "opened", "published")
@@ -83,8 +84,8 @@ def _put_points() -> None:
     _around(store, "lock_dictionaries", after="locked")
     _around(store, "note_processed", after="noted")
     _around(store, "notify", after="written")
-    _around(staging, "stage_chunk", after="staged")
-    _around(staging, "close_set", after="closed")
+    _around(snapshot_store, "stage_chunk", after="staged")
+    _around(snapshot_store, "close_set", after="closed")
     _around(store, "look_for", after="looked", when=bool)
     for provider in (PostgresSqlProvider, ItemTableProvider):
         _around(provider, "apply_delta", after="changed")

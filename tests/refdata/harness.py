@@ -17,10 +17,10 @@ from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.worker import Worker
-from penstock.refdata.applying import Applier
+from penstock.refdata.apply.applier import Applier
+from penstock.refdata.apply.handlers import Relay, apply_handler
 from penstock.refdata.contract import decode, message_key
 from penstock.refdata.model import Dict, Update
-from penstock.refdata.workers import Relay, apply_handler
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
 from tests.support.settings import settings_document

@@ -15,9 +15,9 @@ from confluent_kafka import Producer
 
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.errors import PenstockError
+from penstock.refdata.commands.external_topics import Mapped
 from penstock.refdata.config import CommandsSection, ExternalTopicSection
 from penstock.refdata.contract import Status
-from penstock.refdata.mapping import Mapped
 from penstock.refdata.model import Event
 from penstock.refdata.runtime import adapting
 from penstock.settings import Settings

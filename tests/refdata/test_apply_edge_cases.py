@@ -10,10 +10,11 @@ import pytest
 from penstock.kernel.bus import Message
 from penstock.kernel.db import Connection
 from penstock.kernel.errors import Conflict, Corrupt
-from penstock.refdata import definitions, following
-from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.apply import definitions
+from penstock.refdata.commands import commit_waiter
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.contract import Status, decode
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from tests.refdata.harness import RefdataHarness, chunk, command, on_bus, upsert
 
@@ -101,7 +102,7 @@ async def test_a_snapshot_with_too_many_items_ends_at_once(harness: RefdataHarne
 
 async def test_no_commit_is_too_quick_to_be_heard(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R6: who waits hears of a commit that came before its publisher had the answer, whoever else is waiting."""
-    monkeypatch.setattr(following, "_LOOK_AGAIN", 60)  # the net must not catch it
+    monkeypatch.setattr(commit_waiter, "_LOOK_AGAIN", 60)  # the net must not catch it
     publish, waiting = harness.bus.publish, asyncio.Event()
 
     async def and_apply(messages: Sequence[Message], *, tx: Connection | None = None) -> None:

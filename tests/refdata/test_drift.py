@@ -4,9 +4,10 @@ import pytest
 
 from penstock.kernel.db import Connection
 from penstock.kernel.errors import Corrupt
-from penstock.refdata import definitions, store
-from penstock.refdata.catalogue import Catalogue
+from penstock.refdata import store
+from penstock.refdata.apply import definitions
 from penstock.refdata.config import RefdataSection
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.drift import DriftWatch
 from penstock.refdata.model import Dict, Mark
 from tests.refdata.harness import RefdataHarness, upsert

@@ -12,15 +12,16 @@ import pytest
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from penstock.kernel.outcome import Retry
-from penstock.refdata import staging, store
-from penstock.refdata.applying import Applier
+from penstock.refdata import store
+from penstock.refdata.apply import snapshot_store
+from penstock.refdata.apply.applier import Applier
+from penstock.refdata.apply.handlers import adapter_handler
+from penstock.refdata.commands.external_topics import Mapped
+from penstock.refdata.commands.messages import Read
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.contract import Status
-from penstock.refdata.mapping import Mapped
+from penstock.refdata.dictionaries.provider import ItemTableProvider
 from penstock.refdata.model import Dict, Refusal, Verdict
-from penstock.refdata.provider import ItemTableProvider
-from penstock.refdata.reading import Read
-from penstock.refdata.workers import adapter_handler
 from tests.refdata.harness import RefdataHarness, delete, upsert
 from tests.refdata.test_adapter import PLAIN, delivery
 from tests.refdata.test_retention_and_journal import RetentionHarness
@@ -126,11 +127,11 @@ async def test_a_snapshot_ends_once(retention: RetentionHarness, first: Verdict,
     """R13: what is final stays as it is, to its moment, and nothing is noted of the second end."""
     snapshot_id, seen = uuid4(), []
     async with retention.harness.db.transaction() as tx:
-        await staging.open_set(tx, LOOSE, snapshot_id, 2, None, now=retention.clock.now())
+        await snapshot_store.open_set(tx, LOOSE, snapshot_id, 2, None, now=retention.clock.now())
     for verdict in (first, second):
         retention.clock.advance(SECOND)
         async with retention.harness.db.transaction() as tx:
-            await staging.close_set(tx, LOOSE, snapshot_id, verdict, actor="me", now=retention.clock.now())
+            await snapshot_store.close_set(tx, LOOSE, snapshot_id, verdict, actor="me", now=retention.clock.now())
         seen.append((await retention.harness.db.fetch("SELECT * FROM snapshot_set"), await retention.count("journal")))
     assert seen[0] == seen[1]
     assert (seen[0][0][0]["status"], seen[0][1]) == (first.status.value, 1)

@@ -23,8 +23,8 @@ from penstock.kernel.db import Database
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.telemetry import Telemetry
-from penstock.refdata import definitions
-from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.apply import definitions
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.settings import load_settings
 from tests.refdata.harness import DOCUMENT, RefdataHarness, create_schemas, dictionaries, upsert

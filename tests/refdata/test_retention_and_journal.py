@@ -15,8 +15,8 @@ from penstock.kernel import journal
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
 from penstock.kernel.machine import Machine
-from penstock.refdata.chores import Upkeep, lag_chore
 from penstock.refdata.contract import Status, decode
+from penstock.refdata.maintenance import Upkeep, lag_chore
 from penstock.refdata.model import SNAPSHOT, UPDATE
 from tests.refdata.harness import (
     RefdataHarness,

@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db import Database
-from penstock.refdata import snapshots
-from penstock.refdata.applying import Applier
-from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.apply import snapshots
+from penstock.refdata.apply.applier import Applier
+from penstock.refdata.commands.messages import read
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.model import Dict, Verdict
-from penstock.refdata.reading import read
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,

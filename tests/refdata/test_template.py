@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.db import Database
-from penstock.refdata.template import TYPES, Template, parse
+from penstock.refdata.sql_template import TYPES, Template, parse
 from tests.support.soak import examples
 
 OCCURRED = datetime(2026, 3, 1, 12, 30, 15, 250_000, tzinfo=UTC)

@@ -17,8 +17,8 @@ from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.telemetry import Telemetry
+from penstock.refdata.commands.external_topics import Mapped
 from penstock.refdata.config import ExternalTopicSection
-from penstock.refdata.mapping import Mapped
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, chunk, command, on_bus, upsert
 from tests.support.types import Json

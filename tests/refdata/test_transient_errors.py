@@ -23,10 +23,10 @@ from penstock.kernel.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.kernel.middleware import HttpMetrics
 from penstock.kernel.waiting import happens
-from penstock.refdata.chores import Upkeep
 from penstock.refdata.contract import Status, decode
+from penstock.refdata.dictionaries.provider import ItemTableProvider
+from penstock.refdata.maintenance import Upkeep
 from penstock.refdata.model import Update
-from penstock.refdata.provider import ItemTableProvider
 from penstock.refdata.runtime import applying
 from penstock.settings import Settings
 from tests.kernel.test_embedded import servers

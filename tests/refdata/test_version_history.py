@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 
 from penstock.kernel.errors import NotFound
-from penstock.refdata.chores import Upkeep
 from penstock.refdata.contract import Status, decode
+from penstock.refdata.maintenance import Upkeep
 from penstock.refdata.model import Dict
 from penstock.settings import Settings
 from tests.refdata.harness import (

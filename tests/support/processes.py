@@ -232,7 +232,7 @@ class QueryApi(Server):
         return [
             child.pid
             for child in psutil.Process(self.pid).children()
-            if "penstock.refdata.pod.serving_process" in child.cmdline()
+            if "penstock.refdata.pod.serve.main" in child.cmdline()
         ]
 
 

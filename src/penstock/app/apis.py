@@ -29,9 +29,9 @@ from penstock.kernel.telemetry import Telemetry
 from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
 from penstock.overview.status import Look, StatusBoard
-from penstock.refdata import api as refdata_api
-from penstock.refdata import findings as refdata_findings
-from penstock.refdata.service import Refdata
+from penstock.refdata import status as refdata_findings
+from penstock.refdata.api import routes as refdata_api
+from penstock.refdata.commands.service import Refdata
 from penstock.settings import Settings
 from penstock.tracking import api as tracking_api
 from penstock.tracking import findings as tracking_findings

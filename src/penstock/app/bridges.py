@@ -17,9 +17,9 @@ from penstock.ingest.hooks import Hooks
 from penstock.ingest.publishing import Step
 from penstock.ingest.workspace import Workplace
 from penstock.kernel.errors import Conflict, NotFound
+from penstock.refdata.commands.service import Refdata
 from penstock.refdata.contract import Command
 from penstock.refdata.model import Update
-from penstock.refdata.service import Refdata
 from penstock.tracking.contract import Stage
 from penstock.tracking.contract import Status as ShardStatus
 from penstock.tracking.model import Row

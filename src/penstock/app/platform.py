@@ -20,9 +20,9 @@ from penstock.kernel.sections import EMBEDDED, DatabaseSection
 from penstock.kernel.signals import Signals
 from penstock.kernel.storage import Storage
 from penstock.kernel.telemetry import Telemetry
-from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.commands.service import Refdata
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.metrics import RefdataMetrics
-from penstock.refdata.service import Refdata
 from penstock.settings import Settings
 from penstock.tracking import chores as tracking_chores
 from penstock.tracking.metrics import TrackingMetrics

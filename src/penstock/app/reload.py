@@ -15,8 +15,8 @@ from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.periodic import repeating
 from penstock.kernel.telemetry import Telemetry
-from penstock.refdata import definitions
-from penstock.refdata.catalogue import Catalogue
+from penstock.refdata.apply import definitions
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.settings import Settings, stamp_of
 
 EVERY = timedelta(seconds=1)

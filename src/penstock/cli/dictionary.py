@@ -49,12 +49,12 @@ def put(
     json: JsonOption = False,
 ) -> None:
     """Put one item into a dictionary, or delete one; prints the version it is committed under."""
-    from penstock.refdata import importing
+    from penstock.refdata import item_files
 
     if (payload is None) != delete:
         raise Invalid("PAYLOAD_MISSING", "give a payload, or --delete", hint="penstock dict put --help")
     text = sys.stdin.read() if payload == "-" else payload
-    command = importing.delta_commands(code, [importing.item(key, text)], revision)[0]
+    command = item_files.delta_commands(code, [item_files.item(key, text)], revision)[0]
     command.event_id = event_id or uuid4()
     told = ask_refdata(url, lambda client: _sent(client, tenant, [command], timeout=None if no_wait else timeout))
     emit(told, as_json=json, text=_ended(told))
@@ -81,13 +81,13 @@ def import_file(
 
     With --delta a large file goes in several commands, each a version of its own.
     """
-    from penstock.refdata import importing
+    from penstock.refdata import item_files
 
-    items = importing.read_items(file, key)
+    items = item_files.read_items(file, key)
     if delta:
-        commands = importing.delta_commands(code, items, revision)
+        commands = item_files.delta_commands(code, items, revision)
     else:
-        commands = importing.snapshot_commands(code, items, uuid4(), revision)
+        commands = item_files.snapshot_commands(code, items, uuid4(), revision)
     for command in commands:
         command.event_id, command.allow_row_drop = uuid4(), allow_drop
     told = ask_refdata(url, lambda client: _sent(client, tenant, commands, timeout=timeout))

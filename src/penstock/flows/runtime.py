@@ -31,7 +31,7 @@ from penstock.kernel.live import Live, Ringing, Tail
 from penstock.kernel.periodic import repeating
 from penstock.kernel.storage import Storage
 from penstock.kernel.telemetry import Telemetry
-from penstock.refdata.service import Refdata
+from penstock.refdata.commands.service import Refdata
 from penstock.settings import Settings
 from penstock.tracking.service import Tracking
 

@@ -28,7 +28,7 @@ from penstock.kernel.ids import worker_name
 from penstock.kernel.outcome import Done, Outcome
 from penstock.kernel.periodic import Chore, repeating
 from penstock.kernel.worker import Handler, each
-from penstock.refdata import renewing
+from penstock.refdata.apply import bump_version
 from penstock.refdata.model import Dict
 
 _LOOK = timedelta(seconds=5)
@@ -78,7 +78,7 @@ def renewing_dictionaries(section: HarvestSection, clock: Clock) -> OnPublished:
 
     async def on_published(tx: Connection, feed: str, records: int) -> None:
         targets = [Dict(one.tenant, one.code) for one in section.feeds[feed].dictionaries]
-        await renewing.renew(tx, targets, source=f"harvest {feed}", items=records, now=clock.now())
+        await bump_version.renew(tx, targets, source=f"harvest {feed}", items=records, now=clock.now())
 
     return on_published
 

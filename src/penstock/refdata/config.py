@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from penstock.kernel.config import Misplaced, Section
 from penstock.kernel.sections import Duration, Url, checked_url
-from penstock.refdata import template
+from penstock.refdata import sql_template
 from penstock.refdata.contract import NAME
 
 KEY_TEMPLATE = "{tenantId}:{dictCode}"
@@ -252,13 +252,13 @@ class SqlTemplateSection(CamelSection):
     @field_validator("upsert_sql", "delete_sql")
     @classmethod
     def _is_for_items(cls, text: str) -> str:
-        template.parse(text, _ITEM)
+        sql_template.parse(text, _ITEM)
         return text
 
     @field_validator("snapshot_replace_sql")
     @classmethod
     def _is_for_snapshots(cls, text: str | None) -> str | None:
-        if text is not None and "snapshotJson" not in template.parse(text, _WHOLE).names:
+        if text is not None and "snapshotJson" not in sql_template.parse(text, _WHOLE).names:
             raise ValueError("it must use :snapshotJson")
         return text
 
@@ -266,7 +266,7 @@ class SqlTemplateSection(CamelSection):
     @classmethod
     def _is_for_chunks_or_items(cls, text: str | None) -> str | None:
         if text is not None:
-            names = template.parse(text, (*_ITEM, "snapshotJson")).names
+            names = sql_template.parse(text, (*_ITEM, "snapshotJson")).names
             if ("snapshotJson" in names) == ("key" in names):
                 raise ValueError("it uses :snapshotJson, to stage a chunk at a time, or :key and :payload")
         return text
@@ -275,7 +275,7 @@ class SqlTemplateSection(CamelSection):
     @classmethod
     def _is_for_the_end(cls, text: str | None) -> str | None:
         if text is not None:
-            template.parse(text, _CHANGING)
+            sql_template.parse(text, _CHANGING)
         return text
 
     @model_validator(mode="after")
@@ -312,7 +312,7 @@ class DictionarySection(CamelSection):
     @classmethod
     def _is_for_tenants(cls, text: str | None) -> str | None:
         if text is not None:
-            template.parse(text, _LOADING)
+            sql_template.parse(text, _LOADING)
         return text
 
     @model_validator(mode="after")

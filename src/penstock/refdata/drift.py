@@ -7,10 +7,10 @@ import structlog
 
 from penstock.kernel.db import Database, plan_freely
 from penstock.refdata import store
-from penstock.refdata.catalogue import Dictionary
+from penstock.refdata.dictionaries.catalogue import Dictionary
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.model import Dict
-from penstock.refdata.template import Template, parse
+from penstock.refdata.sql_template import Template, parse
 
 
 class DriftWatch:

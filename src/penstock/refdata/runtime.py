@@ -13,12 +13,12 @@ from penstock.kernel.bus_workers import working
 from penstock.kernel.ids import worker_name
 from penstock.kernel.periodic import repeating
 from penstock.kernel.worker import Handler
-from penstock.refdata import definitions
-from penstock.refdata.applying import Applier
-from penstock.refdata.chores import Upkeep, lag_chore
-from penstock.refdata.following import SOMETHING
-from penstock.refdata.mapping import Mapped
-from penstock.refdata.workers import Relay, adapter_handler, apply_handler
+from penstock.refdata.apply import definitions
+from penstock.refdata.apply.applier import Applier
+from penstock.refdata.apply.handlers import Relay, adapter_handler, apply_handler
+from penstock.refdata.commands.commit_waiter import SOMETHING
+from penstock.refdata.commands.external_topics import Mapped
+from penstock.refdata.maintenance import Upkeep, lag_chore
 
 Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 

@@ -16,7 +16,7 @@ from msgspec import Raw
 from penstock.kernel.api_client import Answer
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import NotFound, PenstockError, TimedOut, Transient
-from penstock.refdata import importing
+from penstock.refdata import item_files
 from penstock.refdata.client import PodClient, RefdataClient, version_of
 from penstock.refdata.contract import Command, EventType, Item, Op
 
@@ -69,7 +69,7 @@ class Dictionaries:
     async def replace(self, dict_code: str, items: Mapping[str, Any]) -> int:
         """Make *items* all there is; the version they are committed under."""
         given = [Item(key, payload=Raw(msgspec.json.encode(value))) for key, value in items.items()]
-        return await self._committed(dict_code, importing.snapshot_commands(dict_code, given, uuid4(), None))
+        return await self._committed(dict_code, item_files.snapshot_commands(dict_code, given, uuid4(), None))
 
     async def get(self, dict_code: str, key: str, default: Any = _MISSING) -> Any:
         """The item of *key*; without a *default*, NotFound when there is none."""

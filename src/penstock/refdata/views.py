@@ -1,17 +1,17 @@
 """How updates and versions look on the wire."""
 
-from penstock.refdata import wire
+from penstock.refdata.api import schemas
 from penstock.refdata.contract import PREFIX
 from penstock.refdata.model import Update, Version
 
 
-def accepted(update: Update) -> wire.Accepted:
+def accepted(update: Update) -> schemas.Accepted:
     url = f"{PREFIX}/{update.tenant_id}/updates/{update.event_id}"
-    return wire.Accepted(event_id=update.event_id, status=update.status, status_url=url)
+    return schemas.Accepted(event_id=update.event_id, status=update.status, status_url=url)
 
 
-def update_status(update: Update) -> wire.UpdateStatus:
-    return wire.UpdateStatus(
+def update_status(update: Update) -> schemas.UpdateStatus:
+    return schemas.UpdateStatus(
         event_id=update.event_id,
         tenant_id=update.tenant_id,
         dict_code=update.dict_code,
@@ -24,5 +24,5 @@ def update_status(update: Update) -> wire.UpdateStatus:
     )
 
 
-def dictionary_version(version: Version) -> wire.DictionaryVersion:
-    return wire.DictionaryVersion(**version._asdict())
+def dictionary_version(version: Version) -> schemas.DictionaryVersion:
+    return schemas.DictionaryVersion(**version._asdict())

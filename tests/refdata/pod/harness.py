@@ -15,11 +15,11 @@ from penstock.kernel.auth import Authenticator, NoAuthenticator
 from penstock.kernel.headers import LOCAL_NAMES
 from penstock.kernel.telemetry import Telemetry
 from penstock.refdata.model import Dict
-from penstock.refdata.pod.folder import pod_folder
-from penstock.refdata.pod.front import Front
-from penstock.refdata.pod.link import Link, answering
-from penstock.refdata.pod.server import Server
-from penstock.refdata.pod.state import State
+from penstock.refdata.pod.ipc import Link, answering
+from penstock.refdata.pod.memory.folder import pod_folder
+from penstock.refdata.pod.memory.shared_counters import State
+from penstock.refdata.pod.serve.router import Front
+from penstock.refdata.pod.serve.server import Server
 from penstock.refdata.pod.supervisor import Pod
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, opened, upsert

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from penstock.refdata.pod.link import Document
+from penstock.refdata.pod.ipc import Document
 from tests.refdata.pod.harness import PodHarness
 from tests.support.waiting import becomes
 

@@ -9,12 +9,12 @@ from penstock.kernel.db import Connection
 from penstock.kernel.errors import Conflict
 from penstock.kernel.waiting import ended
 from penstock.refdata import store
-from penstock.refdata.loading import Rows, Snapshot
+from penstock.refdata.dictionaries.reader import Rows, Snapshot
 from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod import barrier
-from penstock.refdata.pod.holding import Holding
-from penstock.refdata.pod.link import Reach
-from penstock.refdata.pod.loads import Loads
+from penstock.refdata.pod.ipc import Reach
+from penstock.refdata.pod.load import barrier
+from penstock.refdata.pod.load.dictionary_state import Holding
+from penstock.refdata.pod.load.load_dictionary import Loads
 from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.harness import PodAnswer, PodHarness
 from tests.support.waiting import becomes

@@ -10,9 +10,9 @@ import pytest
 from penstock.kernel.api_client import Answer
 from penstock.refdata.client import PodClient
 from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod.connection import Connection
-from penstock.refdata.pod.front import Front
-from penstock.refdata.pod.memory import Memory
+from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.serve.connection import Connection
+from penstock.refdata.pod.serve.router import Front
 from penstock.refdata.sdk import Dictionaries
 from penstock.settings import Settings
 from tests.refdata.pod.harness import PodHarness, running_pod
@@ -126,7 +126,7 @@ async def test_who_is_answered_straight_is_not_silent(filled: PodHarness) -> Non
 
 async def test_a_pod_that_stops_lets_warm_connections_go(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: the last straight answer says that it is the last, and is."""
-    monkeypatch.setattr("penstock.refdata.pod.server._SWEEP_EVERY", 3600.0)  # nobody else lets them go
+    monkeypatch.setattr("penstock.refdata.pod.serve.server._SWEEP_EVERY", 3600.0)  # nobody else lets them go
     async with connected(filled.address) as raw, connected(filled.address) as other:
         for one in (raw, other):
             await warm(one)
@@ -185,7 +185,7 @@ async def test_a_client_reads_no_older_than_it_read(monkeypatch: pytest.MonkeyPa
 
 async def test_pages_that_are_full_before_their_limit_go_on(pod: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a page may end at its size, too; whatever ends it, all pages together are all items."""
-    monkeypatch.setattr("penstock.refdata.pod.reads._PAGE_SIZE", 300)
+    monkeypatch.setattr("penstock.refdata.pod.serve.handlers._PAGE_SIZE", 300)
     items = {f"k{number:02}": number for number in range(20)}
     await pod.hold("LOOSE", items)
     found: dict[str, int] = {}
@@ -220,7 +220,7 @@ async def test_requests_are_counted_by_what_became_of_them(filled: PodHarness) -
         ]:
             assert (await raw.ask(asking(f"{ACME}/{path}", LOCAL, header))).status == status
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("penstock.refdata.pod.streams._MOST", 0)
+            patch.setattr("penstock.refdata.pod.serve.streams._MOST", 0)
             assert (await raw.ask(asking(f"{ACME}/changes"))).status == 503
         filled.server._tick()
         after = [counted(status=status) for status in statuses]
@@ -233,7 +233,7 @@ async def test_a_stream_that_breaks_is_not_taken_for_all(filled: PodHarness, mon
     request = asking(f"{ACME}/all", LOCAL, "Accept: application/x-ndjson")
     async with connected(filled.address) as raw:
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.refdata.pod.streams._LONGEST", -1.0)
+            patch.setattr("penstock.refdata.pod.serve.streams._LONGEST", -1.0)
             raw.writer.write(request)
             said = b""
             with suppress(ConnectionResetError):

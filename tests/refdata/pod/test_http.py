@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.refdata.pod.parsing import BODY_LIMIT
+from penstock.refdata.pod.serve.http_parser import BODY_LIMIT
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, RawReply, SlowPage, asking, connected, once, stuck
 from tests.support.waiting import becomes
@@ -195,7 +195,7 @@ async def test_a_pod_without_room_says_so(filled: PodHarness, monkeypatch: pytes
     """R17: one connection too many is told to come again."""
     async with connected(filled.address) as raw:
         assert (await raw.ask(asking(A))).status == 200
-        monkeypatch.setattr("penstock.refdata.pod.server._MOST_CONNECTIONS", 1)
+        monkeypatch.setattr("penstock.refdata.pod.serve.server._MOST_CONNECTIONS", 1)
         async with connected(filled.address) as late:
             refused = await late.reply()
             assert (refused.status, refused.code, refused.headers["retry-after"]) == (503, "TOO_MANY_CONNECTIONS", "1")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.refdata.pod.connection import Head
+from penstock.refdata.pod.serve.connection import Head
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected
 
@@ -183,7 +183,7 @@ async def test_a_warm_connection_sees_every_version(filled: PodHarness) -> None:
 
 async def test_more_heads_than_are_remembered(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a client that sends another head each time makes the pod hold no more than so many."""
-    monkeypatch.setattr("penstock.refdata.pod.server._HEADS", 10)
+    monkeypatch.setattr("penstock.refdata.pod.serve.server._HEADS", 10)
     async with connected(filled.address) as raw:
         for number in range(50):
             assert (await raw.ask(asking(A, LOCAL, f"X-Any: {number}"))).status == 200

@@ -5,7 +5,7 @@ from urllib.parse import quote
 import pytest
 
 from penstock.refdata.contract import KEY_LIMIT
-from penstock.refdata.pod.request import KEYS_LIMIT
+from penstock.refdata.pod.serve.request import KEYS_LIMIT
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, asking, connected, once
 

@@ -264,7 +264,7 @@ async def test_a_feed_lets_go_of_who_left(filled: PodHarness) -> None:
 
 async def test_one_stream_too_many_is_told_so(filled: PodHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: 503; pages are still served."""
-    monkeypatch.setattr("penstock.refdata.pod.streams._MOST", 0)
+    monkeypatch.setattr("penstock.refdata.pod.serve.streams._MOST", 0)
     refused = await once(filled.address, asking(f"{ACME}/all", LOCAL, NDJSON))
     assert (refused.status, refused.code) == (503, "TOO_MANY_STREAMS")
     assert (await once(filled.address, asking(f"{ACME}/all"))).status == 200

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from penstock.refdata.pod.parsing import BODY_LIMIT, HEAD_LIMIT
+from penstock.refdata.pod.serve.http_parser import BODY_LIMIT, HEAD_LIMIT
 from tests.refdata.pod.harness import PodHarness
 from tests.refdata.pod.raw_client import ACME, LOCAL, asking, connected, once
 

@@ -9,11 +9,12 @@ import pytest
 from penstock.kernel import paging
 from penstock.kernel.db import Connection
 from penstock.kernel.errors import NotFound, Transient
-from penstock.refdata import keeping, store
-from penstock.refdata.loading import Rows, Snapshot
+from penstock.refdata import store
+from penstock.refdata.dictionaries import kept_versions
+from penstock.refdata.dictionaries.reader import Rows, Snapshot
 from penstock.refdata.model import Dict
-from penstock.refdata.pod import loads
-from penstock.refdata.pod.loads import Loads
+from penstock.refdata.pod.load import load_dictionary
+from penstock.refdata.pod.load.load_dictionary import Loads
 from penstock.refdata.store import stamp_of
 from tests.refdata.harness import delete
 from tests.refdata.pod.harness import PodHarness
@@ -46,13 +47,13 @@ async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
     only = Snapshot.only
     monkeypatch.setattr(Snapshot, "only", never)
     with monkeypatch.context() as impatient:
-        impatient.setattr(loads, "_CHANGES_WITHIN", 0.05)
+        impatient.setattr(load_dictionary, "_CHANGES_WITHIN", 0.05)
         await pod.hold("LOOSE", {"a": "once"})
     monkeypatch.setattr(Snapshot, "only", only)
     before = loaded(pod, "LOOSE", "delta")
     await pod.hold("LOOSE", {"a": "quick again"})
     assert (tries, loaded(pod, "LOOSE", "delta")) == (1, before + 1)
-    monkeypatch.setattr(loads, "_CHANGES_WITHIN", 0.05)
+    monkeypatch.setattr(load_dictionary, "_CHANGES_WITHIN", 0.05)
     monkeypatch.setattr(Snapshot, "only", never)
     for number in range(4):
         await pod.hold("LOOSE", {"a": number})
@@ -103,7 +104,7 @@ async def test_nobody_pins_what_is_just_let_go(pod: PodHarness) -> None:
     await pod.harness.refdata.keeping.keep(LOOSE)
     db, catalogue = pod.harness.db, pod.harness.refdata.catalogue
     async with db.transaction() as tx:
-        await keeping.prune(tx, catalogue.all())  # lets version 1 go
+        await kept_versions.prune(tx, catalogue.all())  # lets version 1 go
         pinning = asyncio.create_task(pod.harness.refdata.keeping.pin(LOOSE, 1))
         await asyncio.wait([pinning], timeout=0.3)
         assert not pinning.done()
@@ -112,7 +113,7 @@ async def test_nobody_pins_what_is_just_let_go(pod: PodHarness) -> None:
     await pod.harness.refdata.keeping.pin(LOOSE, 2)
     await pod.harness.refdata.keeping.keep(LOOSE)
     async with db.transaction() as tx:
-        await keeping.prune(tx, catalogue.all())
+        await kept_versions.prune(tx, catalogue.all())
     assert [one.version for one in await pod.harness.refdata.keeping.kept(LOOSE)] == [2]
     assert await db.fetchval("SELECT count(*) FROM kept_item WHERE version = 2") == 1
 

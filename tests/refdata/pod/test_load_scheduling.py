@@ -9,8 +9,8 @@ import pytest
 
 from penstock.kernel.errors import Corrupt, PenstockError, Transient
 from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod import holding as holdings
-from penstock.refdata.pod.holding import Holding, Pace
+from penstock.refdata.pod.load import dictionary_state as holdings
+from penstock.refdata.pod.load.dictionary_state import Holding, Pace
 
 FOREVER = 3600.0
 PATIENCE = 30.0

@@ -10,7 +10,7 @@ import pytest
 from penstock.kernel.errors import Transient
 from penstock.kernel.waiting import ended
 from penstock.refdata.model import Mark
-from penstock.refdata.pod.link import (
+from penstock.refdata.pod.ipc import (
     Answer,
     Document,
     Find,

@@ -13,14 +13,15 @@ import pytest
 from penstock.kernel.errors import Transient
 from penstock.refdata.config import TenantSection
 from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod import answers, folder, layout, memory
-from penstock.refdata.pod.folder import pod_folder
-from penstock.refdata.pod.front import Front
-from penstock.refdata.pod.memory import Memory
-from penstock.refdata.pod.reads import Stream
-from penstock.refdata.pod.request import address_of
-from penstock.refdata.pod.streams import Streams
-from penstock.refdata.pod.view import Changed, PageAt, View
+from penstock.refdata.pod.memory import folder, layout, writer
+from penstock.refdata.pod.memory.folder import pod_folder
+from penstock.refdata.pod.memory.reader import Changed, PageAt, View
+from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.serve import responses
+from penstock.refdata.pod.serve.handlers import Stream
+from penstock.refdata.pod.serve.request import address_of
+from penstock.refdata.pod.serve.router import Front
+from penstock.refdata.pod.serve.streams import Streams
 
 TARGET = Dict("acme", "LOOSE")
 LIMIT = 16 * 1024 * 1024
@@ -157,15 +158,15 @@ def test_a_change_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
 def test_old_generations_are_freed_in_pieces(held: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """R29: a piece at a time, and not before those who page through it had their time."""
     now = 1_000.0
-    monkeypatch.setattr(memory, "monotonic", lambda: now)
-    monkeypatch.setattr(memory, "_FREED_AT_ONCE", 100)
+    monkeypatch.setattr(writer, "monotonic", lambda: now)
+    monkeypatch.setattr(writer, "_FREED_AT_ONCE", 100)
     load(held, Mark(1, 1), numbered(950))
     for version in range(2, 12):
         held.change(TARGET, Mark(version, version), {"k0": str(version)}, [])
     load(held, Mark(12, 12), numbered(30))
     full = entries(held)
     assert (held.free(), entries(held)) == (False, full)
-    now += memory.PAGES_FOR
+    now += writer.PAGES_FOR
     left = []
     while held.free():
         left.append(entries(held))
@@ -270,7 +271,7 @@ async def test_who_follows_is_told_when_versions_were_lost(held: Memory, view: V
     changed = asyncio.Event()
     front = Front(view, held.state, TenantSection(), None, patience=60.0)
     address = address_of(b"/v1/tenants/acme/dictionaries/LOOSE/changes")
-    async with aclosing(Streams(front, lambda: changed).begin(Stream(address, answers.EVENTS))) as feed:
+    async with aclosing(Streams(front, lambda: changed).begin(Stream(address, responses.EVENTS))) as feed:
         assert b"X-Dict-Version: 9" in await anext(feed)
         assert await anext(feed) == b": 9\n\n"
         event = asyncio.create_task(told(feed))

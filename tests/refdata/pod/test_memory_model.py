@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod import layout, memory
-from penstock.refdata.pod.memory import Memory
-from penstock.refdata.pod.view import Found, PageAt
+from penstock.refdata.pod.memory import layout, writer
+from penstock.refdata.pod.memory.reader import Found, PageAt
+from penstock.refdata.pod.memory.writer import Memory
 from tests.support.soak import Campaign, examples, model_examples
 
 PAGES_FOR = 60.0
@@ -112,8 +112,8 @@ class MemoryLifecycle(RuleBasedStateMachine):
         self.stamp = 0
         self.closing = ExitStack()
         patch = self.closing.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(memory, "monotonic", lambda: self.now)
-        patch.setattr(memory, "_FREED_AT_ONCE", 3)
+        patch.setattr(writer, "monotonic", lambda: self.now)
+        patch.setattr(writer, "_FREED_AT_ONCE", 3)
         folder = self.closing.enter_context(tempfile.TemporaryDirectory())
         self.memory = Memory(Path(folder), limit=2**26, pages_for=PAGES_FOR)
         self.closing.callback(self.memory.close)

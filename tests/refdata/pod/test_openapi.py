@@ -23,7 +23,7 @@ import penstock.refdata.pod
 from penstock.kernel import paging
 from penstock.kernel.auth import JwtAuthenticator
 from penstock.kernel.keys import SharedSecret
-from penstock.refdata.pod.request import KEYS_LIMIT
+from penstock.refdata.pod.serve.request import KEYS_LIMIT
 from penstock.settings import Settings
 from tests.refdata.pod.harness import PodHarness, running_pod
 

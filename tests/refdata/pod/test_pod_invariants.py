@@ -16,11 +16,11 @@ from penstock.kernel.errors import Conflict, Transient
 from penstock.refdata import store
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod import barrier
-from penstock.refdata.pod.auditor import Auditor, Finding
-from penstock.refdata.pod.holding import Holding
-from penstock.refdata.pod.link import Reach
-from penstock.refdata.pod.memory import Memory
+from penstock.refdata.pod.ipc import Reach
+from penstock.refdata.pod.load import barrier
+from penstock.refdata.pod.load.auditor import Auditor, Finding
+from penstock.refdata.pod.load.dictionary_state import Holding
+from penstock.refdata.pod.memory.writer import Memory
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,

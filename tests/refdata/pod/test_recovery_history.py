@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from penstock.refdata.loading import Rows, Snapshot
+from penstock.refdata.dictionaries.reader import Rows, Snapshot
 from tests.refdata.harness import RefdataHarness, delete, opened, refdata_settings, upsert
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.postgres_proxy import PostgresProxy

@@ -14,7 +14,7 @@ import pytest
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.signals.redis import RedisSignals
 from penstock.refdata.pod import supervisor as pods
-from penstock.refdata.pod.loader import Loader
+from penstock.refdata.pod.load.loader import Loader
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings, upsert
 from tests.refdata.pod.harness import PodHarness, running_pod

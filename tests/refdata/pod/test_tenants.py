@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from penstock.kernel.auth import JwtAuthenticator
 from penstock.kernel.keys import KeyFile, SharedSecret
-from penstock.refdata.pod.front import GRANT_SECONDS
+from penstock.refdata.pod.serve.router import GRANT_SECONDS
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, EC_KEY, JWKS, RSA_KEY, RSA_OTHER, SECRET, forged, signed, with_keys, write
 from tests.refdata.harness import refdata_settings

@@ -24,17 +24,17 @@ from penstock.kernel.log_level import LOG_LEVEL
 from penstock.kernel.periodic import repeating
 from penstock.kernel.telemetry import Telemetry
 from penstock.kernel.waiting import ended, happens
-from penstock.refdata.pod.auditor import Auditor
-from penstock.refdata.pod.barrier import Barrier
-from penstock.refdata.pod.desk import Desk
-from penstock.refdata.pod.folder import pod_folder
-from penstock.refdata.pod.holding import Holding
-from penstock.refdata.pod.link import Answer, Document, Question, answering
-from penstock.refdata.pod.loader import Loader
-from penstock.refdata.pod.memory import Memory
-from penstock.refdata.pod.metrics import PodMetrics
-from penstock.refdata.pod.serving_process import LIVENESS, LOG_LEVEL_EVERY, patience_for
-from penstock.refdata.pod.state import Count
+from penstock.refdata.pod.ipc import Answer, Document, Question, answering
+from penstock.refdata.pod.load.auditor import Auditor
+from penstock.refdata.pod.load.barrier import Barrier
+from penstock.refdata.pod.load.dictionary_state import Holding
+from penstock.refdata.pod.load.loader import Loader
+from penstock.refdata.pod.load.metrics import PodMetrics
+from penstock.refdata.pod.load.requests import Desk
+from penstock.refdata.pod.memory.folder import pod_folder
+from penstock.refdata.pod.memory.shared_counters import Count
+from penstock.refdata.pod.memory.writer import Memory
+from penstock.refdata.pod.serve.main import LIVENESS, LOG_LEVEL_EVERY, patience_for
 from penstock.settings import Settings
 
 _JSON = "application/json"
@@ -185,7 +185,7 @@ class _Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "penstock.refdata.pod.serving_process",
+            "penstock.refdata.pod.serve.main",
             stdin=asyncio.subprocess.PIPE,
             pass_fds=descriptors,
         )

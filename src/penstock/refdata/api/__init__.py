@@ -1,0 +1,1 @@
+"""HTTP: commands, updates, versions."""

@@ -1,0 +1,153 @@
+"""R6, R7: the command API."""
+
+from datetime import datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+
+from penstock.kernel import paging
+from penstock.kernel.errors import Invalid
+from penstock.kernel.http import Caller
+from penstock.kernel.paging import Cursor, Limit
+from penstock.refdata import contract, views
+from penstock.refdata.access import acts_for
+from penstock.refdata.api import schemas
+from penstock.refdata.commands.service import LAST_ID, LATEST, Refdata
+from penstock.refdata.contract import NAME, PREFIX, Status
+from penstock.refdata.model import Dict, Update
+
+routes = APIRouter(prefix=PREFIX, tags=["refdata"])
+_MOST = 2**63 - 1
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.schema()}}}}
+
+
+# These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
+async def _refdata(request: Request) -> Refdata:
+    refdata: Refdata = request.app.state.refdata
+    return refdata
+
+
+async def _tenant(
+    tenant_id: Annotated[str, Path(alias="tenantId", pattern=NAME)],
+    refdata: Annotated[Refdata, Depends(_refdata)],
+    caller: Caller,
+    named: Annotated[str | None, Header(alias="X-Tenant-Id", description="For trusted clients only.")] = None,
+) -> str:
+    """R25: the path's tenant, if the caller may act for it."""
+    caller.must_act_for(tenant_id, acts_for=acts_for(caller, named, refdata.section.security.tenant))
+    return tenant_id
+
+
+Service = Annotated[Refdata, Depends(_refdata)]
+Tenant = Annotated[str, Depends(_tenant)]
+Code = Annotated[str, Path(alias="dictCode", pattern=NAME)]
+
+
+@routes.post(
+    "/{tenantId}/updates",
+    status_code=202,
+    responses={200: {"model": schemas.Committed, "description": "Committed"}},
+    openapi_extra=_BODY,
+)
+async def submit(
+    request: Request,
+    response: Response,
+    tenant: Tenant,
+    refdata: Service,
+    mode: Annotated[schemas.ConsistencyMode, Query(alias="consistencyMode")] = schemas.ConsistencyMode.ASYNC,
+    timeout_ms: Annotated[int | None, Query(alias="timeoutMs", ge=50, le=1000)] = None,
+) -> schemas.Accepted | schemas.Committed:
+    """R6: change a dictionary. WAIT_COMMIT waits for the commit, not for its visibility in pods."""
+    command = contract.decode(await request.body())
+    waits = mode is schemas.ConsistencyMode.WAIT_COMMIT
+    within = timedelta(milliseconds=timeout_ms or refdata.section.consistency.wait_commit_timeout_ms)
+    update = await refdata.submit(tenant, command, within if waits else None)
+    return _outcome(update, response) if waits else views.accepted(update)
+
+
+@routes.get("/{tenantId}/updates/{eventId}")
+async def show_update(
+    tenant: Tenant, event_id: Annotated[UUID, Path(alias="eventId")], refdata: Service
+) -> schemas.UpdateStatus:
+    """R7: how an update stands."""
+    return views.update_status(await refdata.update(tenant, event_id))
+
+
+@routes.get("/{tenantId}/updates")
+async def list_updates(
+    tenant: Tenant,
+    refdata: Service,
+    status: Annotated[Status, Query(description="PENDING or FAILED.")] = Status.FAILED,
+    dict_code: Annotated[str | None, Query(alias="dictCode", pattern=NAME)] = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> schemas.UpdatePage:
+    """Which updates are under way, or failed and why, the latest first."""
+    if status is Status.COMMITTED:
+        raise Invalid("NOT_LISTED", "committed updates are not listed", hint="the history of a dictionary tells them")
+    moment, event_id = paging.after(cursor, [datetime, UUID], (LATEST, LAST_ID))
+    found = await refdata.updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
+    return schemas.UpdatePage(updates=[views.update_status(update) for update in found.items], next=found.next)
+
+
+@routes.get("/{tenantId}/history/{dictCode}")
+async def show_history(
+    tenant: Tenant, dict_code: Code, refdata: Service, limit: Limit = 100, cursor: Cursor = None
+) -> schemas.History:
+    """R30: the versions of a dictionary and what made them, the latest first."""
+    (before,) = paging.after(cursor, [int], [_MOST])
+    found = await refdata.history(Dict(tenant, dict_code), before=before, limit=limit)
+    versions = [views.dictionary_version(version) for version in found.items]
+    return schemas.History(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
+
+
+@routes.get("/{tenantId}/kept/{dictCode}")
+async def list_kept(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.KeptVersions:
+    """R30: the versions that can be pinned or gone back to, the latest first."""
+    found = await refdata.keeping.kept(Dict(tenant, dict_code))
+    versions = [schemas.KeptVersion(**one._asdict()) for one in found]
+    return schemas.KeptVersions(tenant_id=tenant, dict_code=dict_code, versions=versions)
+
+
+@routes.post("/{tenantId}/kept/{dictCode}")
+async def keep(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.Chosen:
+    """R30: keep the last version."""
+    return schemas.Chosen(version=await refdata.keeping.keep(Dict(tenant, dict_code)))
+
+
+@routes.put("/{tenantId}/pins/{dictCode}")
+async def pin(tenant: Tenant, dict_code: Code, chosen: schemas.Chosen, refdata: Service) -> schemas.Chosen:
+    """R30: have readers get a version that is kept, or the last as it is now, whatever is committed later."""
+    await refdata.keeping.pin(Dict(tenant, dict_code), chosen.version)
+    return chosen
+
+
+@routes.delete("/{tenantId}/pins/{dictCode}")
+async def unpin(tenant: Tenant, dict_code: Code, refdata: Service) -> schemas.Chosen:
+    """R30: have readers get the last version again; tells which one was pinned."""
+    return schemas.Chosen(version=await refdata.keeping.unpin(Dict(tenant, dict_code)))
+
+
+@routes.post(
+    "/{tenantId}/rollbacks/{dictCode}",
+    status_code=202,
+    responses={200: {"model": schemas.Committed, "description": "Committed"}},
+)
+async def roll_back(
+    tenant: Tenant, dict_code: Code, chosen: schemas.Chosen, response: Response, refdata: Service
+) -> schemas.Accepted | schemas.Committed:
+    """R30: make a dictionary what it was in a version that is kept, as a new version."""
+    within = timedelta(milliseconds=refdata.section.consistency.wait_commit_timeout_ms)
+    return _outcome(await refdata.roll_back(Dict(tenant, dict_code), chosen.version, within), response)
+
+
+def _outcome(update: Update, response: Response) -> schemas.Accepted | schemas.Committed:
+    """What a write that was waited for is answered with."""
+    if update.status is Status.PENDING:
+        return views.accepted(update)
+    if update.status is Status.FAILED:
+        said, code = update.error_message or "it failed", update.error_code or "FAILED"
+        raise Invalid(code, said, hint="mend it and send it under another eventId", eventId=str(update.event_id))
+    response.status_code = 200
+    return schemas.Committed(event_id=update.event_id, committed_version=update.committed_version or 0)

@@ -1,0 +1,1 @@
+"""Apply commands to PostgreSQL, one transaction per batch."""

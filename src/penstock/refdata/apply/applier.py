@@ -1,0 +1,256 @@
+"""R11: commands become versions, each exactly once, however often it is delivered and whoever wakes up late."""
+
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from itertools import groupby
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from penstock.kernel.db import Connection, Database, is_transient, plan_freely
+from penstock.kernel.errors import PenstockError
+from penstock.refdata import store
+from penstock.refdata.apply import snapshots
+from penstock.refdata.apply.apply_transaction import Judging
+from penstock.refdata.commands.messages import Read
+from penstock.refdata.contract import EventType
+from penstock.refdata.dictionaries import kept_versions
+from penstock.refdata.dictionaries.catalogue import Catalogue, Dictionary
+from penstock.refdata.dictionaries.provider import Chunks
+from penstock.refdata.model import Change, Dict, Event, Refusal, Update, Verdict, readable_error, stale
+
+_TOO_SLOW = Refusal("STATEMENT_TIMEOUT", "its statement was given up time after time")
+
+
+class Unappliable(Exception):
+    """A dictionary's own statement failed, and would fail again: one of the events at hand cannot be applied."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+class TooSlow(Exception):
+    """A dictionary's own statement was given up: it may be the event's fault; the server's, when it does not count."""
+
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.counts = counts
+
+
+class _Case(NamedTuple):
+    """An event, and the dictionary it changes or the reason why it must not."""
+
+    event: Event
+    dictionary: Dictionary | None
+    refusal: Refusal | None = None
+
+    @property
+    def key(self) -> tuple[str, UUID]:
+        return self.event.target.tenant_id, self.event.event_id
+
+
+class Applier:
+    """Applies what was read from the bus; *actor* is the name it goes by in the history."""
+
+    def __init__(
+        self, db: Database, catalogue: Catalogue, actor: str, *, max_attempts: int = 5, max_items: int = 5_000_000
+    ) -> None:
+        self._db = db
+        self._catalogue = catalogue
+        self._actor = actor
+        self._max_attempts = max_attempts
+        self._max_items = max_items
+
+    async def settle(self, reads: Sequence[Read]) -> AsyncGenerator[Verdict, None]:
+        """What became of each, in order, told when it is durable. Each must name an event."""
+        for is_alone, run in groupby(reads, key=_goes_alone):
+            for together in [[read] for read in run] if is_alone else [list(run)]:
+                async with aclosing(self._settle(together)) as verdicts:
+                    async for verdict in verdicts:
+                        yield verdict
+
+    async def _settle(self, reads: Sequence[Read]) -> AsyncGenerator[Verdict, None]:
+        """In one transaction if it goes, else in smaller parts, until the one that cannot be applied is alone."""
+        try:
+            verdicts = await self._apply([self._case(read) for read in reads])
+        except (Unappliable, TooSlow) as error:
+            if len(reads) > 1:
+                for part in _smaller(reads, error):
+                    async with aclosing(self._settle(part)) as inner:
+                        async for verdict in inner:
+                            yield verdict
+                return
+            if isinstance(error, TooSlow) and (not error.counts or reads[0].attempt < self._max_attempts):
+                raise
+            refusal = error.refusal if isinstance(error, Unappliable) else _TOO_SLOW
+            verdicts = [await self._refuse(self._case(reads[0]), refusal)]
+        for verdict in verdicts:
+            yield verdict
+
+    def _case(self, read: Read) -> _Case:
+        event = read.event
+        if event is None:
+            raise ValueError("nobody knows whose this is")
+        if read.refusal is not None:
+            return _Case(event, None, read.refusal)
+        try:
+            return _Case(event, self._catalogue.writable(event.target))
+        except PenstockError as error:
+            return _Case(event, None, Refusal(error.code, error.message))
+
+    async def _apply(self, cases: Sequence[_Case]) -> list[Verdict]:
+        """All of it in one transaction, holding the dictionaries from before the look at what was processed."""
+        async with self._db.transaction() as tx:
+            if is_snapshot(cases[0].event):
+                await plan_freely(tx)
+            judging = await self._judging(tx, [case.event.target for case in cases if case.dictionary])
+            new = await store.note_processed(tx, [case.event for case in cases], now=judging.now)
+            verdicts = await self._judge(judging, cases, new)
+            await judging.write()
+        for case, verdict in zip(cases, verdicts, strict=True):
+            _log(case.event, verdict)
+        return verdicts
+
+    async def _judging(self, tx: Connection, targets: Sequence[Dict]) -> Judging:
+        now = self._db.clock.now()
+        return Judging(tx, self._actor, now, await store.lock_dictionaries(tx, targets, now=now))
+
+    async def _judge(self, judging: Judging, cases: Sequence[_Case], new: set[tuple[str, UUID]]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        changes: dict[str, list[tuple[Dictionary, Change]]] = defaultdict(list)
+        for case in cases:
+            if case.key not in new:
+                verdicts.append(Verdict(is_repeated=True))
+                continue
+            new.discard(case.key)  # should it come a second time among these, it is a repetition
+            verdicts.append(await self._judge_one(judging, case, changes))
+        for written in changes.values():
+            with _their_statement():
+                await written[0][0].provider.apply_delta(judging.tx, [change for _, change in written])
+        if judging.commits:
+            with _their_statement():  # what they put off to the commit is looked at now, while it can be told apart
+                await judging.tx.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        return await _recalled(judging.tx, cases, verdicts)
+
+    async def _judge_one(
+        self, judging: Judging, case: _Case, changes: dict[str, list[tuple[Dictionary, Change]]]
+    ) -> Verdict:
+        event, dictionary = case.event, case.dictionary
+        if dictionary is None:
+            return judging.end(event.target, [event.event_id], Verdict(refusal=case.refusal))
+        if is_snapshot(event):
+
+            async def replace(change: Change, chunks: Chunks) -> None:
+                with _their_statement():
+                    items = sum(map(len, chunks))
+                    if refusal := await kept_versions.before_snapshot(judging.tx, dictionary, change, items):
+                        raise Unappliable(refusal)
+                    await dictionary.provider.apply_snapshot(judging.tx, change, chunks)
+
+            return await snapshots.judge(judging, event, replace, max_items=self._max_items)
+        refusal = stale(event.target, event.command.source_revision, judging.standings[event.target])
+        if refusal is not None:
+            return judging.end(event.target, [event.event_id], Verdict(refusal=refusal))
+        change = judging.commit(event, items=len(event.command.items))
+        changes[event.target.dict_code].append((dictionary, change))
+        return judging.end(event.target, [event.event_id], Verdict(change.version))
+
+    async def _refuse(self, case: _Case, refusal: Refusal) -> Verdict:
+        """Let an event fail in a transaction of its own, unless somebody judged it meanwhile."""
+        event = case.event
+        async with self._db.transaction() as tx:
+            judging = await self._judging(tx, [event.target])
+            if not await store.note_processed(tx, [event], now=judging.now):
+                return (await _recalled(tx, [case], [Verdict(is_repeated=True)]))[0]
+            if event.command.is_chunk:
+                verdict = await snapshots.refuse(judging, event, refusal)
+            else:
+                verdict = judging.end(event.target, [event.event_id], Verdict(refusal=refusal))
+            await judging.write()
+        _log(event, verdict)
+        return verdict
+
+
+def is_snapshot(event: Event) -> bool:
+    return event.command.event_type is EventType.SNAPSHOT
+
+
+def _goes_alone(read: Read) -> bool:
+    """A snapshot takes long, and wants other plans than single items do; what failed before may do so again."""
+    return read.attempt > 1 or (read.event is not None and is_snapshot(read.event))
+
+
+def _smaller(reads: Sequence[Read], error: Exception) -> list[Sequence[Read]]:
+    """Halves; but one by one where every further look at the culprit costs a whole time-out."""
+    if isinstance(error, TooSlow):
+        return [[read] for read in reads]
+    half = len(reads) // 2
+    return [reads[:half], reads[half:]]
+
+
+async def _recalled(tx: Connection, cases: Sequence[_Case], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """*verdicts*, with what was said before of those that are repeated."""
+    keys = [case.key for case, verdict in zip(cases, verdicts, strict=True) if verdict.is_repeated]
+    known = await store.requests(tx, keys) if keys else {}
+    firsts = {case.key: case.event.target for case in reversed(cases)}
+    return [
+        _of_before(case, firsts[case.key], known.get(case.key)) if verdict.is_repeated else verdict
+        for case, verdict in zip(cases, verdicts, strict=True)
+    ]
+
+
+def _of_before(case: _Case, first: Dict, known: Update | None) -> Verdict:
+    """What is to be said of an event whose id came before: the same, unless it was another dictionary's."""
+    code = known.dict_code if known else first.dict_code
+    if code != case.event.target.dict_code:
+        said = f"eventId {case.event.event_id} was used for {code}"
+        return Verdict(refusal=Refusal("EVENT_ID_REUSED", said), is_repeated=True)
+    return _verdict(known) if known else Verdict(is_repeated=True)
+
+
+def _verdict(update: Update) -> Verdict:
+    refusal = Refusal(update.error_code, update.error_message or "") if update.error_code else None
+    return Verdict(update.committed_version, refusal, is_repeated=True)
+
+
+@contextmanager
+def _their_statement() -> Iterator[None]:
+    """Tell failures of a dictionary's own statements from those of ours, and those of the moment from lasting ones."""
+    try:
+        yield
+    except (asyncpg.QueryCanceledError, asyncpg.TransactionTimeoutError) as error:
+        raise TooSlow(counts=True) from error
+    except TimeoutError as error:  # nobody answers; or many statements together take too long, each of them not
+        raise TooSlow(counts=False) from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        if is_transient(error):
+            raise
+        code = getattr(error, "sqlstate", None)
+        said = f"{code} {error}" if code else str(error)
+        raise Unappliable(Refusal("SQL_ERROR", readable_error(said))) from error
+
+
+def _log(event: Event, verdict: Verdict) -> None:
+    """R26: one line per event, as loud as it needs a person: not at all, or a look."""
+    log = structlog.get_logger()
+    if verdict.refusal is None and not log.is_enabled_for(logging.DEBUG):
+        return
+    about = {
+        "tenantId": event.target.tenant_id,
+        "dictCode": event.target.dict_code,
+        "eventId": str(event.event_id),
+        "source": event.source,
+        "version": verdict.version,
+        **({"trace_id": event.trace.split("-")[1]} if event.trace else {}),
+    }
+    if verdict.is_repeated:
+        log.debug("event_repeated", **about)
+    elif verdict.refusal is not None:
+        log.warning("event_failed", code=verdict.refusal.code, error=verdict.refusal.message, **about)
+    else:
+        log.debug("chunk_staged" if verdict.version is None else "event_committed", **about)

@@ -1,0 +1,54 @@
+"""R1: another way to read a dictionary is another version of it, so that pods never differ at one version."""
+
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+
+import structlog
+
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import Invalid
+from penstock.kernel.locks import transaction_lock
+from penstock.refdata import store
+from penstock.refdata.apply import bump_version
+from penstock.refdata.dictionaries.catalogue import Dictionary
+from penstock.refdata.model import Dict
+
+SOURCE = EVENT_TYPE = "CONFIG"
+
+
+async def check(db: Database, dictionaries: Iterable[Dictionary]) -> dict[str, str]:
+    """What is wrong with the statements of *dictionaries*, by code."""
+    wrong: dict[str, str] = {}
+    async with db.connection() as connection:
+        for dictionary in (one for one in dictionaries if one.section.enabled):
+            try:
+                await dictionary.provider.check(connection)
+            except Invalid as error:
+                wrong[dictionary.section.code] = error.message
+    return wrong
+
+
+async def register(db: Database, dictionaries: Sequence[Dictionary], tenants: Collection[str] = ()) -> int:
+    """Compare how *dictionaries* are read with how they were; how many got a new version for every tenant.
+
+    Those of known *tenants* have a version from now on, so that one nobody ever writes has one to change.
+    """
+    async with db.transaction() as tx:
+        await transaction_lock(tx, "refdata.definitions")
+        now, known = db.clock.now(), await store.definitions(tx)
+        targets = [Dict(tenant, one.section.code) for tenant in tenants for one in dictionaries]
+        await store.create_dictionaries(tx, targets, now=now)
+        wanted = {one.section.code: one.provider.load_hash for one in dictionaries}
+        differing = sorted(code for code, load_hash in wanted.items() if known.get(code) != load_hash)
+        for code in differing:
+            await store.define(tx, code, wanted[code], now=now)
+        changed = [code for code in differing if code in known]
+        if changed:
+            await _bump(tx, changed, now)
+    return len(changed)
+
+
+async def _bump(tx: Connection, codes: Sequence[str], now: datetime) -> None:
+    standings = await store.lock_codes(tx, codes)
+    await bump_version.advance(tx, standings, event_type=EVENT_TYPE, source=SOURCE, items=0, now=now)
+    structlog.get_logger().info("dictionaries_redefined", dictCodes=codes, versions=len(standings))

@@ -1,0 +1,1 @@
+"""The way in: commands from HTTP, the bus and external topics."""

@@ -1,0 +1,144 @@
+"""R10: how a message of somebody else's topic becomes a command."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from penstock.kernel.bus import Delivery, Message
+from penstock.kernel.errors import Invalid
+from penstock.kernel.text import REPLACEMENT
+from penstock.refdata.commands.messages import derived_id, trace_of
+from penstock.refdata.config import ExternalTopicSection
+from penstock.refdata.contract import COMMAND_LIMIT, EXACT, Command, Op, Source, decode
+from penstock.refdata.model import Dict, Event
+
+_ENCODER = msgspec.json.Encoder()
+_MISSING = object()
+Look = Callable[[Message, Any], Any]
+
+_FIELDS = {
+    "event_id": "eventId",
+    "source_revision": "sourceRevision",
+    "occurred_at": "occurredAt",
+    "snapshot_id": "snapshotId",
+    "chunk_index": "chunkIndex",
+    "chunks_total": "chunksTotal",
+}
+_NUMBERS = ("source_revision", "chunk_index", "chunks_total")
+
+
+class Mapped:
+    """One topic's mapping, ready to be used."""
+
+    def __init__(self, section: ExternalTopicSection) -> None:
+        self._section = section
+        self._tenant = _source(section.tenant_id)
+        self._code = _source(section.dict_code)
+        self._type = _source(section.event_type)
+        self._items = _source(section.items) if section.items else None
+        self._key, self._payload = _source(section.key), _source(section.payload)
+        self._op = _source(section.op) if section.op else None
+        self._rest = {name: _source(said) for name in _FIELDS if (said := getattr(section, name))}
+
+    def event(self, delivery: Delivery) -> Event:
+        """The event a message stands for, or Invalid with the reason."""
+        message = delivery.message
+        document = _document(message)
+        body: dict[str, Any] = {
+            "tenantId": _text("tenantId", self._tenant(message, document)),
+            "dictCode": _text("dictCode", self._code(message, document)),
+            "eventType": _text("eventType", self._type(message, document)),
+            "source": Source.KAFKA,
+            "items": self._item_list(message, document),
+        }
+        for name, look in self._rest.items():
+            if (found := look(message, document)) is not _MISSING and found is not None:
+                body[_FIELDS[name]] = _number(found) if name in _NUMBERS else found
+        body.setdefault("eventId", str(derived_id(delivery)))
+        try:
+            encoded = _ENCODER.encode(body)
+        except RecursionError as error:
+            raise Invalid("MALFORMED", "the message is nested too deeply") from error
+        return _event(decode(encoded), trace_of(message))
+
+    def _item_list(self, message: Message, document: Any) -> list[dict[str, Any]]:
+        if self._items is None:
+            return [self._item(message, document)]
+        found = self._items(message, document)
+        if not isinstance(found, list):
+            raise Invalid("UNMAPPED", f"items: {self._section.items} is no list in this message")
+        return [self._item(message, element) for element in found]
+
+    def _item(self, message: Message, element: Any) -> dict[str, Any]:
+        key = _text("key", self._key(message, element))
+        said = self._op(message, element) if self._op else _MISSING
+        # Without a value it is a tombstone, as compacted topics have them.
+        if element is _MISSING or (said is not _MISSING and _spelt(said) in self._section.deletes):
+            return {"key": key, "op": Op.DELETE}
+        payload = self._payload(message, element)
+        if payload is _MISSING:
+            raise Invalid("UNMAPPED", f"payload: there is no {self._section.payload} in this message")
+        return {"key": key, "op": Op.UPSERT, "payload": payload}
+
+
+def _event(command: Command, trace: str | None) -> Event:
+    if command.tenant_id is None or command.event_id is None:
+        raise Invalid("UNMAPPED", "tenantId or eventId is missing")
+    return Event(Dict(command.tenant_id, command.dict_code), command.event_id, Source.KAFKA, command, trace)
+
+
+def _document(message: Message) -> Any:
+    if not message.value:
+        return _MISSING
+    if len(message.value) > COMMAND_LIMIT:
+        raise Invalid("COMMAND_TOO_LARGE", f"a message has at most {COMMAND_LIMIT} bytes, not {len(message.value)}")
+    try:
+        return EXACT.decode(message.value)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise Invalid("MALFORMED", f"not JSON: {error}") from error
+
+
+def _source(said: str) -> Look:
+    """Where a field comes from: `=text`, `/json/pointer`, `key` or `header:name`."""
+    if said.startswith("="):
+        return lambda _message, _document: said[1:]
+    if said == "key":
+        return lambda message, _document: message.key or _MISSING
+    if said.startswith("header:"):
+        return lambda message, _document: message.headers.get(said.removeprefix("header:"), _MISSING)
+    steps = [step.replace("~1", "/").replace("~0", "~") for step in said.split("/")[1:]] if said != "/" else []
+    return lambda _message, document: _at(document, steps)
+
+
+def _at(document: Any, steps: list[str]) -> Any:
+    for step in steps:
+        if isinstance(document, Mapping):
+            document = document.get(step, _MISSING)
+        elif isinstance(document, list) and step.isascii() and step.isdecimal() and int(step) < len(document):
+            document = document[int(step)]
+        else:
+            return _MISSING
+    return document
+
+
+def _text(name: str, found: Any) -> str:
+    """A name or a key: text, or a number as it is written."""
+    if isinstance(found, bool) or not isinstance(found, str | int | Raw):
+        what = "missing" if found is _MISSING else f"no text but {type(found).__name__}"
+        raise Invalid("UNMAPPED", f"{name}: {what}")
+    if isinstance(found, str) and REPLACEMENT in found:
+        # Bytes that are no text were replaced: two keys may have become one.
+        raise Invalid("UNMAPPED", f"{name}: it is not UTF-8")
+    return bytes(found).decode() if isinstance(found, Raw) else str(found)
+
+
+def _spelt(found: Any) -> str:
+    """Text as it is, anything else as JSON has it."""
+    return found if isinstance(found, str) else _ENCODER.encode(found).decode()
+
+
+def _number(found: Any) -> Any:
+    """A number that came as text, as headers do, else whatever it is."""
+    return Raw(found.encode()) if isinstance(found, str) and found.lstrip("-").isdigit() else found

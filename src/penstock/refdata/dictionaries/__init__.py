@@ -1,0 +1,1 @@
+"""Dictionaries: their configuration, their items in SQL, their retained versions."""

@@ -1,0 +1,68 @@
+"""R1: the dictionaries in force. They may be replaced while everything runs; who holds one keeps it to the end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.kernel.errors import Invalid, NotFound
+from penstock.refdata.config import DictionarySection, RefdataSection
+from penstock.refdata.dictionaries.provider import DictionaryProvider, provider_of, read_only
+from penstock.refdata.model import Dict
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """One dictionary as it is configured."""
+
+    section: DictionarySection
+    provider: DictionaryProvider
+
+    @property
+    def is_writable(self) -> bool:
+        return self.section.load_sql is None or self.section.apply is not None
+
+
+class Catalogue:
+    """All dictionaries, and the tenants that may have them."""
+
+    def __init__(self, section: RefdataSection) -> None:
+        self.replace(section)
+
+    def replace(self, section: RefdataSection) -> None:
+        """Take over another configuration, all of it at once."""
+        # What did not change is kept, with the plans PostgreSQL keeps for its statements.
+        known = getattr(self, "_dictionaries", {})
+        made: dict[str, Dictionary] = {}
+        for one in section.dictionaries:
+            same = known.get(one.code)
+            made[one.code] = same if same and same.section == one else Dictionary(one, provider_of(one))
+        self._dictionaries: Mapping[str, Dictionary] = made
+        self._tenants = None if section.tenants is None else frozenset(section.tenants)
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """All tenants, where they are named."""
+        return self._tenants or frozenset()
+
+    def all(self) -> list[Dictionary]:
+        return list(self._dictionaries.values())
+
+    def get(self, target: Dict) -> Dictionary:
+        """The dictionary of a tenant, or why there is none."""
+        if self._tenants is not None and target.tenant_id not in self._tenants:
+            hint = "add it to refdata.tenants"
+            raise NotFound("UNKNOWN_TENANT", f"there is no tenant {target.tenant_id!r}", hint=hint)
+        found = self._dictionaries.get(target.dict_code)
+        if found is None:
+            hint = "add it to refdata.dictionaries"
+            raise NotFound("UNKNOWN_DICTIONARY", f"there is no dictionary {target.dict_code!r}", hint=hint)
+        if not found.section.enabled:
+            hint = "set `enabled: true`"
+            raise Invalid("DICTIONARY_DISABLED", f"{target.dict_code} is not enabled", hint=hint)
+        return found
+
+    def writable(self, target: Dict) -> Dictionary:
+        """The dictionary of a tenant, or why it cannot be changed."""
+        found = self.get(target)
+        if not found.is_writable:
+            raise read_only(target.dict_code)
+        return found

@@ -1,0 +1,107 @@
+"""R30: a look before a snapshot replaces everything, and what was before it kept: to be pinned, or gone back to."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import uuid4
+
+from msgspec import Raw
+
+from penstock.kernel.db import Connection, Database
+from penstock.kernel.errors import NotFound
+from penstock.refdata import store
+from penstock.refdata.contract import Command, Item
+from penstock.refdata.dictionaries.catalogue import Catalogue, Dictionary
+from penstock.refdata.item_files import snapshot_commands
+from penstock.refdata.model import Change, Dict, Kept, Refusal
+from penstock.refdata.store import SQL
+
+PRUNED_AT_ONCE = 10_000
+
+
+async def before_snapshot(tx: Connection, dictionary: Dictionary, change: Change, items: int) -> Refusal | None:
+    """Keep what is there, if that is wanted; the refusal of a snapshot that would take too much of it away."""
+    section, target = dictionary.section, change.target
+    if section.max_drop_percent is not None and not change.command.allow_row_drop:
+        now = await dictionary.provider.count(tx, target)
+        if items * 100 < now * (100 - section.max_drop_percent):
+            said = f"the snapshot has {items} items where {now} are; at most {section.max_drop_percent} % may go"
+            return Refusal("ROW_DROP", f"{said} (maxDropPercent, unless it says allowRowDrop)")
+    if section.keep_versions and change.version > 1:  # before the first there is nothing to go back to
+        await _keep(tx, dictionary, target, change.version - 1, change.applied_at)
+    return None
+
+
+async def prune(tx: Connection, dictionaries: Sequence[Dictionary]) -> int:
+    """Remove some of what is kept beyond what is wanted; how many items."""
+    codes = [one.section.code for one in dictionaries]
+    await tx.execute(SQL["hold_pins"])  # else one that is just being pinned would lose its items
+    await tx.execute(SQL["retire_kept"], codes, [one.section.keep_versions for one in dictionaries])
+    pruned = int((await tx.execute(SQL["prune_kept"], PRUNED_AT_ONCE)).rpartition(" ")[2])
+    if not pruned:
+        await tx.execute(SQL["forget_kept"])
+    return pruned
+
+
+class Keeping:
+    """What can be asked of the versions that are kept."""
+
+    def __init__(self, db: Database, catalogue: Catalogue) -> None:
+        self._db = db
+        self._catalogue = catalogue
+
+    async def kept(self, target: Dict) -> list[Kept]:
+        """The versions of a dictionary that are kept, the latest first."""
+        self._catalogue.get(target)
+        async with self._db.connection() as connection:
+            return [Kept(**row) for row in await connection.fetch(SQL["kept_versions"], *target)]
+
+    async def keep(self, target: Dict) -> int:
+        """Keep the last version; which one that is."""
+        dictionary, now = self._catalogue.get(target), self._db.clock.now()
+        async with self._db.transaction() as tx:
+            standing = (await store.lock_dictionaries(tx, [target], now=now))[target]
+            await _keep(tx, dictionary, target, standing.version, now)
+        return standing.version
+
+    async def pin(self, target: Dict, version: int) -> None:
+        """Have readers get *version* until `unpin`; NotFound unless it is kept, or the last, which then is."""
+        dictionary, now = self._catalogue.get(target), self._db.clock.now()
+        async with self._db.transaction() as tx:
+            standing = (await store.lock_dictionaries(tx, [target], now=now))[target]
+            if version == standing.version:
+                await _keep(tx, dictionary, target, version, now)
+            if not await tx.fetchval(SQL["pin"], *target, version, now):
+                raise _not_kept(target, version)
+
+    async def unpin(self, target: Dict) -> int:
+        """Have readers get the last version again; which one was pinned."""
+        self._catalogue.get(target)
+        async with self._db.connection() as connection:
+            version = await connection.fetchval(SQL["unpin"], *target)
+        if version is None:
+            raise NotFound("NOT_PINNED", f"{target.dict_code} is not pinned", hint="its last version is read")
+        return int(version)
+
+    async def commands(self, target: Dict, version: int) -> list[Command]:
+        """The commands that make a dictionary what it was in *version*; NotFound unless that is kept."""
+        self._catalogue.writable(target)
+        async with self._db.transaction("repeatable_read") as tx:
+            if version not in [row["version"] for row in await tx.fetch(SQL["kept_versions"], *target)]:
+                raise _not_kept(target, version)
+            rows = await tx.fetch(SQL["kept_items"], *target, version)
+        items = [Item(row["item_key"], payload=Raw(row["payload"].encode())) for row in rows]
+        commands = snapshot_commands(target.dict_code, items, uuid4(), None)
+        for command in commands:
+            command.allow_row_drop = True  # it is meant
+        return commands
+
+
+async def _keep(tx: Connection, dictionary: Dictionary, target: Dict, version: int, now: datetime) -> None:
+    if await tx.fetchval(SQL["note_kept"], *target, version, now):
+        items = await dictionary.provider.keep(tx, target, version)
+        await tx.execute(SQL["count_kept"], *target, version, items)
+
+
+def _not_kept(target: Dict, version: int) -> NotFound:
+    hint = "`penstock dict kept` lists those that are; keepVersions in the configuration keeps more"
+    return NotFound("VERSION_NOT_KEPT", f"version {version} of {target.dict_code} is not kept", hint=hint)

@@ -1,0 +1,113 @@
+"""What refdata does by itself, now and then: look for lost commands, end what is never completed, forget the old."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from penstock.kernel.bus import Bus
+from penstock.kernel.db import Database, plan_freely
+from penstock.kernel.periodic import Chore
+from penstock.refdata import store
+from penstock.refdata.apply import snapshots
+from penstock.refdata.apply.handlers import OUTBOX
+from penstock.refdata.commands.messages import give_up_message
+from penstock.refdata.commands.service import Refdata
+from penstock.refdata.dictionaries import kept_versions
+from penstock.refdata.drift import DriftWatch
+from penstock.refdata.metrics import RefdataMetrics
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+_LOOKED_FOR_AT_ONCE = 100  # a second: those who merely wait behind a backlog must not feed it much
+_LOOK_AGAIN = timedelta(minutes=10)
+
+
+def lag_chore(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, Chore, timedelta]:
+    """R26: show how far behind the workers on *topic* are."""
+
+    async def show_lag() -> None:
+        metrics.show_lag(topic, await bus.backlog(topic))
+
+    return f"lag of {topic}", show_lag, 5 * SECOND
+
+
+class Upkeep:
+    """The chores of one database; any number of processes may do them at once."""
+
+    def __init__(self, db: Database, bus: Bus, refdata: Refdata, metrics: RefdataMetrics, actor: str) -> None:
+        section = refdata.section
+        self._catalogue = refdata.catalogue
+        self._drift = DriftWatch(db, metrics)
+        self._db = db
+        self._bus = bus
+        self._section = section
+        self._metrics = metrics
+        self._actor = actor
+
+    def chores(self) -> Sequence[tuple[str, Chore, timedelta]]:
+        return [
+            ("refdata sweeper", self.sweep, SECOND),
+            ("refdata snapshots", self.expire, SECOND),
+            ("refdata retention", self.prune, MINUTE),
+            ("refdata metrics", self.show, 5 * SECOND),
+            ("refdata drift", self.look_for_drift, MINUTE / 2),
+        ]
+
+    async def sweep(self) -> int:
+        """R8: end updates whose command never reached the bus; how many are looked for.
+
+        Nobody can tell from outside whether a command is still on the bus. So a message is sent after it: whoever
+        applies that one has seen the command before, if it is there at all.
+        """
+        now, topic = self._db.clock.now(), self._section.kafka.commands_topic
+        async with self._db.transaction() as tx:
+            late = await store.look_for(
+                tx,
+                created_before=now - self._section.give_up_after,
+                looked_before=now - _LOOK_AGAIN,
+                now=now,
+                limit=_LOOKED_FOR_AT_ONCE,
+            )
+            # Within the transaction: with the bus down they are looked for again, not in ten minutes.
+            await self._bus.publish([give_up_message(topic, target, event_id) for target, event_id in late])
+        return len(late)
+
+    async def expire(self) -> int:
+        """R13: let incomplete snapshots fail."""
+        return await snapshots.expire(self._db, self._section.snapshots.expire_after, self._actor)
+
+    async def prune(self) -> int:
+        """R14: forget what is older than it has to be remembered; how many rows."""
+        kept, now = self._section.retention, self._db.clock.now()
+        ages = {"processed": kept.processed_events, "tombstones": kept.tombstones}
+        ages |= {"requests": kept.updates, "sets": kept.updates}
+        total = 0
+        for what, age in ages.items():
+            while pruned := await self._prune(what, age):
+                total += pruned
+        while pruned := await OUTBOX.prune(self._db, now - kept.history):
+            total += pruned
+        while pruned := await self._prune_kept():
+            total += pruned
+        return total
+
+    async def _prune_kept(self) -> int:
+        async with self._db.transaction() as tx:
+            await plan_freely(tx)
+            return await kept_versions.prune(tx, self._catalogue.all())
+
+    async def _prune(self, what: str, age: timedelta) -> int:
+        async with self._db.transaction() as tx:
+            await plan_freely(tx)
+            return await store.prune(tx, what, self._db.clock.now() - age)
+
+    async def look_for_drift(self) -> int:
+        """R5: tell of changes that came not through us."""
+        return await self._drift.look(self._catalogue.all())
+
+    async def show(self) -> None:
+        """Set the gauges."""
+        async with self._db.connection() as connection:
+            since = await store.pending_since(connection)
+        age = (self._db.clock.now() - since).total_seconds() if since else 0.0
+        waiting = await OUTBOX.waiting(self._db)
+        self._metrics.show(pending=age, outbox=waiting)

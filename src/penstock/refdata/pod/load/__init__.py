@@ -1,0 +1,1 @@
+"""Load dictionaries into the memory and keep them up to date."""

@@ -1,0 +1,1 @@
+"""The memory that the processes of a pod share."""

@@ -1,0 +1,1 @@
+"""Serve dictionaries from the memory over HTTP."""

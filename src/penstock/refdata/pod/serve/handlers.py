@@ -1,0 +1,209 @@
+"""R17, R31: what is read of one dictionary: an item, several, all of them page by page, its version."""
+
+from datetime import UTC, datetime
+from typing import NamedTuple
+from uuid import uuid4
+
+import orjson
+import structlog
+
+from penstock.kernel import paging
+from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
+from penstock.refdata.model import Dict, Mark
+from penstock.refdata.pod.ipc import Reach
+from penstock.refdata.pod.memory import layout
+from penstock.refdata.pod.memory.layout import Shelf
+from penstock.refdata.pod.memory.reader import Found, PageAt, View
+from penstock.refdata.pod.serve import responses
+from penstock.refdata.pod.serve.request import Address, BadRequest, Gone, Request, check_size, keys_of, version_of
+
+_PAGE, _LARGEST_PAGE = 1_000, 10_000
+_PAGE_SIZE = 4_000_000  # bytes; a page ends there, however many items were asked for
+
+
+class Answered(NamedTuple):
+    """A status, and the response from after its date on."""
+
+    status: int
+    rest: bytes
+
+
+class Stream(NamedTuple):
+    """Something that is sent piece by piece: every item, or every change after a version."""
+
+    address: Address
+    media_type: bytes
+    since: int | None = None
+    least: int = 0  # the version that all items must not be below
+
+
+class Entry(NamedTuple):
+    """A dictionary as it is served now."""
+
+    target: Dict
+    tenant: str
+    shelf: Shelf
+    version: int
+    age: float
+    prefix: bytes  # of the places of its items
+    head: bytes
+    opening: bytes  # how a good answer begins, up to what an item says of itself
+
+
+def read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach | Stream:
+    """What *address* names, or why it cannot be read, under the version there is."""
+    try:
+        return _read(view, entry, address, request)
+    except PenstockError as error:
+        return refusal(error, responses.version_headers(entry.shelf.mark, responses.MEMORY, entry.age), request)
+
+
+def refusal(error: PenstockError, version_headers: bytes, request: Request) -> Answered:
+    """R21: also a refusal tells the version."""
+    return Answered(error.status, version_headers + responses.problem(error, request.id))
+
+
+def problem(error: PenstockError, request: Request) -> Answered:
+    """A refusal that is of no version."""
+    headers = {"Allow": "GET, HEAD"} if error.status == 405 else {}
+    return Answered(error.status, responses.problem(error, request.id, headers.items()))
+
+
+def bug(request: Request) -> Answered:
+    """The answer when something unexpected was raised: the caller gets an id, the log gets the rest."""
+    request_id = request.id or uuid4().hex
+    structlog.get_logger().exception("request_crashed", request_id=request_id)
+    error = PenstockError("INTERNAL", "something went wrong here; the log has it under the request id")
+    return Answered(error.status, responses.problem(error, request_id))
+
+
+def _read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach | Stream:
+    if address.what == "item":
+        return _item(view, entry, address.key, request)
+    if address.what == "items":
+        return _items(view, entry, keys_of(address), request)
+    if address.what == "version":
+        return _version(entry)
+    if address.what == "changes":
+        return Stream(address, responses.EVENTS, _since(address, request))
+    if responses.NDJSON in request.headers.get(b"accept", b"").lower():
+        return Stream(address, responses.NDJSON, least=_least(request))
+    return _page(view, entry, address, request)
+
+
+def item_answer(version: int, head: bytes, key: bytes, response: bytes | None, request: Request) -> Answered:
+    """One item, as *response* has it; NotFound when there is none in this version."""
+    if response is None:
+        shown = key[:100].decode(errors="replace")
+        raise NotFound("UNKNOWN_KEY", f"there is no item {shown!r} in version {version}")
+    tag = layout.etag_of(response)
+    if _has(request, tag):
+        return Answered(304, head + b"ETag: " + tag + b"\r\n\r\n")
+    return Answered(200, head + response)
+
+
+def items_answer(version: int, head: bytes, found: dict[bytes, bytes], keys: list[bytes], request: Request) -> Answered:
+    """Several items of one version, and which of those asked for there are not."""
+    tag = layout.tag_over([b"%d" % (key in found) + found.get(key, b"") for key in keys])
+    if _has(request, tag):
+        return Answered(304, head + b"ETag: " + tag + b"\r\n\r\n")
+    items = b",".join(orjson.dumps(key.decode()) + b":" + value for key, value in found.items())
+    missing = orjson.dumps([key.decode() for key in keys if key not in found])
+    body = b'{"version":%d,"items":{%b},"missing":%b}' % (version, items, missing)
+    return Answered(200, responses.lengthy(head + b"ETag: " + tag + b"\r\n", body))
+
+
+def version_answer(target: Dict, version: int, head: bytes, shelf: Shelf | None = None) -> Answered:
+    """A dictionary's version; from memory also how many items it has, and since when."""
+    told: dict[str, object] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "version": version}
+    if shelf is not None:
+        loaded = datetime.fromtimestamp(shelf.loaded_at, UTC).isoformat(timespec="milliseconds")
+        told |= {"items": shelf.items, "loadedAt": loaded, "isPinned": shelf.is_pinned}
+    return Answered(200, responses.lengthy(head, orjson.dumps(told)))
+
+
+def as_line(found: Found) -> bytes:
+    """An item among others."""
+    place, value = found
+    key = orjson.dumps(layout.key_of(place, value).decode())
+    return b'{"key":%b,"value":%b}' % (key, layout.body_of(layout.response_of(place, value)))
+
+
+def _item(view: View, entry: Entry, key: bytes, request: Request) -> Answered:
+    return item_answer(entry.version, entry.head, key, view.get(entry.shelf, key), request)
+
+
+def _items(view: View, entry: Entry, keys: list[bytes], request: Request) -> Answered:
+    found = ((key, view.get(entry.shelf, key)) for key in keys)
+    bodies = {key: layout.body_of(response) for key, response in found if response is not None}
+    check_size(sum(map(len, bodies.values())))
+    return items_answer(entry.version, entry.head, bodies, keys, request)
+
+
+def _version(entry: Entry) -> Answered:
+    return version_answer(entry.target, entry.version, entry.head, entry.shelf)
+
+
+def _page(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach:
+    limit, cursor = _limit(address.first("limit")), address.first("cursor")
+    at = PageAt(entry.shelf.mark) if cursor is None else _at(cursor)
+    if at.mark.version < _least(request):
+        said = f"the cursor is of version {at.mark.version}, which is below X-Min-Version"
+        raise Conflict("CURSOR_TOO_OLD", said, hint="begin again without a cursor, or ask for no version")
+    if at.mark.version > entry.version:  # another pod was quicker
+        return Reach(*address.target, at.mark.version, "all")
+    found = view.page(address.target, at, limit, _PAGE_SIZE)
+    if found is None:
+        said = f"version {at.mark.version} of {address.target.dict_code} is not kept any more"
+        raise Gone("VERSION_GONE", said, hint="begin again without a cursor")
+    # When it is not known whether there is more, the next page tells: it may be empty.
+    is_last = len(found) < limit and sum(len(place) + len(value) for place, value in found) < _PAGE_SIZE
+    more = None if is_last else paging.encode([*at.mark, found[-1][0].hex()])
+    items = b",".join(map(as_line, found))
+    body = b'{"version":%d,"items":[%b],"next":%b}' % (at.mark.version, items, orjson.dumps(more))
+    head = responses.data_head(at.mark, responses.MEMORY, entry.age)
+    return Answered(200, responses.lengthy(head, body))
+
+
+def _has(request: Request, tag: bytes) -> bool:
+    """R31: whether the caller has this already."""
+    given = request.headers.get(b"if-none-match")
+    if given is None:
+        return False
+    return given.strip() == b"*" or tag.removeprefix(b"W/") in [
+        one.strip().removeprefix(b"W/") for one in given.split(b",")
+    ]
+
+
+def _least(request: Request) -> int:
+    return version_of(request.headers.get(b"x-min-version", b"0"))
+
+
+def _limit(given: str | None) -> int:
+    if given is None:
+        return _PAGE
+    if not (given.isascii() and given.isdigit() and len(given) < 9) or not 1 <= int(given) <= _LARGEST_PAGE:
+        raise BadRequest("BAD_LIMIT", f"limit is a number from 1 to {_LARGEST_PAGE}")
+    return int(given)
+
+
+def _at(cursor: str) -> PageAt:
+    *mark, place = paging.decode(cursor, [int, int, bool, str])
+    try:
+        at = PageAt(Mark(*mark), bytes.fromhex(place))
+    except ValueError as error:
+        raise _bad_cursor() from error
+    if at.mark.version < 0:
+        raise _bad_cursor()
+    return at
+
+
+def _bad_cursor() -> Invalid:
+    return Invalid("BAD_CURSOR", "that is not a cursor of this listing", hint="use `next`, unchanged")
+
+
+def _since(address: Address, request: Request) -> int | None:
+    """After which version changes are told: whoever lost the connection says where it was."""
+    since = (address.first("since") or "").encode(errors="replace")
+    last = request.headers.get(b"last-event-id") or since
+    return version_of(last, "Last-Event-ID or since") if last else None

@@ -1,0 +1,182 @@
+"""A serving process of a pod: takes connections, keeps the time for all of them, and drains at the end."""
+
+import asyncio
+import socket
+from contextlib import suppress
+from math import inf
+from time import monotonic
+
+from penstock.kernel.auth import Authenticator
+from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
+from penstock.kernel.sockets import queued
+from penstock.kernel.waiting import happens
+from penstock.refdata.model import Mark
+from penstock.refdata.pod.ipc import Audit, Document, Find, Items, Link, Reach, Ready, Refused, Show
+from penstock.refdata.pod.memory import layout
+from penstock.refdata.pod.memory.shared_counters import Count
+from penstock.refdata.pod.serve import handlers, responses
+from penstock.refdata.pod.serve.connection import Connection, Head, Streaming
+from penstock.refdata.pod.serve.handlers import Answered, Stream
+from penstock.refdata.pod.serve.request import Request, address_of, keys_of
+from penstock.refdata.pod.serve.router import Authenticate, Found, Front
+from penstock.refdata.pod.serve.streams import Streams
+
+TICK = 0.025
+_SWEEP_EVERY = 1.0
+_MOST_CONNECTIONS = 20_000
+_TRIES = 5
+_HEADS = 1_000
+_AUDITED_WITHIN = 600.0
+_STATUS_COUNTS = {200: Count.OK, 304: Count.NOT_MODIFIED, 404: Count.NOT_FOUND, 409: Count.CONFLICT}
+
+
+class Server:
+    """What the connections of one process share."""
+
+    def __init__(self, front: Front, link: Link, authenticator: Authenticator, process: int, patience: float) -> None:
+        self.front = front
+        self.now = monotonic()
+        self.hits = 0
+        self.heads: dict[bytes, Head] = {}
+        self.ends_at = inf
+        self._link = link
+        self._authenticator = authenticator
+        self._patience = patience
+        self._counters = front.state.counters(process)
+        self._counters[Count.CONNECTIONS] = 0
+        self._connections: set[Connection] = set()
+        self._changed = asyncio.Event()
+        self._seen = front.sequence
+        self._streams = Streams(front, lambda: self._changed)
+        self._tick()
+
+    async def serve(self, listening: socket.socket, stopping: asyncio.Event, drain: float) -> None:
+        """Answer until *stopping*, then finish what is under way, for *drain* seconds at most."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Connection(self), sock=listening, backlog=1024)
+        keeping_time = asyncio.create_task(self._keep_time(), name="time")
+        await stopping.wait()
+        self.front.drain()
+        waiting = list(queued(listening))
+        server.close()
+        for one in waiting:  # whoever had connected is taken in
+            await loop.connect_accepted_socket(lambda: Connection(self), one)
+        self.ends_at, self._streams.is_ending = monotonic(), True
+        self._tick()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain):
+                while self._connections:
+                    await happens(self._changed, TICK)
+        for connection in list(self._connections):
+            connection.abort()
+        keeping_time.cancel()
+
+    def joined(self, connection: Connection) -> bool:
+        self._connections.add(connection)
+        self._counters[Count.CONNECTIONS] = len(self._connections)
+        return len(self._connections) <= _MOST_CONNECTIONS
+
+    def left(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._counters[Count.CONNECTIONS] = len(self._connections)
+
+    def count(self, status: int) -> None:
+        other = Count.CLIENT_ERROR if status < 500 else Count.SERVER_ERROR
+        self._counters[_STATUS_COUNTS.get(status, other)] += 1
+
+    def learn(self, request: Request) -> None:
+        if len(self.heads) >= _HEADS:
+            self.heads.clear()
+        least = request.headers.get(b"x-min-version", b"0")
+        self.heads[request.head] = Head(request.headers.get(b"authorization"), int(least))
+
+    async def settle(self, request: Request) -> Answered | Streaming:
+        """Ask whom it takes, until there is an answer."""
+        for _ in range(_TRIES):
+            found = self.front.answer(request)
+            if isinstance(found, Answered):
+                return found
+            answer = await self._ask(found, request)
+            if answer is not None:
+                return answer
+        raise Transient("UNSETTLED", "the dictionary changes faster than it can be read", hint="try again")
+
+    async def _ask(self, found: Found, request: Request) -> Answered | Streaming | None:
+        """The answer, or None when it is to be looked for once more."""
+        if isinstance(found, Authenticate):
+            principal = await self._authenticator.authenticate(found.authorization)
+            self.front.grant(request.headers.get(b"authorization"), principal)
+            return None
+        if isinstance(found, Stream):
+            pieces = self._streams.begin(found)
+            return Streaming(await anext(pieces), pieces, is_endless=found.media_type == responses.EVENTS)
+        if isinstance(found, Reach):
+            self._counters[Count.BARRIER_WAITS] += 1
+        assert isinstance(found, Audit | Find | Reach | Show)  # noqa: S101 - what is left
+        try:
+            answer = await self._link.ask(found, _AUDITED_WITHIN if isinstance(found, Audit) else self._patience)
+        except Transient as error:
+            answer = Refused(error.status, error.code, error.message, error.hint)
+        if isinstance(answer, Ready):
+            self.front.renew()
+            return None
+        if isinstance(answer, Document):
+            return Answered(answer.status, responses.document(answer.media_type, answer.body))
+        if isinstance(answer, Items):
+            return _from_primary(answer, request)
+        return self._refused(answer, found, request)
+
+    def _refused(self, answer: Refused, asked: Audit | Find | Reach | Show, request: Request) -> Answered:
+        """R21: also a refusal tells the version, if it is that of a dictionary."""
+        error = _error(answer)
+        if not isinstance(asked, Reach):
+            return Answered(error.status, responses.problem(error, request.id))
+        entry = self.front.entry(address_of(request.url).target)
+        if answer.version is not None:
+            told = responses.version_headers(Mark(answer.version, 0), responses.FALLBACK)
+        else:
+            told = responses.version_headers(entry.shelf.mark if entry else Mark(0, 0), responses.MEMORY)
+        return handlers.refusal(error, told, request)
+
+    async def _keep_time(self) -> None:
+        swept_at = monotonic()
+        while True:
+            await asyncio.sleep(TICK)
+            self._tick()
+            if monotonic() - swept_at > _SWEEP_EVERY:
+                swept_at = monotonic()
+                for connection in list(self._connections):
+                    connection.sweep(swept_at)
+
+    def _tick(self) -> None:
+        front, self.now = self.front, monotonic()
+        front.tick()
+        self._counters[Count.OK] += self.hits
+        self._counters[Count.BEATS] += 1
+        self.hits = 0
+        if front.sequence != self._seen or front.is_draining:
+            self._seen = front.sequence
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+
+def _from_primary(found: Items, request: Request) -> Answered:
+    """R21: what the primary said, under the version it said it for."""
+    address, version = address_of(request.url), found.mark.version
+    head = responses.data_head(found.mark, responses.FALLBACK)
+    if address.what == "version":
+        return handlers.version_answer(address.target, version, head)
+    if address.what == "items":
+        bodies = {key.encode(): value.encode() for key, value in found.items.items()}
+        return handlers.items_answer(version, head, bodies, keys_of(address), request)
+    body = found.items.get(address.key.decode())
+    response = None if body is None else layout.ready_made(body.encode())
+    try:
+        return handlers.item_answer(version, head, address.key, response, request)
+    except NotFound as error:
+        return handlers.refusal(error, responses.version_headers(found.mark, responses.FALLBACK), request)
+
+
+def _error(answer: Refused) -> PenstockError:
+    kinds: dict[int, type[PenstockError]] = {kind.status: kind for kind in (NotFound, Conflict, Invalid, Transient)}
+    return kinds.get(answer.status, PenstockError)(answer.code, answer.message, hint=answer.hint)
