@@ -7,9 +7,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.peers.ingest_facts import SUPPLIER, measured
-from penstock.ingest import layout
-from penstock.ingest.folder import FolderTree
+from penstock.ingest import paths
 from penstock.ingest.service import Ingestion
+from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.build import code_commit
 
 CONFIG = """
@@ -32,8 +32,8 @@ def ingest(source: Path, folder: Path) -> int:
     """More than the peers do: hash the file, look for repeated keys, judge, sync, publish, and tell of it."""
     tree = FolderTree(folder)
     tree.prepare(SUPPLIER)
-    (folder / layout.config(SUPPLIER)).write_text(CONFIG)
-    os.link(source, folder / layout.inbox(SUPPLIER) / source.name)
+    (folder / paths.config(SUPPLIER)).write_text(CONFIG)
+    os.link(source, folder / paths.inbox(SUPPLIER) / source.name)
     manifest = Ingestion(tree, "benchmark").run(SUPPLIER).manifest
     if manifest is None or manifest.failure is not None:
         raise RuntimeError(f"the run failed: {manifest}")

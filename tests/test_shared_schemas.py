@@ -5,7 +5,7 @@ from pydantic import BaseModel
 
 from penstock.flows.api import schemas as flows
 from penstock.harvest.api import schemas as harvest
-from penstock.ingest import wire as ingest
+from penstock.ingest.api import schemas as ingest
 from penstock.overview import wire as overview
 from penstock.tracking import wire as tracking
 

@@ -22,8 +22,8 @@ from penstock.flows.kinds.platform.tracking import tracking_worker
 from penstock.flows.kinds.registry import check_inputs
 from penstock.flows.step import Handler, Step
 from penstock.harvest.contract import PLANS
-from penstock.ingest.hooks import Hooks, Outcome
-from penstock.ingest.publishing import Step as Place
+from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.publish import Step as Place
 from penstock.ingest.service import Ingestion
 from penstock.ingest.workspace import Workplace, workplace
 from penstock.kernel.db import Database

@@ -10,11 +10,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from penstock.ingest.config import RetentionSection
-from penstock.ingest.folder import FolderTree
-from penstock.ingest.hooks import Hooks
-from penstock.ingest.publishing import Step
-from penstock.ingest.retention import sweep
+from penstock.ingest.run.hooks import Hooks
+from penstock.ingest.run.publish import Step
 from penstock.ingest.service import Ingestion
+from penstock.ingest.state.retention import sweep
+from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.build import code_commit
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import PenstockError

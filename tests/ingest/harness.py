@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from penstock.ingest import layout
+from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.folder import FolderTree
-from penstock.ingest.hooks import Hooks, Outcome
+from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.service import Ingestion
+from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock
 from tests.support.types import Json
 
@@ -48,7 +48,7 @@ class IngestHarness:
             self.configure(config)
 
     def configure(self, config: Json, supplier: str = SUPPLIER) -> None:
-        self.put(layout.config(supplier), json.dumps(config).encode())
+        self.put(paths.config(supplier), json.dumps(config).encode())
         self.tree.prepare(supplier)
 
     def put(self, path: str, content: bytes) -> Path:
@@ -59,7 +59,7 @@ class IngestHarness:
 
     def drop(self, content: bytes, name: str = "price.csv", supplier: str = SUPPLIER) -> Path:
         """As a supplier does; each file is newer than the one before."""
-        file = self.put(f"{layout.inbox(supplier)}/{name}", content)
+        file = self.put(f"{paths.inbox(supplier)}/{name}", content)
         self._age -= 10
         then = time.time() - self._age
         os.utime(file, (then, then))
@@ -84,7 +84,7 @@ class IngestHarness:
 
     def facts(self, supplier: str = SUPPLIER) -> list[Json]:
         """The facts of the current state."""
-        return self.lines(layout.state(supplier, self.current(supplier) or "", layout.FACTS))
+        return self.lines(paths.state(supplier, self.current(supplier) or "", paths.FACTS))
 
     def lines(self, path: str) -> list[Json]:
         return [json.loads(line) for line in (self.root / path).read_text().splitlines()]
@@ -101,7 +101,7 @@ class IngestHarness:
         """Everything there is, ledgers and locks left out."""
         files = [file for file in self.root.rglob("*") if file.is_file() and ".work" not in file.parts]
         known = {file.relative_to(self.root).as_posix(): file.read_bytes() for file in files}
-        return {path: content for path, content in known.items() if not path.startswith(layout.LEDGERS)}
+        return {path: content for path, content in known.items() if not path.startswith(paths.LEDGERS)}
 
 
 def failure(outcome: Outcome) -> FailureCode | None:

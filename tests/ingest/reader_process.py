@@ -5,10 +5,10 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
-from penstock.ingest.facts import digest_of
-from penstock.ingest.folder import FolderTree
 from penstock.ingest.sdk import read_state
-from penstock.ingest.states import State, open_state
+from penstock.ingest.state.reader import State, open_state
+from penstock.ingest.transform.ndjson import digest_of
+from penstock.ingest.tree.folder import FolderTree
 
 SUPPLIER = "acme"
 

@@ -15,17 +15,19 @@ from typing import Any
 
 import orjson
 
-from penstock.ingest import layout, ledger, states
+from penstock.ingest import paths as layout
 from penstock.ingest.config import AlertSection, RetentionSection
-from penstock.ingest.folder import FolderTree
-from penstock.ingest.hooks import Hooks, Outcome
-from penstock.ingest.ledger import Ledger
 from penstock.ingest.model import Pointer, Standing
-from penstock.ingest.publishing import OnStep
-from penstock.ingest.retention import Swept, sweep
+from penstock.ingest.run import ledger
+from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.ledger import Ledger
+from penstock.ingest.run.publish import OnStep
 from penstock.ingest.service import Ingestion
-from penstock.ingest.standing import standing
-from penstock.ingest.verifying import verify
+from penstock.ingest.state import reader
+from penstock.ingest.state.retention import Swept, sweep
+from penstock.ingest.state.supplier_status import standing
+from penstock.ingest.state.verify import verify
+from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import Clock, SystemClock
 
 SUPPLIER = "acme"
@@ -129,7 +131,7 @@ class SupplierFolder:
         """The current state as readers get it, which is of one run; None when there is none."""
         if self.pointer() is None:
             return None
-        with states.open_state(self.tree, SUPPLIER) as state:
+        with reader.open_state(self.tree, SUPPLIER) as state:
             found = list(state)
         assert {fact["run_id"] for fact in found} == {state.pointer.run_id}
         assert len(found) == len({fact["payload"]["sku"] for fact in found})

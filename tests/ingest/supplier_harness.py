@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 
-from penstock.ingest import layout
-from penstock.ingest.folder import FolderTree
-from penstock.ingest.hooks import Hooks, Outcome
+from penstock.ingest import paths
+from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.service import Ingestion
+from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import Clock
 
 SUPPLIER = "brinex"
@@ -37,12 +37,12 @@ class SupplierHarness:
 
     def configure(self, **settings: Any) -> None:
         """Quality is asked for, and three columns are mapped, unless told otherwise."""
-        with (self.root / layout.config(self.supplier)).open("w") as file:
+        with (self.root / paths.config(self.supplier)).open("w") as file:
             YAML().dump({**QUALITY, "columns": dict(COLUMNS), "key": ["sku"], **settings}, file)
 
     def drop(self, name: str, content: str | bytes, at: float | None = None) -> Path:
         """A file arrives, with an mtime of its own if need be."""
-        file = self.root / layout.inbox(self.supplier) / name
+        file = self.root / paths.inbox(self.supplier) / name
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         if at is not None:
             os.utime(file, (at, at))

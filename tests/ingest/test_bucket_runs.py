@@ -11,13 +11,14 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.ingest import layout, publishing
+from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.model import Manifest, Pointer
-from penstock.ingest.publishing import OnStep, Step
+from penstock.ingest.run import publish
+from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.publish import OnStep, Step
 from penstock.ingest.service import Ingestion
-from penstock.ingest.tree import Tree
+from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, Stored
 from tests.ingest.tree_backends import SUPPLIER, BucketBackend, drop, paths, s3_backend, stored_backend
@@ -57,7 +58,7 @@ def s3() -> Iterator[S3Bucket]:
 @pytest.fixture
 def backend(s3: S3Bucket, tmp_path: Path) -> Iterator[BucketBackend]:
     with s3_backend(s3, tmp_path / "machines") as backend:
-        backend.put(layout.config(SUPPLIER), CONFIG)
+        backend.put(paths.config(SUPPLIER), CONFIG)
         yield backend
 
 
@@ -85,10 +86,10 @@ def whole_state(tree: Tree) -> Pointer | None:
     pointer = tree.pointer(SUPPLIER)
     if pointer is None:
         return None
-    with tree.open(layout.state(SUPPLIER, pointer.run_id, layout.FACTS)) as facts:
+    with tree.open(paths.state(SUPPLIER, pointer.run_id, paths.FACTS)) as facts:
         assert sha256(facts.read()).hexdigest() == pointer.sha256
-    assert told(tree, layout.state(SUPPLIER, pointer.run_id, layout.POINTER)) == pointer.as_dict()
-    manifest = told(tree, layout.state(SUPPLIER, pointer.run_id, layout.MANIFEST))
+    assert told(tree, paths.state(SUPPLIER, pointer.run_id, paths.POINTER)) == pointer.as_dict()
+    manifest = told(tree, paths.state(SUPPLIER, pointer.run_id, paths.MANIFEST))
     assert (manifest["status"], manifest["fence"]) == ("PASS", pointer.fence)
     return pointer
 
@@ -97,20 +98,20 @@ def is_of(tree: Tree, content: bytes) -> bool:
     """Whether the current state was made of *content*."""
     pointer = whole_state(tree)
     assert pointer is not None
-    manifest = told(tree, layout.state(SUPPLIER, pointer.run_id, layout.MANIFEST))
+    manifest = told(tree, paths.state(SUPPLIER, pointer.run_id, paths.MANIFEST))
     return bool(manifest["input_sha256"] == sha256(content).hexdigest())
 
 
 def places(tree: Tree, content: bytes) -> set[str]:
     """The folders that hold a file of this content."""
     folders = {
-        "inbox": layout.inbox(SUPPLIER),
-        "obsolete": layout.obsolete(SUPPLIER),
-        "duplicates": layout.duplicates(SUPPLIER),
-        "broken": layout.broken(SUPPLIER),
+        "inbox": paths.inbox(SUPPLIER),
+        "obsolete": paths.obsolete(SUPPLIER),
+        "duplicates": paths.duplicates(SUPPLIER),
+        "broken": paths.broken(SUPPLIER),
     }
     found = {name for name, folder in folders.items() if content in _contents(tree, folder)}
-    archived = [one.path for one in tree.files(layout.archive(SUPPLIER)) if "/obsolete/" not in one.path]
+    archived = [one.path for one in tree.files(paths.archive(SUPPLIER)) if "/obsolete/" not in one.path]
     return found | ({"archive"} if content in [tree.read(path) for path in archived] else set())
 
 
@@ -123,9 +124,9 @@ def assert_settled(tree: Tree) -> None:
     assert tree.arrivals(SUPPLIER) == []
     pointer = whole_state(tree)
     assert pointer is not None
-    manifest = told(tree, layout.run(pointer.run_id, layout.MANIFEST))
+    manifest = told(tree, paths.run(pointer.run_id, paths.MANIFEST))
     assert manifest["status"] == "PASS"
-    assert told(tree, layout.accepted(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
+    assert told(tree, paths.accepted(SUPPLIER, manifest["input_sha256"]))["run_id"] == pointer.run_id
 
 
 def assert_goes_on(backend: BucketBackend, fence: int) -> None:
@@ -149,9 +150,9 @@ def test_a_file_is_published(backend: BucketBackend) -> None:
     assert pointer is not None
     assert outcome.manifest is not None
     assert (pointer.run_id, pointer.fence) == (outcome.manifest.run_id, 1)
-    assert backend.tree.read(f"{layout.CURRENT}/{SUPPLIER}.json") is not None
-    assert paths(backend.tree, layout.archive(SUPPLIER)) == ["price.csv"]
-    assert outcome.manifest.moved_to == f"{layout.archive(SUPPLIER)}/price.csv"
+    assert backend.tree.read(f"{paths.CURRENT}/{SUPPLIER}.json") is not None
+    assert paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv"]
+    assert outcome.manifest.moved_to == f"{paths.archive(SUPPLIER)}/price.csv"
     assert_settled(backend.tree)
 
 
@@ -167,7 +168,7 @@ def test_the_next_publication_replaces_it(backend: BucketBackend) -> None:
     assert (second.fence, second.previous_run, second.changes.changed) == (2, first.run_id, 1)
     assert is_of(backend.tree, NEW)
     assert backend.tree.states(SUPPLIER) == sorted([first.run_id, second.run_id])
-    assert paths(backend.tree, layout.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
+    assert paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
 
 
 def test_a_broken_file_is_set_aside(backend: BucketBackend) -> None:
@@ -181,7 +182,7 @@ def test_a_broken_file_is_set_aside(backend: BucketBackend) -> None:
     assert places(backend.tree, BROKEN) == {"broken"}
     assert whole_state(backend.tree) == before
     assert outcome.manifest is not None
-    assert told(backend.tree, layout.run(outcome.manifest.run_id, layout.MANIFEST))["status"] == "FAIL"
+    assert told(backend.tree, paths.run(outcome.manifest.run_id, paths.MANIFEST))["status"] == "FAIL"
 
 
 def test_the_newest_unique_file_wins(backend: BucketBackend) -> None:
@@ -307,7 +308,7 @@ def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
 ) -> None:
     """I10: another takes it for dead, and notes so after it has ended: what is current has passed all the same."""
     drop(backend, "price.csv", NEW)
-    note = publishing.note
+    note = publish.note
     with paused(backend.machine(), Step.SWITCHING) as (go, running):
 
         def late(tree: Tree, manifest: Manifest) -> None:
@@ -316,7 +317,7 @@ def test_a_machine_that_publishes_while_it_is_given_up_has_passed(
             assert has_published(running.result(WAIT))
             note(tree, manifest)
 
-        monkeypatch.setattr(publishing, "note", late)
+        monkeypatch.setattr(publish, "note", late)
         assert run(backend.machine()).nothing is not None
     assert_settled(backend.tree)
     assert_goes_on(backend, fence=2)
@@ -465,7 +466,7 @@ def test_a_machine_killed_before_any_writing_does_no_harm(
     writings, is_killed = 0, True
     while is_killed:
         with stored_backend(tmp_path / f"{writings}", tmp_path / "machines") as backend:
-            backend.put(layout.config(SUPPLIER), CONFIG)
+            backend.put(paths.config(SUPPLIER), CONFIG)
             drop(backend, "first.csv", FIRST)
             run(backend.tree)
             before = whole_state(backend.tree)

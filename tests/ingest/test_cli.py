@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import layout
+from penstock.ingest import paths
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.support.processes import Result, penstock_here, penstock_on_a_terminal
 from tests.support.types import Json
@@ -68,14 +68,14 @@ def test_a_run_publishes(harness: IngestHarness) -> None:
     harness.drop(ONE, "first.csv")
     first = ingest(harness, "run", SUPPLIER)
     run_id = harness.current()
-    archived = f"{layout.archive(SUPPLIER)}/first.csv"
+    archived = f"{paths.archive(SUPPLIER)}/first.csv"
     assert (first.code, first.err) == (0, "")
     assert first.out == f"PASS  {run_id}  first.csv\n3 good rows, 1 bad\nmoved first.csv to {archived}\n"
     harness.drop(TWO, "second.csv")
     told = ingest_json(harness, "run", SUPPLIER)
     assert (told["status"], told["supplier"], told["reason"]) == ("PASS", SUPPLIER, None)
-    assert told["moved"] == {"second.csv": f"{layout.archive(SUPPLIER)}/second.csv"}
-    assert told["manifest"] == harness.told(layout.run(harness.current() or "", layout.MANIFEST))
+    assert told["moved"] == {"second.csv": f"{paths.archive(SUPPLIER)}/second.csv"}
+    assert told["manifest"] == harness.told(paths.run(harness.current() or "", paths.MANIFEST))
     assert told["manifest"]["changes"] == {"previous": run_id, "added": 1, "removed": 1, "changed": 1, "unchanged": 1}
     assert told["manifest"]["moved_to"] == told["moved"]["second.csv"]
 
@@ -104,7 +104,7 @@ def test_a_run_that_fails(harness: IngestHarness) -> None:
     told = ingest_json(harness, "run", SUPPLIER, code=1)
     assert (told["status"], told["manifest"]["failure_code"]) == ("FAIL", "FILE_EMPTY")
     assert told["manifest"]["hint"]
-    assert told["manifest"]["moved_to"] == f"{layout.broken(SUPPLIER)}/empty.csv"
+    assert told["manifest"]["moved_to"] == f"{paths.broken(SUPPLIER)}/empty.csv"
 
 
 def test_nothing_to_do_is_said(harness: IngestHarness) -> None:
@@ -112,17 +112,17 @@ def test_nothing_to_do_is_said(harness: IngestHarness) -> None:
     empty = ingest(harness, "run", SUPPLIER)
     assert (empty.code, empty.out) == (0, "nothing to do: the inbox is empty\n")
     harness.configure({**KEYED, "file_stability_window": 3600})
-    harness.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE)
+    harness.put(f"{paths.inbox(SUPPLIER)}/fresh.csv", ONE)
     waits = ingest_json(harness, "run", SUPPLIER, "--no-wait")
     assert (waits["status"], waits["manifest"]) == ("NOTHING_TO_DO", None)
     assert "fresh.csv" in waits["reason"]
-    assert harness.names(layout.inbox(SUPPLIER)) == ["fresh.csv"]
+    assert harness.names(paths.inbox(SUPPLIER)) == ["fresh.csv"]
 
 
 def test_a_run_waits_until_a_file_is_whole(harness: IngestHarness) -> None:
     """I3: without --no-wait it says what it waits for, and takes the file as soon as it has stayed as it was."""
     harness.configure({**KEYED, "file_stability_window": 0.4})
-    file, later = harness.put(f"{layout.inbox(SUPPLIER)}/fresh.csv", ONE), time.time() + 3600
+    file, later = harness.put(f"{paths.inbox(SUPPLIER)}/fresh.csv", ONE), time.time() + 3600
     os.utime(file, (later, later))  # never old enough by its date: it has to be watched
     done = ingest(harness, "run", SUPPLIER)
     assert done.code == 0
@@ -140,7 +140,7 @@ def test_a_second_caller_is_told_who_is_first(harness: IngestHarness) -> None:
     assert "supplier acme is locked by the night shift (pid " in done.err
     assert "hint: " in done.err
     assert (error["code"], error["holder"]) == ("LOCKED", "the night shift")
-    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_mistakes_are_told_with_the_next_step(tmp_path: Path, args: list[str], c
 def test_mistakes_in_a_configuration_have_line_numbers(harness: IngestHarness) -> None:
     """I18: line and column of each; the file waits in the inbox, and `status` tells it too."""
     config = "min_fact_count: 1\nmax_bad_ratio: 7\nallow_empty_snapshot: false\ncolumns:\n  sku: {from: sku, kind: x}\n"
-    harness.put(layout.config(SUPPLIER), config.encode())
+    harness.put(paths.config(SUPPLIER), config.encode())
     harness.drop(ONE)
     told = ingest_json(harness, "run", SUPPLIER, code=1)["manifest"]
     assert told["failure_code"] == "CONFIG_INVALID"
     assert f"{SUPPLIER}.yaml:2:" in told["failure"]
     assert f"{SUPPLIER}.yaml:5:" in told["failure"]
     assert told["hint"]
-    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
     seen = ingest(harness, "status")
     assert seen.code == 0
     assert "CONFIG_BROKEN" in seen.out
@@ -195,9 +195,9 @@ def test_a_run_that_is_stopped(harness: IngestHarness, number: signal.Signals) -
     assert err == "stopping; once more to leave at once\n"
     assert harness.current() == first
     (run_id,) = set(harness.tree.runs(SUPPLIER)) - {first}
-    told = harness.told(layout.run(run_id, layout.MANIFEST))
+    told = harness.told(paths.run(run_id, paths.MANIFEST))
     assert (told["status"], told["failure_code"], told["moved_to"]) == ("FAIL", "INTERRUPTED", None)
-    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
     assert harness.run().is_pass
     assert harness.current() not in (first, run_id)
 
@@ -245,7 +245,7 @@ def test_quarantine_is_listed(seen: Seen) -> None:
     assert files["broken.csv"]["bytes"] == len(BROKEN)
     text = ingest(seen.harness, "quarantine", "ls", SUPPLIER)
     assert text.code == 0
-    assert f"{layout.broken(SUPPLIER)}/broken.csv" in text.out
+    assert f"{paths.broken(SUPPLIER)}/broken.csv" in text.out
     assert seen.failed in text.out
     assert ingest(seen.harness, "quarantine", "ls", "other").code == 5
 
@@ -254,7 +254,7 @@ def test_state_is_shown_and_read(seen: Seen) -> None:
     """I14, §17: the pointer and where it comes from; the facts are those the pointer's hash is of."""
     told = ingest_json(seen.harness, "state", "show", SUPPLIER)
     assert told["pointer"]["run_id"] == seen.second
-    assert told["manifest"] == seen.harness.told(layout.run(seen.second, layout.MANIFEST))
+    assert told["manifest"] == seen.harness.told(paths.run(seen.second, paths.MANIFEST))
     text = ingest(seen.harness, "state", "show", SUPPLIER)
     assert ["run_id", seen.second] in [line.split() for line in text.out.splitlines()]
     assert ["previous_run", seen.first] in [line.split() for line in text.out.splitlines()]
@@ -266,7 +266,7 @@ def test_state_is_shown_and_read(seen: Seen) -> None:
 def test_a_damaged_state_is_not_read(harness: IngestHarness) -> None:
     """I14, §17: who asks for a state that somebody changed gets nothing of it, and is told."""
     run_id = harness.publish(ONE)
-    file = harness.root / layout.state(SUPPLIER, run_id, layout.FACTS)
+    file = harness.root / paths.state(SUPPLIER, run_id, paths.FACTS)
     file.chmod(0o644)
     file.write_bytes(file.read_bytes().replace(b'"price":1', b'"price":7'))
     done = ingest(harness, "state", "read", SUPPLIER)
@@ -305,9 +305,9 @@ def test_gc_tells_what_goes(harness: IngestHarness) -> None:
     dry = json.loads(gc("--dry-run", "--json").out)
     assert (dry["dry_run"], dry["busy"]) == (True, [])
     assert {one["path"] for one in dry["found"]} == {
-        layout.state(SUPPLIER, first),
-        f"{layout.archive(SUPPLIER)}/price.csv",
-        f"{layout.archive(SUPPLIER)}/price.csv.1",
+        paths.state(SUPPLIER, first),
+        f"{paths.archive(SUPPLIER)}/price.csv",
+        f"{paths.archive(SUPPLIER)}/price.csv.1",
     }
     assert first in harness.tree.states(SUPPLIER)
     done = gc()
@@ -324,16 +324,16 @@ def test_verify_compares_every_hash(harness: IngestHarness) -> None:
     fine = ingest(harness, "verify")
     assert (fine.code, fine.err) == (0, "")
     assert fine.out.endswith(" checked, 0 wrong\n")
-    file = harness.root / layout.run(run_id, layout.FACTS)
+    file = harness.root / paths.run(run_id, paths.FACTS)
     content = file.read_bytes()
     file.unlink()  # a state has the same file under another name
     file.write_bytes(content.replace(b'"price":1', b'"price":2'))
     wrong = ingest(harness, "verify", SUPPLIER)
     assert wrong.code == 1
-    assert f"{layout.run(run_id, layout.FACTS)}: its sha256 is " in wrong.out
+    assert f"{paths.run(run_id, paths.FACTS)}: its sha256 is " in wrong.out
     file.unlink()
     (told,) = ingest_json(harness, "verify", code=1)["problems"]
-    assert told == {"path": layout.run(run_id, layout.FACTS), "problem": "it is not there"}
+    assert told == {"path": paths.run(run_id, paths.FACTS), "problem": "it is not there"}
 
 
 def test_status_tells_where_everybody_stands(seen: Seen) -> None:

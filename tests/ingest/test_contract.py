@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import rfc8785
 
-from penstock.ingest import layout
+from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import new_run_id
 from penstock.kernel.clock import ManualClock
@@ -87,7 +87,7 @@ def test_a_manifest_has_the_documents_fields(harness: SupplierHarness) -> None:
     for name, known in told["artifacts"].items():
         content = (harness.root / folder / name).read_bytes()
         assert known == {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
-    config = (harness.root / layout.config(SUPPLIER)).read_bytes()
+    config = (harness.root / paths.config(SUPPLIER)).read_bytes()
     assert told["config_sha256"] == hashlib.sha256(config).hexdigest()
     assert re.fullmatch(r"[0-9a-f]{40}(-dirty)?|v[\d.]+", told["code_commit"])
 
@@ -97,7 +97,7 @@ def test_an_accepted_run_has_the_documents_fields(harness: SupplierHarness) -> N
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
-    told = harness.json(layout.accepted(SUPPLIER, manifest.input_sha256 or ""))
+    told = harness.json(paths.accepted(SUPPLIER, manifest.input_sha256 or ""))
     assert set(told) == {"run_id", "accepted_at", "input_filename", "manifest_path"}
     assert told["run_id"] == manifest.run_id
     assert harness.json(told["manifest_path"])["run_id"] == manifest.run_id
@@ -108,7 +108,7 @@ def test_a_published_state_cannot_be_written(harness: SupplierHarness) -> None:
     harness.drop("price.csv", GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
-    state = harness.root / layout.state(SUPPLIER, manifest.run_id)
+    state = harness.root / paths.state(SUPPLIER, manifest.run_id)
     assert state.stat().st_mode & 0o222 == 0
     assert all(file.stat().st_mode & 0o222 == 0 for file in state.iterdir())
 
@@ -136,10 +136,10 @@ def test_a_name_that_could_lead_elsewhere_is_no_supplier(harness: SupplierHarnes
 )
 def test_a_run_that_cannot_be_is_not_looked_for(harness: SupplierHarness, run_id: str) -> None:
     """I5: nor does a run id lead anywhere else."""
-    from penstock.ingest import states
+    from penstock.ingest.state import reader
 
     with pytest.raises(NotFound):
-        states.manifest_of(harness.tree, run_id)
+        reader.manifest_of(harness.tree, run_id)
 
 
 def test_a_file_that_fails_the_gate_is_set_aside(harness: SupplierHarness) -> None:
@@ -214,7 +214,7 @@ def test_a_file_without_rows_fails_unless_that_is_allowed(harness: SupplierHarne
     passed = harness.run().manifest
     assert passed is not None
     assert passed.status is Status.PASS
-    assert json.loads((harness.root / layout.run(passed.run_id, layout.STATS)).read_bytes())["bad_ratio"] == 0
+    assert json.loads((harness.root / paths.run(passed.run_id, paths.STATS)).read_bytes())["bad_ratio"] == 0
 
 
 def test_a_document_config_of_three_keys_is_enough(tmp_path: Path) -> None:
@@ -238,19 +238,19 @@ def test_columns_may_be_called_anything(harness: SupplierHarness) -> None:
     manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is Status.PASS
-    (fact,) = harness.lines(layout.run(manifest.run_id, layout.FACTS))
+    (fact,) = harness.lines(paths.run(manifest.run_id, paths.FACTS))
     assert fact["payload"] == dict(zip(header.split(";"), ["A", "1", "x", "r", "9", "p", "2"], strict=True))
-    (changed,) = harness.lines(layout.state(SUPPLIER, manifest.run_id, layout.CHANGED_KEYS))
+    (changed,) = harness.lines(paths.state(SUPPLIER, manifest.run_id, paths.CHANGED_KEYS))
     assert changed == {"change": "changed", "key": {"*": "A", "change": "x", "row_id": "r"}}
 
 
 def test_a_name_in_another_encoding_blocks_nothing(harness: SupplierHarness) -> None:
     """I2, I16: written out it is longer than a file's name may be, and is cut."""
     name = ("я" * 120).encode("cp1251") + b".csv"
-    Path(os.fsdecode(os.fsencode(harness.root / layout.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)
+    Path(os.fsdecode(os.fsencode(harness.root / paths.inbox(SUPPLIER)) + b"/" + name)).write_text(GOOD)
     manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.status is Status.PASS
-    assert harness.files(layout.inbox(SUPPLIER)) == []
-    (archived,) = harness.files(layout.archive(SUPPLIER))
+    assert harness.files(paths.inbox(SUPPLIER)) == []
+    (archived,) = harness.files(paths.archive(SUPPLIER))
     assert archived.startswith("\\xff")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import layout
+from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.hooks import Outcome
-from penstock.ingest.publishing import Step
+from penstock.ingest.run.hooks import Outcome
+from penstock.ingest.run.publish import Step
 from penstock.kernel.clock import ManualClock
 from tests.ingest.crash_process import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
 from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
@@ -273,7 +273,7 @@ def test_a_file_that_came_back_stays_accepted(folder: Path, runs_again: bool) ->
     supplier.clock = ManualClock(supplier.clock.now() + timedelta(days=400))
     supplier.sweep()
     supplier.sent = Counter() if runs_again else Counter([digest(csv(FIRST))])  # the file is still in the inbox
-    marks = supplier.tree.files(f"{layout.ACCEPTED}/{SUPPLIER}")
+    marks = supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")
     assert [Path(one.path).stem for one in marks] == [digest(csv(FIRST))]
     supplier.run()
     supplier.check_all_is_well()

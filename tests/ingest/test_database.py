@@ -13,13 +13,14 @@ from unittest import mock
 import asyncpg
 import pytest
 
-from penstock.ingest import layout, ledger, store
+from penstock.ingest import paths, store
+from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import RunState
-from penstock.ingest.folder import FolderTree
-from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.model import RUN
-from penstock.ingest.publishing import Step
-from penstock.ingest.views import IngestViews
+from penstock.ingest.run import ledger
+from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.publish import Step
+from penstock.ingest.tree.folder import FolderTree
 from penstock.ingest.workspace import Workplace, forget_old_runs, workplace
 from penstock.kernel.db import Database
 from penstock.kernel.errors import Conflict, Transient
@@ -86,10 +87,10 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Workpl
     ]
     assert [one.run_id for one in (await views.runs(None, RunState.FAIL, store.START, 10)).items] == [third.run_id]
     row, moved, history = await views.run(third.run_id)
-    assert row.manifest == harness.told(layout.run(third.run_id, layout.MANIFEST))
+    assert row.manifest == harness.told(paths.run(third.run_id, paths.MANIFEST))
     assert (row.failure_code, row.finished_at) == ("DQ_TOO_MANY_BAD_ROWS", third.finished_at)
     assert [(one.file_name, one.moved_to, one.why) for one in moved] == [
-        ("broken.csv", f"{layout.broken(SUPPLIER)}/broken.csv", "DQ_TOO_MANY_BAD_ROWS")
+        ("broken.csv", f"{paths.broken(SUPPLIER)}/broken.csv", "DQ_TOO_MANY_BAD_ROWS")
     ]
     assert [(one.entry.source, one.entry.target, one.entry.reason) for one in history] == [
         (None, "RUNNING", None),
@@ -121,10 +122,10 @@ async def test_a_run_that_was_killed_is_ended_by_the_next(
     run(place)
     row, _, history = await views.run(known.run_id)
     assert (row.status.value, row.failure_code) == (ended, "INTERRUPTED" if ended == "FAIL" else None)
-    assert row.manifest == harness.told(layout.run(known.run_id, layout.MANIFEST))
+    assert row.manifest == harness.told(paths.run(known.run_id, paths.MANIFEST))
     assert [one.entry.target for one in history] == ["RUNNING", ended]
     assert (harness.current() == known.run_id) == (ended == "PASS")
-    assert harness.names(layout.inbox(SUPPLIER)) == []
+    assert harness.names(paths.inbox(SUPPLIER)) == []
 
 
 @contextmanager
@@ -221,7 +222,7 @@ async def test_the_database_goes_away_in_mid_run(
         assert row.status.value == ended
         assert harness.current() == unrecorded
         assert again.manifest is None
-    assert harness.names(layout.inbox(SUPPLIER)) == []
+    assert harness.names(paths.inbox(SUPPLIER)) == []
     assert [fact["payload"]["price"] for fact in harness.facts()] == [1, 2]
 
 
@@ -243,7 +244,7 @@ def test_a_database_that_is_away_is_told(harness: IngestHarness, tmp_path: Path)
     assert (done.code, done.out) == (7, "")
     assert done.err.startswith("error: ")
     assert "hint: " in done.err
-    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
 
 
 def test_a_named_root_needs_no_database(harness: IngestHarness, tmp_path: Path) -> None:

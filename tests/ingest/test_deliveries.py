@@ -16,14 +16,15 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from penstock.ingest import layout, targets
-from penstock.ingest.bridge import Bridge
+from penstock.ingest import paths
+from penstock.ingest.async_bridge import Bridge
 from penstock.ingest.config import AlertSection
-from penstock.ingest.delivering import Deliveries
+from penstock.ingest.deliver import targets
+from penstock.ingest.deliver.deliveries import Deliveries
 from penstock.ingest.model import Alert, Failed
 from penstock.ingest.recipients import DictionaryTarget
-from penstock.ingest.standing import standing
-from penstock.ingest.states import open_state
+from penstock.ingest.state.reader import open_state
+from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
@@ -104,7 +105,7 @@ def deliver(harness: IngestHarness, clock: ManualClock) -> Iterator[Callable[[],
     with closing(Bridge()) as bridge:
 
         def deliver() -> dict[str, str]:
-            config, _ = load_supplier(harness.root / layout.config(SUPPLIER))
+            config, _ = load_supplier(harness.root / paths.config(SUPPLIER))
             return Deliveries(harness.tree, SUPPLIER, config, bridge, clock).deliver()
 
         yield deliver
@@ -114,7 +115,7 @@ Deliver = Callable[[], dict[str, str]]
 
 
 def markers(harness: IngestHarness) -> list[Path]:
-    return sorted((harness.root / layout.run(harness.current() or "", "deliveries")).glob("*.json"))
+    return sorted((harness.root / paths.run(harness.current() or "", "deliveries")).glob("*.json"))
 
 
 def aim(harness: IngestHarness, *aims: Json) -> None:
@@ -140,7 +141,7 @@ def test_a_webhook_is_told_once_of_each_publication(
         assert deliver() == {f"webhook {hook.url}": "done"}
     first, second = hook.calls
     note = json.loads(first.body)
-    pointer = harness.told(layout.state(SUPPLIER, run_id, layout.POINTER))
+    pointer = harness.told(paths.state(SUPPLIER, run_id, paths.POINTER))
     changes = {"previous": None, "added": 2, "removed": 0, "changed": 0, "unchanged": 0}
     assert note == {"event": "ingest.published", "supplier": SUPPLIER, **pointer, "facts": 2, "changes": changes}
     signature = hmac.new(SECRET.encode(), first.body, hashlib.sha256).hexdigest()
@@ -438,14 +439,14 @@ def test_a_target_is_one_thing(harness: IngestHarness) -> None:
     for wrong in ({}, {"flow": {"name": FLOW}, "webhook": {"url": "http://127.0.0.1:1/gone"}}):
         aim(harness, wrong)
         with pytest.raises(Failed, match="give a dictionary, a flow or a webhook"):
-            load_supplier(harness.root / layout.config(SUPPLIER))
+            load_supplier(harness.root / paths.config(SUPPLIER))
 
 
 def test_a_target_is_named_once(harness: IngestHarness) -> None:
     """I23: a second one would share the first one's marker, and never be told."""
     aim(harness, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
     with pytest.raises(Failed, match="a target is there twice"):
-        load_supplier(harness.root / layout.config(SUPPLIER))
+        load_supplier(harness.root / paths.config(SUPPLIER))
 
 
 @pytest.mark.full

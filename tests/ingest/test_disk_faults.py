@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest import disk, layout
+from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
+from penstock.ingest.tree import disk
 from penstock.kernel.errors import Transient
 from tests.ingest.crash_process import answered, run_without_power
 from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
@@ -256,15 +257,15 @@ def test_nobody_has_to_be_root(owned: SupplierFolder) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        layout.inbox(SUPPLIER),
-        f"{layout.STATES}/{SUPPLIER}",
-        layout.RUNS,
-        layout.CURRENT,
-        f"{layout.DATA}/.work",
-        f"{layout.DATA}/.work/{SUPPLIER}.lock",
-        layout.LEDGERS,
-        layout.archive(SUPPLIER),
-        layout.DATA,
+        paths.inbox(SUPPLIER),
+        f"{paths.STATES}/{SUPPLIER}",
+        paths.RUNS,
+        paths.CURRENT,
+        f"{paths.DATA}/.work",
+        f"{paths.DATA}/.work/{SUPPLIER}.lock",
+        paths.LEDGERS,
+        paths.archive(SUPPLIER),
+        paths.DATA,
     ],
 )
 @pytest.mark.parametrize("mode", [0o000, 0o555])
@@ -276,9 +277,9 @@ def test_a_folder_that_was_closed(owned: SupplierFolder, path: str, mode: int) -
     closed.chmod(mode)
     ended = answered(run_without_power, owned.root)
     closed.chmod(before)
-    if mode == 0o555 and path in (layout.inbox(SUPPLIER), layout.archive(SUPPLIER)):
+    if mode == 0o555 and path in (paths.inbox(SUPPLIER), paths.archive(SUPPLIER)):
         assert ended == (0, None, None)  # published, but the file could not be moved
-    elif (path, mode) != (layout.DATA, 0o555):  # there is nothing to write in it
+    elif (path, mode) != (paths.DATA, 0o555):  # there is nothing to write in it
         assert ended == (7, "STORAGE_DOWN", "let the user Penstock runs as read and write the tree")
     owned.check_nothing_is_half()
     owned.check_nothing_is_lost()
@@ -294,7 +295,7 @@ def test_a_file_that_may_not_be_read(owned: SupplierFolder) -> None:
     owned.drop("new.csv.old", csv({"A": 7}), at=8).chmod(0)
     assert answered(run_without_power, owned.root) == (0, "FILE_UNREADABLE", None)
     assert owned.facts() == FIRST
-    assert owned.kept(layout.broken(SUPPLIER)) == Counter([digest(csv({"A": 7}))])
+    assert owned.kept(paths.broken(SUPPLIER)) == Counter([digest(csv({"A": 7}))])
     assert answered(run_without_power, owned.root) == (0, None, None)
     assert owned.facts() == NEW
     owned.check_all_is_well()

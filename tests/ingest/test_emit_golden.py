@@ -17,13 +17,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from penstock.ingest import emit, index, lines
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import delimited, records, workbook
 from penstock.ingest.model import Failed
-from penstock.ingest.processing import Names, Processed, process, settle_repeated
 from penstock.ingest.supplier import Column, Supplier
-from penstock.ingest.values import typed
+from penstock.ingest.transform import emit, key_index, lines
+from penstock.ingest.transform.pipeline import Names, Processed, process, settle_repeated
+from penstock.ingest.transform.values import typed
 from tests.ingest import reference
 
 NAMES = Names("brinex_20260213T194500Z_1a2b3c", "brinex")
@@ -141,7 +141,7 @@ def test_every_type_option_and_kind_of_bad_row(
     if is_cut:
         monkeypatch.setattr(delimited, "PIECE", 1000)
         monkeypatch.setattr(emit, "ROWS", 5)
-        monkeypatch.setattr(index, "PART", 4)
+        monkeypatch.setattr(key_index, "PART", 4)
     more = {"key": ["sku"], "duplicate_keys": duplicate_keys, "keep_raw": keep_raw}
     supplier = supplier_of(EVERYTHING, **more, source={"skip_rows": ["^Total"]})
     assert_as_expected([HEADER, *GOOD, *OTHERS, *BAD, *GOOD[:3], *OTHERS, *REPEATED], supplier)
@@ -502,12 +502,12 @@ def test_repeated_keys_are_found_in_parts(keys: list[int], keeps_last: bool) -> 
     step = -1 if keeps_last else 1
     kept = set({key: place for place, key in [*enumerate(keys)][::-step]}.values())
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "PART", 10)
-        made = index.Index(Path(folder) / "index")
+        patch.setattr(key_index, "PART", 10)
+        made = key_index.Index(Path(folder) / "index")
         for begun in range(0, len(keys), 7):
             numbers = pl.DataFrame({"key": keys[begun : begun + 7]}, schema={"key": pl.UInt64})
             made.add(numbers.select(pl.col("key").hash(seed).alias(name) for seed, name in enumerate("abr")))
-        found = index.repeated(made, keeps_last=keeps_last)
+        found = key_index.repeated(made, keeps_last=keeps_last)
     assert found.to_list() == [place for place in range(len(keys)) if place not in kept]
 
 
@@ -520,21 +520,21 @@ def test_repeated_facts_are_compared_with_their_number(
 ) -> None:
     """I21: equal facts pair off first, in any order, then those with the same key; the rest came or went."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "PART", 10)
+        patch.setattr(key_index, "PART", 10)
         old, new = (_indexed(Path(folder) / name, facts, is_keyed) for name, facts in (("old", before), ("new", after)))
-        found = index.difference(old, new)
+        found = key_index.difference(old, new)
     same = Counter(before) & Counter(after)
     gone, come = (Counter(facts) - same for facts in (before, after))
     keys = [Counter(key for key, _ in facts.elements()) for facts in (gone, come)]
     changed = (keys[0] & keys[1]).total() if is_keyed else 0
     counts = [sum(map(len, places)) for places in (found.added, found.removed, found.changed)]
     assert [*counts, found.unchanged] == [come.total() - changed, gone.total() - changed, changed, same.total()]
-    told = Counter(after[place] for place in index.together([*found.added, *found.changed]))
-    assert (told, Counter(before[place] for place in index.together(found.removed)) - gone) == (come, Counter())
+    told = Counter(after[place] for place in key_index.together([*found.added, *found.changed]))
+    assert (told, Counter(before[place] for place in key_index.together(found.removed)) - gone) == (come, Counter())
 
 
-def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> index.Index:
-    made = index.Index(folder)
+def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> key_index.Index:
+    made = key_index.Index(folder)
     for begun in range(0, len(facts), 7):
         rows = pl.DataFrame(
             facts[begun : begun + 7], schema={"key": pl.String, "content": pl.String}, orient="row", strict=False

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import disk, layout, ledger, selecting
+from penstock.ingest import paths
 from penstock.ingest.config import RetentionSection
-from penstock.ingest.folder import FolderTree
 from penstock.ingest.model import Arrival
-from penstock.ingest.publishing import Step
+from penstock.ingest.run import ledger, select
+from penstock.ingest.run.publish import Step
+from penstock.ingest.tree import disk
+from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock
 from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, quick_folder
 
@@ -81,7 +83,7 @@ def write(supplier: SupplierFolder, name: str, content: bytes) -> Path:
 def ready(supplier: SupplierFolder) -> list[str]:
     """As the watcher looks: what was seen is remembered."""
     known = supplier.ledger()
-    found = selecting.look(supplier.tree, SUPPLIER, known, WINDOW)
+    found = select.look(supplier.tree, SUPPLIER, known, WINDOW)
     ledger.save(supplier.tree, SUPPLIER, known)
     return [one.name for one in found.arrivals]
 
@@ -365,11 +367,11 @@ def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, c
     assert pointer is not None
     clock.advance(timedelta(hours=13))
     gone = [one.path for one in supplier.sweep().found]
-    assert sorted(gone) == sorted(layout.state(SUPPLIER, run) for run in supplier.tree.runs(SUPPLIER)[:2])
+    assert sorted(gone) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.runs(SUPPLIER)[:2])
     clock.advance(4000 * DAY)
     supplier.sweep(RetentionSection(state_retention_hours=0))
     assert supplier.tree.states(SUPPLIER) == supplier.tree.runs(SUPPLIER) == [pointer.run_id]
-    assert [one.path for one in supplier.tree.files(f"{layout.ACCEPTED}/{SUPPLIER}")] != []
+    assert [one.path for one in supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")] != []
     assert supplier.facts() == {"A": 2}
     supplier.sent.clear()
     supplier.check_all_is_well()

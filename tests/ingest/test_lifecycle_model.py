@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock.ingest import layout
-from penstock.ingest.folder import FolderTree
-from penstock.ingest.publishing import OnStep, Step
+from penstock.ingest import paths
+from penstock.ingest.run.publish import OnStep, Step
+from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock
 from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder
 from tests.support.crash import Killed, call_at
@@ -266,7 +266,7 @@ class IngestLifecycle(RuleBasedStateMachine):
     @rule(dies=st.booleans(), step=STEPS)
     def run_without_a_configuration(self, dies: bool, step: Step) -> None:
         self.model.has_config = False
-        (self.supplier.root / layout.config(SUPPLIER)).unlink()
+        (self.supplier.root / paths.config(SUPPLIER)).unlink()
         self.run_and_die(step) if dies else self.run()
         self.configure(self.model.dedup)
 
@@ -350,7 +350,7 @@ class IngestLifecycle(RuleBasedStateMachine):
         if not hasattr(self, "supplier"):
             return
         assert self.supplier.everywhere() == self.model.everywhere()
-        marks = self.supplier.tree.files(f"{layout.ACCEPTED}/{SUPPLIER}")
+        marks = self.supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")
         assert {Path(one.path).stem for one in marks} == self.model.accepted
 
     def teardown(self) -> None:

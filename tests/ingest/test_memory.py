@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import layout
+from penstock.ingest import paths
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
 from tests.ingest.supplier_folder import unlocked
 
@@ -51,7 +51,7 @@ def test_a_larger_file_takes_no_more_memory(room: Path, form: str) -> None:
 def published(harness: IngestHarness, form: str, rows: int) -> tuple[int, int]:
     """The size of a file of so many rows, and the most memory that its run had."""
     head, row = FORMATS[form]
-    file = harness.root / layout.inbox(SUPPLIER) / f"{rows}.{form}"
+    file = harness.root / paths.inbox(SUPPLIER) / f"{rows}.{form}"
     with file.open("w") as out:
         out.write(head)
         out.writelines(map(row, range(rows)))

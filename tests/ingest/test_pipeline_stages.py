@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import FailureCode, Reason
-from penstock.ingest.emit import Emitter
 from penstock.ingest.extract import Table, open_tables
-from penstock.ingest.gate import bind
-from penstock.ingest.judging import check_quality
 from penstock.ingest.model import Failed, Stats
+from penstock.ingest.run.quality import check_quality
+from penstock.ingest.transform.emit import Emitter
+from penstock.ingest.transform.gate import bind
 from tests.ingest.formats.extraction import STOCK, supplier, trimmed
 
 EXTRACTOR = ["extract", *(f"extract.{name}" for name in ("delimited", "detect", "packing", "records", "workbook"))]

@@ -11,8 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from penstock.ingest import layout
-from penstock.ingest.hooks import Hooks
+from penstock.ingest import paths
+from penstock.ingest.run.hooks import Hooks
 from penstock.ingest.workspace import workplace
 from penstock.settings import Settings
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
@@ -70,12 +70,12 @@ def test_the_watcher_alone(harness: IngestHarness) -> None:
         assert httpx.get(f"{watch.api}/actuator/health/readiness").status_code == 200
         assert f'penstock_ingest_state_facts{{supplier="{SUPPLIER}"}} 2.0' in metrics(watch.api)
         harness.drop(TWO)
-        draft = harness.put(f"{layout.inbox('globex')}/price.csv.tmp", THREE)
-        until(lambda: b"price.csv.tmp" in (harness.tree.read(layout.ledger("globex")) or b""), "the draft is seen")
+        draft = harness.put(f"{paths.inbox('globex')}/price.csv.tmp", THREE)
+        until(lambda: b"price.csv.tmp" in (harness.tree.read(paths.ledger("globex")) or b""), "the draft is seen")
         assert harness.current("globex") is None
         draft.rename(draft.with_suffix(""))  # whoever renames has finished: the window is not waited for
         until(lambda: harness.current("globex") is not None, "the renamed file is published")
-        until(lambda: harness.names(layout.inbox(SUPPLIER)) == [], "both are served")
+        until(lambda: harness.names(paths.inbox(SUPPLIER)) == [], "both are served")
         counted = [
             f'penstock_ingest_runs_total{{code="",status="PASS",supplier="{one}"}} 1.0' for one in ("acme", "globex")
         ]
@@ -88,7 +88,7 @@ def test_the_watcher_alone(harness: IngestHarness) -> None:
 @pytest.mark.full
 def test_the_watcher_removes_what_is_old(harness: IngestHarness) -> None:
     """I12: without anybody's asking, as often as it is told to; what is current stays."""
-    states = [layout.state(SUPPLIER, harness.publish(one)) for one in (ONE, TWO)]
+    states = [paths.state(SUPPLIER, harness.publish(one)) for one in (ONE, TWO)]
     with Watch(harness, gc=0.2, retention={"state_retention_hours": 0}) as watch:
         until(lambda: not (harness.root / states[0]).exists(), "the replaced state is gone")
         harness.drop(THREE)
@@ -102,7 +102,7 @@ def test_the_watcher_removes_what_is_old(harness: IngestHarness) -> None:
 def test_one_damaged_supplier_does_not_stop_the_others(harness: IngestHarness) -> None:
     """I23: what cannot be run is told and tried again ever more seldom; all others are served."""
     harness.publish(ONE)
-    link = harness.root / layout.CURRENT / SUPPLIER
+    link = harness.root / paths.CURRENT / SUPPLIER
     link.unlink()
     link.symlink_to(f"../../state_store/{SUPPLIER}/{SUPPLIER}_20200101T000000Z_000000")
     harness.drop(TWO)
@@ -114,7 +114,7 @@ def test_one_damaged_supplier_does_not_stop_the_others(harness: IngestHarness) -
         assert watch.stop() == 0
     assert "Traceback" not in watch.log_file.read_text()
     assert "never retrieved" not in watch.log_file.read_text()
-    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
 
 
 @pytest.mark.full
@@ -127,8 +127,8 @@ def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
         (killed,) = harness.tree.runs(SUPPLIER)
         (run,) = watch.runs
         run.kill()
-        until(lambda: harness.names(layout.inbox(SUPPLIER)) == [], "the next run publishes it")
-        told = harness.told(layout.run(killed, layout.MANIFEST))
+        until(lambda: harness.names(paths.inbox(SUPPLIER)) == [], "the next run publishes it")
+        told = harness.told(paths.run(killed, paths.MANIFEST))
         assert (told["status"], told["failure_code"]) == ("FAIL", "INTERRUPTED")
         published = harness.current()
         assert published not in (None, killed)
@@ -138,10 +138,10 @@ def test_a_run_may_die_and_the_watcher_lives(harness: IngestHarness) -> None:
         assert watch.stop() == 0
         assert not run.is_running()
     (stopped,) = set(harness.tree.runs(SUPPLIER)) - {killed, published}
-    assert harness.told(layout.run(stopped, layout.MANIFEST))["failure_code"] == "INTERRUPTED"
+    assert harness.told(paths.run(stopped, paths.MANIFEST))["failure_code"] == "INTERRUPTED"
     assert harness.current() == published
-    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
-    assert not (harness.root / layout.DATA / ".work" / SUPPLIER).exists()
+    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
+    assert not (harness.root / paths.DATA / ".work" / SUPPLIER).exists()
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_a_dropped_file_is_published_by_itself(api: str, served: IngestHarness) 
     (run,) = get(f"{api}/runs", supplier="globex")["runs"]
     assert run["run_id"] == served.current("globex")
     whole = get(f"{api}/runs/{run['run_id']}")
-    assert whole["manifest"] == served.told(layout.run(run["run_id"], layout.MANIFEST))
+    assert whole["manifest"] == served.told(paths.run(run["run_id"], paths.MANIFEST))
     assert [(one["from"], one["to"]) for one in whole["history"]] == [(None, "RUNNING"), ("RUNNING", "PASS")]
     assert [(one["file_name"], one["why"]) for one in whole["moves"]] == [("price.csv", "published")]
     assert get(f"{api}/suppliers/globex/moves")["moves"] == whole["moves"]

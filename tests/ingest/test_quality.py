@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.main import app
-from penstock.ingest import layout
+from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Stats
 from tests.ingest.harness import COLUMNS, KEYED, QUALITY, SUPPLIER, IngestHarness, failure, snapshot
@@ -47,9 +47,9 @@ def assert_failed(harness: IngestHarness, content: bytes, code: FailureCode) -> 
     assert {path: published[path] for path in published if "/state" in path}.items() <= harness.all_files().items()
     moved = outcome.manifest.moved_to
     assert moved is not None
-    assert moved.startswith(layout.broken(SUPPLIER))
+    assert moved.startswith(paths.broken(SUPPLIER))
     assert (harness.root / moved).read_bytes() == content
-    told = harness.told(layout.run(outcome.manifest.run_id, layout.MANIFEST))
+    told = harness.told(paths.run(outcome.manifest.run_id, paths.MANIFEST))
     assert (told["status"], told["failure_code"]) == ("FAIL", code.value)
     return told
 
@@ -102,13 +102,13 @@ def test_no_run_without_quality_asked_for(harness: IngestHarness, lost: str) -> 
     first = harness.publish(rows(3))
     harness.configure({name: value for name, value in KEYED.items() if name != lost})
     if lost == "all":
-        (harness.root / layout.config(SUPPLIER)).unlink()
+        (harness.root / paths.config(SUPPLIER)).unlink()
     outcome = harness.run(rows(4))
     assert failure(outcome) is FailureCode.CONFIG_DQ_MISSING
     assert outcome.manifest is not None
     assert outcome.manifest.failure is not None
     assert outcome.manifest.failure.hint
-    assert harness.names(layout.inbox(SUPPLIER)) == ["price.csv"]
+    assert harness.names(paths.inbox(SUPPLIER)) == ["price.csv"]
     assert harness.current() == first
     harness.configure(KEYED)
     assert harness.run().is_pass
@@ -174,9 +174,9 @@ def test_the_last_good_fact_is_held(harness: IngestHarness) -> None:
         assert [(one["held_from"], one["run_id"], one["payload"]) for one in held] == [
             (first, run_id, {"price": 2, "sku": "B"})
         ]
-        stats = harness.told(layout.run(run_id, layout.STATS))
+        stats = harness.told(paths.run(run_id, paths.STATS))
         assert (stats["good_rows"], stats["bad_rows"], stats["held_rows"]) == (2, 2, 1)
-        manifest = harness.told(layout.run(run_id, layout.MANIFEST))
+        manifest = harness.told(paths.run(run_id, paths.MANIFEST))
         assert (manifest["good_rows"], manifest["changes"]["unchanged"]) == (2, 3)
     harness.publish(snapshot({"A": 1, "B": 5, "C": "?"}))
     assert prices(harness) == {"A": 1, "B": 5, "C": 3}
@@ -217,9 +217,9 @@ def test_of_facts_with_one_key(
     run_id = harness.publish(TWICE)
     found = [(fact["payload"]["sku"], fact["payload"]["price"]) for fact in harness.facts()]
     assert sorted(found) == kept
-    told = harness.lines(layout.run(run_id, layout.BAD))
+    told = harness.lines(paths.run(run_id, paths.BAD))
     assert [(one["row_number"] - 1, one["reason_code"]) for one in told] == [(row, "KEY_DUPLICATE") for row in bad]
-    stats = harness.told(layout.run(run_id, layout.STATS))
+    stats = harness.told(paths.run(run_id, paths.STATS))
     assert (stats["good_rows"], stats["bad_rows"]) == (len(kept), len(bad))
 
 
@@ -250,9 +250,9 @@ def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json,
             assert second is None
             return
         assert second is not None
-        changes = harness.told(layout.state(SUPPLIER, second.run_id, layout.CHANGES))
-        lines = harness.lines(layout.state(SUPPLIER, second.run_id, layout.CHANGED_KEYS))
-        assert changes == harness.told(layout.run(second.run_id, layout.MANIFEST))["changes"]
+        changes = harness.told(paths.state(SUPPLIER, second.run_id, paths.CHANGES))
+        lines = harness.lines(paths.state(SUPPLIER, second.run_id, paths.CHANGED_KEYS))
+        assert changes == harness.told(paths.run(second.run_id, paths.MANIFEST))["changes"]
     expected = _keyed(before, after) if is_keyed else _whole(before, after)
     counts = {name: len(expected[name]) for name in ("added", "removed", "changed", "unchanged")}
     assert changes == {"previous": first.run_id, **counts}
@@ -285,7 +285,7 @@ def test_facts_that_come_twice_are_two(
         if before == after:  # the same file
             return
         run_id = harness.publish(snapshot(after))
-        changes = harness.told(layout.state(SUPPLIER, run_id, layout.CHANGES))
+        changes = harness.told(paths.state(SUPPLIER, run_id, paths.CHANGES))
     same = Counter(before) & Counter(after)
     gone, come = (Counter(sku for sku, _ in (Counter(facts) - same).elements()) for facts in (before, after))
     changed = (gone & come).total() if is_keyed else 0
@@ -321,7 +321,7 @@ def test_a_supplier_who_goes_back_to_an_older_file(harness: IngestHarness, dedup
     assert (again.manifest is None) == (dedup == "accepted")
     assert prices(harness) == ({"A": 2} if dedup == "accepted" else {"A": 1})
     assert (harness.current() == second) == (dedup == "accepted")
-    assert len(harness.names(layout.duplicates(SUPPLIER))) == (2 if dedup == "accepted" else 1)
+    assert len(harness.names(paths.duplicates(SUPPLIER))) == (2 if dedup == "accepted" else 1)
 
 
 def test_there_is_no_force() -> None:
@@ -349,8 +349,8 @@ def _words(path: str, command: Any) -> Iterator[str]:
 
 def test_the_manifest_tells_what_judged_it(harness: IngestHarness) -> None:
     """I7, I8: the configuration a run was judged by is named by its hash, whatever becomes of the file later."""
-    config = (harness.root / layout.config(SUPPLIER)).read_bytes()
+    config = (harness.root / paths.config(SUPPLIER)).read_bytes()
     run_id = harness.publish(rows(3))
     harness.configure({**KEYED, "min_fact_count": 2})
-    assert harness.told(layout.run(run_id, layout.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
+    assert harness.told(paths.run(run_id, paths.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
     assert json.loads(config) == KEYED

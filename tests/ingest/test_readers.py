@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import layout
+from penstock.ingest import paths
 from penstock.ingest.config import RetentionSection
-from penstock.ingest.folder import FolderTree
 from penstock.ingest.sdk import read_state
-from penstock.ingest.states import current
+from penstock.ingest.state.reader import current
+from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.errors import Corrupt, NotFound
 from tests.ingest.crash_process import started, was_killed
 from tests.ingest.reader_process import WAYS, count_of, read_on, read_once
@@ -111,7 +111,7 @@ def test_what_is_read_is_not_removed(supplier: SupplierFolder, way: str) -> None
         assert len(list(state)) == count_of(1)
     [gone] = supplier.sweep(AT_ONCE).found
     assert gone.is_gone
-    assert gone.path == layout.state(SUPPLIER, state.pointer.run_id)
+    assert gone.path == paths.state(SUPPLIER, state.pointer.run_id)
 
 
 def test_a_state_removed_between_the_look_and_the_opening(
@@ -154,8 +154,8 @@ def test_a_state_that_is_really_lost_is_told(supplier: SupplierFolder) -> None:
     publish(supplier, 1)
     pointer = supplier.pointer()
     assert pointer is not None
-    folder = supplier.root / layout.state(SUPPLIER, pointer.run_id)
-    facts = folder / layout.FACTS
+    folder = supplier.root / paths.state(SUPPLIER, pointer.run_id)
+    facts = folder / paths.FACTS
     facts.chmod(0o644)
     facts.write_bytes(facts.read_bytes().replace(b"S1", b"S2"))
     with pytest.raises(Corrupt) as damaged, read_state(supplier.root, SUPPLIER):
@@ -166,7 +166,7 @@ def test_a_state_that_is_really_lost_is_told(supplier: SupplierFolder) -> None:
     with pytest.raises(NotFound) as gone, read_state(supplier.root, SUPPLIER):
         pass
     assert gone.value.code == "OBJECT_NOT_FOUND"
-    (folder / layout.POINTER).unlink()
+    (folder / paths.POINTER).unlink()
     with pytest.raises(Corrupt) as lost, read_state(supplier.root, SUPPLIER):
         pass
     assert lost.value.code == "STATE_LOST"

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.ingest import layout
+from penstock.ingest import paths as layout
 from penstock.ingest.config import AlertSection, RetentionSection
 from penstock.ingest.contract import Status
-from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.model import Alert, Standing
-from penstock.ingest.publishing import Step
-from penstock.ingest.retention import Old, Swept, sweep
-from penstock.ingest.standing import standing
-from penstock.ingest.states import open_state
-from penstock.ingest.verifying import verify
+from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.publish import Step
+from penstock.ingest.state.reader import open_state
+from penstock.ingest.state.retention import Old, Swept, sweep
+from penstock.ingest.state.supplier_status import standing
+from penstock.ingest.state.verify import verify
 from penstock.kernel.clock import ManualClock
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot
 from tests.support.crash import Killed, call_at

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest import layout, publishing
+from penstock.ingest import paths
 from penstock.ingest.config import RetentionSection
 from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.hooks import Hooks
 from penstock.ingest.model import Failed
-from penstock.ingest.publishing import Step
-from penstock.ingest.retention import sweep
-from penstock.ingest.states import quarantined
+from penstock.ingest.run import publish
+from penstock.ingest.run.hooks import Hooks
+from penstock.ingest.run.publish import Step
+from penstock.ingest.state.reader import quarantined
+from penstock.ingest.state.retention import sweep
+from penstock.ingest.state.verify import verify
 from penstock.ingest.supplier import Supplier, load_supplier
-from penstock.ingest.verifying import verify
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import Corrupt, Transient
 from tests.ingest.supplier_harness import QUALITY, SUPPLIER, SupplierHarness, price_list
@@ -70,15 +71,15 @@ def test_a_mistake_of_ours_is_a_failure_with_a_reason(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("penstock.ingest.running.settle_repeated", broken)
+    monkeypatch.setattr("penstock.ingest.run.run.settle_repeated", broken)
     harness.drop("price.csv", ONE)
     manifest = harness.run().manifest
     assert manifest is not None
     assert manifest.failure is not None
     assert manifest.failure.code is FailureCode.INTERNAL
-    told = (harness.root / layout.run(manifest.run_id, layout.ERROR)).read_text()
+    told = (harness.root / paths.run(manifest.run_id, paths.ERROR)).read_text()
     assert "ZeroDivisionError: boom" in told
-    assert harness.files(layout.broken(SUPPLIER)) == ["price.csv"]
+    assert harness.files(paths.broken(SUPPLIER)) == ["price.csv"]
 
 
 def test_a_mistake_behind_the_switch_is_no_failure(harness: SupplierHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +90,13 @@ def test_a_mistake_behind_the_switch_is_no_failure(harness: SupplierHarness, mon
 
     harness.drop("price.csv", ONE)
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.ingest.publishing.accept", broken)
+        patched.setattr("penstock.ingest.run.publish.accept", broken)
         with pytest.raises(ZeroDivisionError):
             harness.run()
     harness.run()
     (run_id,) = harness.tree.runs(SUPPLIER)
-    assert harness.json(layout.run(run_id, layout.MANIFEST))["status"] == "PASS"
-    assert harness.files(layout.archive(SUPPLIER)) == ["price.csv"]
+    assert harness.json(paths.run(run_id, paths.MANIFEST))["status"] == "PASS"
+    assert harness.files(paths.archive(SUPPLIER)) == ["price.csv"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_configuration_that_cannot_work_is_refused(
     """I18: before a file meets it, and with the place."""
     harness.configure(**settings)
     with pytest.raises(Failed, match=where) as failed:
-        load_supplier(harness.root / layout.config(SUPPLIER))
+        load_supplier(harness.root / paths.config(SUPPLIER))
     assert failed.value.code is FailureCode.CONFIG_INVALID
 
 
@@ -144,7 +145,7 @@ def test_the_fence_grows_though_the_state_was_lost(harness: SupplierHarness) -> 
     for content in (ONE, TWO):
         harness.drop("price.csv", content)
         harness.run()
-    (harness.root / layout.CURRENT / SUPPLIER).unlink()
+    (harness.root / paths.CURRENT / SUPPLIER).unlink()
     harness.drop("price.csv", price_list(("A", 3, "3,00")))
     manifest = harness.run().manifest
     assert manifest is not None
@@ -178,7 +179,7 @@ def test_where_a_file_went_is_known_though_its_run_was_killed(harness: SupplierH
         harness.run(Hooks(on_step=call_at(Step.MOVED)))
     harness.run()
     (run_id,) = harness.tree.runs(SUPPLIER)
-    moved_to = harness.json(layout.run(run_id, layout.MANIFEST))["moved_to"]
+    moved_to = harness.json(paths.run(run_id, paths.MANIFEST))["moved_to"]
     assert (harness.root / moved_to).read_text() == content
     assert all(one["why"] for one in quarantined(harness.tree, SUPPLIER))
 
@@ -223,9 +224,9 @@ def test_verify_looks_at_the_file_itself(harness: SupplierHarness) -> None:
     """I24: its hash is in the manifest too."""
     harness.drop("price.csv", ONE)
     harness.run()
-    (harness.root / layout.archive(SUPPLIER) / "price.csv").write_text(TWO)
+    (harness.root / paths.archive(SUPPLIER) / "price.csv").write_text(TWO)
     assert [one.path for one in verify(harness.tree, [SUPPLIER]) if one.problem] == [
-        f"{layout.archive(SUPPLIER)}/price.csv"
+        f"{paths.archive(SUPPLIER)}/price.csv"
     ]
 
 
@@ -234,15 +235,15 @@ def test_a_damaged_state_is_told_as_one(harness: SupplierHarness) -> None:
     harness.drop("price.csv", ONE)
     manifest = harness.run().manifest
     assert manifest is not None
-    stats = harness.root / layout.state(SUPPLIER, manifest.run_id, layout.STATS)
+    stats = harness.root / paths.state(SUPPLIER, manifest.run_id, paths.STATS)
     stats.chmod(0o644)
     stats.write_text('{"good_rows": 9}')
     with pytest.raises(Corrupt):
-        publishing.current_state(harness.tree, SUPPLIER)
+        publish.current_state(harness.tree, SUPPLIER)
 
 
 def test_a_ledger_that_makes_no_sense_is_none(harness: SupplierHarness) -> None:
     """I16: what is only remembered may be lost."""
-    harness.tree.write(layout.ledger(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "fails": "many"}')
+    harness.tree.write(paths.ledger(SUPPLIER), b'{"seen": {"a": {"signature": 1, "since": "q"}}, "fails": "many"}')
     harness.drop("price.csv", ONE)
     assert harness.run().is_pass

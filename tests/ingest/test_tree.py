@@ -13,13 +13,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.ingest import bucket, disk, layout
-from penstock.ingest.bridge import Bridge
-from penstock.ingest.bucket import BucketTree
+from penstock.ingest import paths
+from penstock.ingest.async_bridge import Bridge
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Arrival, Failed, Pointer
 from penstock.ingest.supplier import load_supplier
-from penstock.ingest.tree import Changed, Tree, pointer_in
+from penstock.ingest.tree import bucket, disk
+from penstock.ingest.tree.bucket import BucketTree
+from penstock.ingest.tree.port import Changed, Tree, pointer_in
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, Transient
 from penstock.kernel.storage.objects import ObjectStorage
 from tests.ingest.tree_backends import (
@@ -34,8 +35,8 @@ from tests.ingest.tree_backends import (
 )
 from tests.services.s3 import S3Bucket, open_s3_bucket
 
-INBOX = layout.inbox(SUPPLIER)
-BROKEN = layout.broken(SUPPLIER)
+INBOX = paths.inbox(SUPPLIER)
+BROKEN = paths.broken(SUPPLIER)
 ODD_NAMES = [
     "price list (final) 2.csv",
     "Прайс-лист от 01.02.csv",
@@ -106,7 +107,7 @@ def test_what_is_in_the_inbox_has_arrived(backend: TreeBackend) -> None:
     """I3: the files of the inbox itself, unfinished ones too; neither those of folders in it nor of others."""
     for path in ("price.csv", "later.csv.tmp", ".hidden", "deeper/price.csv"):
         drop(backend, path, b"12345")
-    backend.put(f"{layout.inbox('acme2')}/other.csv", b"")
+    backend.put(f"{paths.inbox('acme2')}/other.csv", b"")
     found = backend.tree.arrivals(SUPPLIER)
     assert sorted(one.name for one in found) == [".hidden", "later.csv.tmp", "price.csv"]
     assert {(one.supplier, one.size) for one in found} == {(SUPPLIER, 5)}
@@ -210,11 +211,11 @@ def test_a_clash_gets_another_name(backend: TreeBackend) -> None:
     for number in range(4):
         backend.tree.move(arrived(backend, content=str(number).encode()), BROKEN, ".failed")
     for number in range(3):
-        backend.tree.move(arrived(backend, content=str(number).encode()), layout.obsolete(SUPPLIER))
+        backend.tree.move(arrived(backend, content=str(number).encode()), paths.obsolete(SUPPLIER))
     failed = ["price.csv", "price.csv.failed", "price.csv.failed.1", "price.csv.failed.2"]
     assert paths(backend.tree, BROKEN) == failed
     assert [backend.tree.read(f"{BROKEN}/{name}") for name in failed] == [b"0", b"1", b"2", b"3"]
-    assert paths(backend.tree, layout.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
+    assert paths(backend.tree, paths.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
 
 
 def test_many_movers_overwrite_nothing(backend: TreeBackend) -> None:
@@ -223,7 +224,7 @@ def test_many_movers_overwrite_nothing(backend: TreeBackend) -> None:
     suppliers = [f"s{number}" for number in range(4)]
     for name in suppliers:
         backend.tree.prepare(name)
-        backend.put(f"{layout.inbox(name)}/price.csv", name.encode())
+        backend.put(f"{paths.inbox(name)}/price.csv", name.encode())
 
     def move(name: str) -> str | None:
         [found] = backend.tree.arrivals(name)
@@ -293,7 +294,7 @@ def test_a_failed_move_leaves_the_name_free(anywhere: BucketBackend, monkeypatch
 def test_a_small_file_is_whole(backend: TreeBackend) -> None:
     """I16: whoever reads while it is written sees one content or the other."""
     contents = {letter * 300_000 for letter in (b"a", b"b")}
-    path = layout.run("acme_1", layout.MANIFEST)
+    path = paths.run("acme_1", paths.MANIFEST)
     backend.tree.write(path, min(contents))
     done = threading.Event()
 
@@ -310,22 +311,22 @@ def test_a_small_file_is_whole(backend: TreeBackend) -> None:
                 backend.tree.write(path, content)
         done.set()
         assert reading.result() <= contents
-    assert paths(backend.tree, layout.run("acme_1")) == [layout.MANIFEST]
-    assert backend.tree.read(layout.run("acme_1", "nothing")) is None
+    assert paths(backend.tree, paths.run("acme_1")) == [paths.MANIFEST]
+    assert backend.tree.read(paths.run("acme_1", "nothing")) is None
 
 
 def test_a_kept_file_is_read_anywhere(backend: TreeBackend, tmp_path: Path) -> None:
     """I8: what a run keeps can be read from any place in it, and stays what it was."""
     content = os.urandom(2 << 20)
     (tmp_path / "made").write_bytes(content)
-    path = layout.run("acme_1", layout.FACTS)
+    path = paths.run("acme_1", paths.FACTS)
     backend.tree.keep(tmp_path / "made", path)
     with backend.tree.open(path) as kept:
         assert kept.read() == content
         kept.seek(1 << 20)
         backend.tree.write(path, b"another")
         assert kept.read() == content[1 << 20 :]
-    with pytest.raises(NotFound) as missing, backend.tree.open(layout.run("acme_2", layout.FACTS)):
+    with pytest.raises(NotFound) as missing, backend.tree.open(paths.run("acme_2", paths.FACTS)):
         pass
     assert missing.value.code == "OBJECT_NOT_FOUND"
 
@@ -333,34 +334,34 @@ def test_a_kept_file_is_read_anywhere(backend: TreeBackend, tmp_path: Path) -> N
 def test_what_is_there_is_listed(backend: TreeBackend) -> None:
     """I12: every file with its size, every folder that holds one; nothing where nothing is."""
     for path in ("b/2", "a", "b/c/1", "bc/x"):
-        backend.put(f"{layout.RUNS}/{path}", b"123")
-    assert paths(backend.tree, layout.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
-    assert {one.size for one in backend.tree.files(layout.RUNS)} == {3}
-    assert backend.tree.folders(layout.RUNS) == ["b", "bc"]
-    assert backend.tree.folders(f"{layout.RUNS}/nothing") == paths(backend.tree, f"{layout.RUNS}/nothing") == []
+        backend.put(f"{paths.RUNS}/{path}", b"123")
+    assert paths(backend.tree, paths.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
+    assert {one.size for one in backend.tree.files(paths.RUNS)} == {3}
+    assert backend.tree.folders(paths.RUNS) == ["b", "bc"]
+    assert backend.tree.folders(f"{paths.RUNS}/nothing") == paths(backend.tree, f"{paths.RUNS}/nothing") == []
 
 
 def test_a_folder_goes_with_all_in_it(backend: TreeBackend) -> None:
     """I12: a file or a folder, and nothing beside it; removing it twice is removing it once."""
     for path in ("a/1", "a/b/2", "ab/3", "c"):
-        backend.put(f"{layout.RUNS}/{path}", b"")
+        backend.put(f"{paths.RUNS}/{path}", b"")
     for _ in range(2):
-        assert backend.tree.remove(f"{layout.RUNS}/a")
-        assert backend.tree.remove(f"{layout.RUNS}/c")
-    assert paths(backend.tree, layout.RUNS) == ["ab/3"]
+        assert backend.tree.remove(f"{paths.RUNS}/a")
+        assert backend.tree.remove(f"{paths.RUNS}/c")
+    assert paths(backend.tree, paths.RUNS) == ["ab/3"]
 
 
 def test_suppliers_are_found(backend: TreeBackend) -> None:
     """I5: who has a configuration or an inbox is one; who cannot be called so is not."""
     for path in (
-        layout.config("both"),
-        layout.config("configured"),
-        f"{layout.CONFIGS}/notes.txt",
-        f"{layout.CONFIGS}/a b.yaml",
-        f"{layout.INBOX}/both/x",
-        f"{layout.INBOX}/sending/x",
-        f"{layout.INBOX}/a b/x",
-        f"{layout.INBOX}/stray",
+        paths.config("both"),
+        paths.config("configured"),
+        f"{paths.CONFIGS}/notes.txt",
+        f"{paths.CONFIGS}/a b.yaml",
+        f"{paths.INBOX}/both/x",
+        f"{paths.INBOX}/sending/x",
+        f"{paths.INBOX}/a b/x",
+        f"{paths.INBOX}/stray",
     ):
         backend.put(path, b"")
     assert set(backend.tree.suppliers()) - {SUPPLIER} == {"both", "configured", "sending"}
@@ -370,8 +371,8 @@ def test_runs_and_states_are_told_apart_by_supplier(backend: TreeBackend) -> Non
     """I5: a supplier whose name begins another's has only its own runs."""
     run, other = "acme_20260101T000000Z_00000a", "acme_2_20260101T000000Z_00000b"
     for run_id in (run, other):
-        backend.put(layout.run(run_id, layout.MANIFEST), b"{}")
-    backend.put(layout.state(SUPPLIER, run, layout.FACTS), b"")
+        backend.put(paths.run(run_id, paths.MANIFEST), b"{}")
+    backend.put(paths.state(SUPPLIER, run, paths.FACTS), b"")
     assert (backend.tree.runs(SUPPLIER), backend.tree.runs("acme_2")) == ([run], [other])
     assert (backend.tree.states(SUPPLIER), backend.tree.states("acme_2")) == ([run], [])
 
@@ -381,8 +382,8 @@ def test_a_configuration_is_a_local_file(backend: TreeBackend) -> None:
     with backend.tree.config(SUPPLIER) as file, pytest.raises(Failed) as failed:
         load_supplier(file)
     assert failed.value.code is FailureCode.CONFIG_DQ_MISSING
-    assert layout.config(SUPPLIER) in failed.value.message
-    backend.put(layout.config(SUPPLIER), b"min_fact_count: 1\nmax_bad_ratio: 0.5\nallow_empty_snapshot: false\n")
+    assert paths.config(SUPPLIER) in failed.value.message
+    backend.put(paths.config(SUPPLIER), b"min_fact_count: 1\nmax_bad_ratio: 0.5\nallow_empty_snapshot: false\n")
     with backend.tree.config(SUPPLIER) as file:
         assert load_supplier(file)[0].min_fact_count == 1
 
@@ -418,8 +419,8 @@ def published(backend: TreeBackend, run_id: str, fence: int = 1) -> Pointer:
     with backend.tree.work(SUPPLIER, run_id) as work:
         made = work / "state"
         made.mkdir()
-        (made / layout.FACTS).write_bytes(run_id.encode())
-        (made / layout.POINTER).write_text(
+        (made / paths.FACTS).write_bytes(run_id.encode())
+        (made / paths.POINTER).write_text(
             f'{{"run_id": "{run_id}", "sha256": "{pointer.sha256}", "fence": {fence},'
             f' "published_at": "{pointer.published_at}"}}'
         )
@@ -438,7 +439,7 @@ def test_a_state_becomes_current_by_the_switch(backend: TreeBackend) -> None:
     assert backend.tree.pointer(SUPPLIER) == first
     backend.tree.switch(SUPPLIER, second, first)
     assert backend.tree.pointer(SUPPLIER) == second
-    assert backend.tree.read(layout.state(SUPPLIER, "first", layout.FACTS)) == b"first"
+    assert backend.tree.read(paths.state(SUPPLIER, "first", paths.FACTS)) == b"first"
     assert backend.tree.pointer("other") is None
 
 
@@ -524,7 +525,7 @@ def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketBackend, monkeypat
 def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> None:
     """I12: a writer that slept until its state was removed publishes nothing."""
     mine = published(anywhere, "mine")
-    anywhere.tree.remove(layout.state(SUPPLIER, "mine"))
+    anywhere.tree.remove(paths.state(SUPPLIER, "mine"))
     with pytest.raises(Failed) as failed:
         anywhere.tree.switch(SUPPLIER, mine, None)
     assert failed.value.code is FailureCode.SUPERSEDED
@@ -542,7 +543,7 @@ def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketBackend, monkey
 
     monkeypatch.setattr(BucketTree, "keep", noted)
     published(anywhere, "mine")
-    assert stored == [layout.FACTS, layout.POINTER]
+    assert stored == [paths.FACTS, paths.POINTER]
 
 
 def test_a_damaged_pointer_is_told(backend: TreeBackend) -> None:
@@ -550,7 +551,7 @@ def test_a_damaged_pointer_is_told(backend: TreeBackend) -> None:
     first = published(backend, "first")
     backend.tree.switch(SUPPLIER, first, None)
     is_folder = isinstance(backend, FolderBackend)
-    path = layout.state(SUPPLIER, "first", layout.POINTER) if is_folder else f"{layout.CURRENT}/{SUPPLIER}.json"
+    path = paths.state(SUPPLIER, "first", paths.POINTER) if is_folder else f"{paths.CURRENT}/{SUPPLIER}.json"
     backend.tree.write(path, b"{") if not is_folder else _overwrite(Path(backend.tree.uri(path)))
     with pytest.raises(Corrupt) as damaged:
         backend.tree.pointer(SUPPLIER)
@@ -577,9 +578,9 @@ def _overwrite(file: Path) -> None:
 def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
     """I11: nobody changes a published state by mistake; the pointer is a relative link, so the tree can be moved."""
     folder.tree.switch(SUPPLIER, published(folder, "first"), None)
-    state = folder.root / layout.state(SUPPLIER, "first")
+    state = folder.root / paths.state(SUPPLIER, "first")
     assert [stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())] == [0o555, 0o444, 0o444]
-    link = folder.root / layout.CURRENT / SUPPLIER
+    link = folder.root / paths.CURRENT / SUPPLIER
     assert not link.readlink().is_absolute()
     assert link.resolve() == state
     assert [path.name for path in link.parent.iterdir()] == [SUPPLIER]
@@ -588,8 +589,8 @@ def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
 def test_what_is_being_read_stays(folder: FolderBackend) -> None:
     """I12: a state goes when its last reader has ended, and not before."""
     published(folder, "first")
-    path = layout.state(SUPPLIER, "first")
-    with folder.tree.open(f"{path}/{layout.FACTS}") as facts:
+    path = paths.state(SUPPLIER, "first")
+    with folder.tree.open(f"{path}/{paths.FACTS}") as facts:
         assert not folder.tree.remove(path)
         assert facts.read() == b"first"
     assert folder.tree.remove(path)

@@ -12,11 +12,11 @@ from typing import Protocol
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
-from penstock.ingest import layout
-from penstock.ingest.bridge import Bridge
-from penstock.ingest.bucket import BucketTree
-from penstock.ingest.folder import FolderTree
-from penstock.ingest.tree import Tree
+from penstock.ingest import paths as layout
+from penstock.ingest.async_bridge import Bridge
+from penstock.ingest.tree.bucket import BucketTree
+from penstock.ingest.tree.folder import FolderTree
+from penstock.ingest.tree.port import Tree
 from penstock.kernel.storage import Storage
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.storage.objects import ObjectStorage

@@ -14,7 +14,7 @@ from penstock.flows import status as flows
 from penstock.flows.api.queries import FlowViews
 from penstock.harvest import status as harvest
 from penstock.harvest.api.schemas import Feed, Run
-from penstock.ingest import findings as ingest
+from penstock.ingest import status as ingest
 from penstock.ingest.model import Alert
 from penstock.ingest.model import Standing as Supplier
 from penstock.kernel.actuator import Pulse

@@ -16,9 +16,9 @@ from penstock.harvest import status as harvest_findings
 from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.service import Harvest
-from penstock.ingest import api as ingest_api
-from penstock.ingest import findings as ingest_findings
-from penstock.ingest.views import IngestViews
+from penstock.ingest import status as ingest_findings
+from penstock.ingest.api import routes as ingest_api
+from penstock.ingest.api.queries import IngestViews
 from penstock.kernel import actuator
 from penstock.kernel.actuator import Pulse
 from penstock.kernel.auth import Authenticator

@@ -10,11 +10,12 @@ from penstock.flows.kinds.platform.refdata import Published
 from penstock.flows.kinds.platform.tracking import Shard
 from penstock.harvest.api.queries import seen_run
 from penstock.harvest.service import Harvest
-from penstock.ingest import layout, ledger
+from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.facts import document, small
-from penstock.ingest.hooks import Hooks
-from penstock.ingest.publishing import Step
+from penstock.ingest.run import ledger
+from penstock.ingest.run.hooks import Hooks
+from penstock.ingest.run.publish import Step
+from penstock.ingest.transform.ndjson import document, small
 from penstock.ingest.workspace import Workplace
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.refdata.commands.service import Refdata
@@ -124,20 +125,20 @@ class TiedSuppliers:
     def _asked(self, supplier: str, asked_by: str) -> Iterator[Ingested]:
         """The ended runs that are marked so, the latest first."""
         for run_id in sorted(self._tree.runs(supplier), reverse=True)[:_LOOKED_AT]:
-            if document(self._tree.read(layout.run(run_id, _ASKED))).get("asked_by") == asked_by and (
+            if document(self._tree.read(paths.run(run_id, _ASKED))).get("asked_by") == asked_by and (
                 run := self._ended(run_id)
             ):
                 yield run
 
     def _ended(self, run_id: str) -> Ingested | None:
-        manifest = document(self._tree.read(layout.run(run_id, layout.MANIFEST)))
+        manifest = document(self._tree.read(paths.run(run_id, paths.MANIFEST)))
         return _ingested(manifest) if manifest else None
 
     def _marking(self, supplier: str, asked_by: str) -> Callable[[Step], None]:
         def on_step(step: Step) -> None:
             run_id = ledger.load(self._tree, supplier).running if step is Step.STARTED else None
             if run_id is not None:
-                self._tree.write(layout.run(run_id, _ASKED), small({"asked_by": asked_by}))
+                self._tree.write(paths.run(run_id, _ASKED), small({"asked_by": asked_by}))
 
         return on_step
 

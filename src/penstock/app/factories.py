@@ -5,8 +5,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from penstock.ingest.config import IngestSection
-from penstock.ingest.tree import Tree
-from penstock.ingest.trees import open_tree
+from penstock.ingest.tree.open_tree import open_tree
+from penstock.ingest.tree.port import Tree
 from penstock.kernel.auth import Authenticator, JwtAuthenticator, NoAuthenticator
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus

@@ -20,7 +20,7 @@ from penstock.flows.api.queries import FlowViews
 from penstock.flows.runtime import Ties, flowing, open_flows
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.runtime import harvesting
-from penstock.ingest.views import IngestViews
+from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.workspace import workplace
 from penstock.kernel import datadir
 from penstock.kernel.actuator import Check, Pulse

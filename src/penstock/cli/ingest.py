@@ -12,8 +12,8 @@ import typer
 from penstock.cli.output import ConfigOption, JsonOption, emit, printable, say, table
 
 if TYPE_CHECKING:
-    from penstock.ingest.hooks import Outcome
     from penstock.ingest.model import Standing
+    from penstock.ingest.run.hooks import Outcome
     from penstock.ingest.workspace import Workplace
 
 app = typer.Typer(
@@ -43,7 +43,7 @@ def run(
     Ends with 0 when it is published or there was nothing to do, 1 when the run failed, 6 when another one is under way.
     """
     from penstock.cli.progress import Bar
-    from penstock.ingest.hooks import Hooks
+    from penstock.ingest.run.hooks import Hooks
 
     bar = Bar(supplier)
     with workplace(root, config) as place:
@@ -89,7 +89,7 @@ def inspect(
 
     What was found goes to standard error, the configuration to standard output.
     """
-    from penstock.ingest.inspecting import inspect as look
+    from penstock.ingest.inspect import inspect as look
     from penstock.ingest.model import Failed
     from penstock.kernel.errors import Invalid, NotFound
 
@@ -133,7 +133,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Compare every hash in every manifest with the files; 1 when one differs."""
-    from penstock.ingest.verifying import verify as check
+    from penstock.ingest.state.verify import verify as check
 
     with workplace(root, config) as place:
         checked = list(check(place.tree, place.suppliers(supplier)))

@@ -33,12 +33,12 @@ def bad_rows(
     """Show the rows of a run that were bad, and why; how often each reason came first."""
     from itertools import islice
 
-    from penstock.ingest import states
+    from penstock.ingest.state import reader
 
     with workplace(root, config) as place:
-        manifest = states.manifest_of(place.tree, run_id)
-        stats = states.stats_of(place.tree, run_id)
-        rows = list(islice(states.bad_rows(place.tree, run_id), limit))
+        manifest = reader.manifest_of(place.tree, run_id)
+        stats = reader.stats_of(place.tree, run_id)
+        rows = list(islice(reader.bad_rows(place.tree, run_id), limit))
     told = {"run_id": run_id, "bad_rows": manifest["bad_rows"], "reasons": stats.get("reasons", {}), "rows": rows}
     counts = table([[code, str(number)] for code, number in told["reasons"].items()])
     lines = table([["row", "sheet", "reason", "column", "value"], *(_bad_row(one) for one in rows)])
@@ -71,11 +71,11 @@ def show_state(
     supplier: SupplierArgument, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
 ) -> None:
     """Show which state is current, where it comes from and what it changed."""
-    from penstock.ingest import states
+    from penstock.ingest.state import reader
 
     with workplace(root, config) as place:
-        pointer = states.current(place.tree, supplier)
-        told = {"pointer": pointer.as_dict(), "manifest": states.manifest_of(place.tree, pointer.run_id)}
+        pointer = reader.current(place.tree, supplier)
+        told = {"pointer": pointer.as_dict(), "manifest": reader.manifest_of(place.tree, pointer.run_id)}
     manifest = told["manifest"]
     names = ("input_filename", "good_rows", "bad_rows", "config_sha256", "code_commit", "previous_run")
     rows = [*pointer.as_dict().items(), *((name, manifest[name]) for name in names)]
@@ -88,9 +88,9 @@ def read_state(supplier: SupplierArgument, root: RootOption = None, config: Conf
     """Write the facts of the current state to standard output, as NDJSON, after its hash was verified."""
     import shutil
 
-    from penstock.ingest import states
+    from penstock.ingest.state import reader
 
-    with workplace(root, config) as place, states.open_state(place.tree, supplier) as state:
+    with workplace(root, config) as place, reader.open_state(place.tree, supplier) as state:
         shutil.copyfileobj(state.content, sys.stdout.buffer, 1 << 20)
         sys.stdout.buffer.flush()
 

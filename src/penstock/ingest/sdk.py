@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from penstock.ingest.states import State, open_state
-from penstock.ingest.trees import open_tree
+from penstock.ingest.state.reader import State, open_state
+from penstock.ingest.tree.open_tree import open_tree
 
 __all__ = ["State", "read_state"]
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from penstock.ingest import ledger, recovering
 from penstock.ingest.contract import Status
-from penstock.ingest.hooks import Hooks, Outcome
 from penstock.ingest.model import checked_supplier
-from penstock.ingest.publishing import Step
-from penstock.ingest.running import Run
-from penstock.ingest.tree import Tree
+from penstock.ingest.run import ledger, recover
+from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.publish import Step
+from penstock.ingest.run.run import Run
+from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock, SystemClock
 
 
@@ -28,7 +28,7 @@ class Ingestion:
             self._hooks.on_step(Step.LOCKED)
             self._tree.prepare(supplier)
             known = ledger.load(self._tree, supplier)
-            if (ended := recovering.recover(self._tree, supplier, known, self._clock)) is not None:
+            if (ended := recover.recover(self._tree, supplier, known, self._clock)) is not None:
                 known.note(ended)
                 self._record(ended)
                 known.running = None

@@ -12,10 +12,10 @@ from time import monotonic
 import orjson
 import structlog
 
-from penstock.ingest import ledger, selecting
 from penstock.ingest.contract import Status
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.model import Failed
+from penstock.ingest.run import ledger, select
 from penstock.ingest.workspace import Workplace
 from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import Conflict, PenstockError
@@ -93,7 +93,7 @@ class Watcher:
             with tree.lock(supplier, "watch"):
                 known = ledger.load(tree, supplier)
                 before = dict(known.seen)
-                ready = selecting.look(tree, supplier, known, window)
+                ready = select.look(tree, supplier, known, window)
                 # The run has to find it ready too: that it was a draft is known only until its new name is noted.
                 if known.seen != before and not ready.arrivals:
                     ledger.save(tree, supplier, known)

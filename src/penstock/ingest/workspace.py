@@ -8,18 +8,19 @@ from typing import Any
 
 from penstock.app.factories import make_tree
 from penstock.app.platform import known_migrations, open_database
-from penstock.ingest import layout, states, store
-from penstock.ingest.bridge import Bridge
-from penstock.ingest.comparing import Comparison, compare_runs
-from penstock.ingest.delivering import Deliveries
-from penstock.ingest.hooks import Hooks, Outcome
+from penstock.ingest import paths, store
+from penstock.ingest.async_bridge import Bridge
+from penstock.ingest.deliver.deliveries import Deliveries
 from penstock.ingest.model import Failed, Standing, checked_supplier, no_supplier, supplier_of
-from penstock.ingest.recording import DatabaseRecorder
-from penstock.ingest.retention import Swept, sweep
+from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.recorder import DatabaseRecorder
 from penstock.ingest.service import Ingestion
-from penstock.ingest.standing import standing
+from penstock.ingest.state import reader
+from penstock.ingest.state.diff import Comparison, compare_runs
+from penstock.ingest.state.retention import Swept, sweep
+from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import Supplier, load_supplier
-from penstock.ingest.tree import Tree
+from penstock.ingest.tree.port import Tree
 from penstock.kernel import migrate
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.db import Database
@@ -41,7 +42,7 @@ def settings_for(
     settings = load_settings(config, overrides={**given, "ingest.root": root})
     if settings.ingest.root is not None:
         return settings, root is None
-    if any(Path(name).is_dir() for name in ("etl_data", layout.OPS)):
+    if any(Path(name).is_dir() for name in ("etl_data", paths.OPS)):
         return load_settings(config, overrides={**given, "ingest.root": "."}), False
     hint = "name it with --root DIR, or as ingest.root in penstock.yaml"
     raise BadConfig("NO_ROOT", "which folder holds etl_data/ and etl_ops/?", hint=hint)
@@ -88,13 +89,13 @@ class Workplace:
     def config(self, supplier: str) -> Supplier:
         """The supplier's configuration; Failed when there is none that can be used."""
         with self.tree.config(supplier) as file:
-            return load_supplier(file, self.tree.uri(layout.config(supplier)))[0]
+            return load_supplier(file, self.tree.uri(paths.config(supplier)))[0]
 
     def compare(self, supplier: str, before: str | None, after: str | None, limit: int) -> Comparison:
         """I21: what one publication changed against another, by default the current one against the one before."""
         checked_supplier(supplier)
-        after = after or states.current(self.tree, supplier).run_id
-        before = before or states.manifest_of(self.tree, after)["previous_run"]
+        after = after or reader.current(self.tree, supplier).run_id
+        before = before or reader.manifest_of(self.tree, after)["previous_run"]
         if before is None:
             raise NotFound("NO_PREVIOUS_RUN", f"{after} is the first publication", hint="all of it is new")
         if other := [one for one in (before, after) if supplier_of(one) != supplier]:
@@ -124,7 +125,7 @@ class Workplace:
 
     def quarantined(self, supplier: str | None = None) -> list[dict[str, Any]]:
         """The files that were set aside, why, and by which run."""
-        return [told for one in self.suppliers(supplier) for told in states.quarantined(self.tree, one)]
+        return [told for one in self.suppliers(supplier) for told in reader.quarantined(self.tree, one)]
 
     @contextmanager
     def _recorder(self) -> Iterator[DatabaseRecorder]:

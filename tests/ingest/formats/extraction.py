@@ -12,8 +12,8 @@ import pytest
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import MALFORMED, open_tables
 from penstock.ingest.model import Failed, Stats
-from penstock.ingest.processing import Names, Processed, process
 from penstock.ingest.supplier import Limits, Source, Supplier
+from penstock.ingest.transform.pipeline import Names, Processed, process
 
 NAMES = Names("acme_20260213T194500Z_1a2b3c", "acme")
 DQ = {"min_fact_count": 1, "max_bad_ratio": 0.1, "allow_empty_snapshot": False}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import packing
+from penstock.ingest.extract import archives
 from penstock.ingest.supplier import Supplier
 from tests.ingest.formats.extraction import STOCK, made, refused, supplier
 from tests.ingest.formats.test_workbooks import ROWS, WRITERS, A, B
@@ -187,7 +187,7 @@ def test_names_as_windows_writes_them(file: Path) -> None:
 @pytest.mark.parametrize("kind", ["zip", "gz"])
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """I19: what unpacks to hundreds of times its size is stopped on the way."""
-    monkeypatch.setattr(packing, "_FREE", 1 << 20)
+    monkeypatch.setattr(archives, "_FREE", 1 << 20)
     file, content = tmp_path / f"bomb.{kind}", PLAIN + b"A" * (30 << 20)
     if kind == "zip":
         zipped(file, {"stock.csv": content})
@@ -222,7 +222,7 @@ def test_the_files_of_an_archive_count_together(
     file: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
 ) -> None:
     """I19: limits hold for what a file unpacks to; many files, none of them too large, are too much."""
-    monkeypatch.setattr(packing, "_FREE", 1 << 20)
+    monkeypatch.setattr(archives, "_FREE", 1 << 20)
     one = PLAIN + b"C,1,1\n" * 100_000
     config = supplier(STOCK, limits=limits)
     zipped(file, {"a.csv": one})

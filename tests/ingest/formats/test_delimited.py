@@ -8,8 +8,8 @@ import pytest
 from penstock.ingest import extract
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import CELLS, COLUMNS, delimited, open_tables
-from penstock.ingest.gate import bind
 from penstock.ingest.supplier import Limits, Source
+from penstock.ingest.transform.gate import bind
 from tests.ingest.formats.extraction import STOCK, made, refused, supplier, tables
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}

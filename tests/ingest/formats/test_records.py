@@ -9,7 +9,7 @@ import pytest
 
 from penstock.ingest import extract
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import CELLS, json_items, open_tables, records
+from penstock.ingest.extract import CELLS, json_stream, open_tables, records
 from penstock.ingest.supplier import Limits, Source
 from tests.ingest.formats.extraction import STOCK, made, refused, supplier
 
@@ -253,14 +253,14 @@ LONG = [
 @pytest.mark.parametrize("record", LONG)
 def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, record: bytes) -> None:
     """I19: no text and no record of a document may take all memory, nor be read again and again."""
-    monkeypatch.setattr(json_items, "LIMIT", 1 << 20)
+    monkeypatch.setattr(json_stream, "LIMIT", 1 << 20)
     said = refused(written(file, b'[{"sku": "A"}, ' + record + b"]"))
     assert f"is over {1 << 20} bytes" in said
 
 
 def test_what_is_long_but_no_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I19: many records, and lists beside them, may be as long as they are."""
-    monkeypatch.setattr(json_items, "LIMIT", 1 << 18)
+    monkeypatch.setattr(json_stream, "LIMIT", 1 << 18)
     beside = [1] * (1 << 18)
     document = {"beside": beside, "texts": ['a\\"', "\\"] * (1 << 16), "items": [{"sku": 'a"' * 50_000}] * 20}
     assert len(made(written(file, document), supplier({"sku": {"from": "sku"}})).facts) == 20

@@ -6,12 +6,12 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from penstock.ingest import layout
-from penstock.ingest.folder import FolderTree
-from penstock.ingest.inspecting import Inspection, inspect
+from penstock.ingest import paths
+from penstock.ingest.inspect import Inspection, inspect
 from penstock.ingest.model import Manifest
 from penstock.ingest.service import Ingestion
 from penstock.ingest.supplier import Supplier, load_supplier
+from penstock.ingest.tree.folder import FolderTree
 
 SUPPLIER = "acme"
 
@@ -49,11 +49,11 @@ def ran(file: Path, inspection: Inspection, root: Path) -> ProposalRun:
     tree.prepare(SUPPLIER)
     # Nobody writes to the file any more, so that there is nothing to wait for.
     config = f"{inspection.yaml()}file_stability_window: 0\n"
-    (root / layout.config(SUPPLIER)).write_text(config, encoding="utf-8")
-    copyfile(file, root / layout.inbox(SUPPLIER) / file.name)
+    (root / paths.config(SUPPLIER)).write_text(config, encoding="utf-8")
+    copyfile(file, root / paths.inbox(SUPPLIER) / file.name)
     manifest = Ingestion(tree, "test").run(SUPPLIER, waits=True).manifest
     assert manifest is not None
-    facts = root / layout.CURRENT / SUPPLIER / layout.FACTS
+    facts = root / paths.CURRENT / SUPPLIER / paths.FACTS
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
     return ProposalRun(manifest, [json.loads(line) for line in lines])
 

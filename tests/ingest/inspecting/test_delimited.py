@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.ingest.contract import Status
-from penstock.ingest.inspecting import reading
+from penstock.ingest.inspect import reading
 from tests.ingest.inspecting.proposals import columns, proposed, ran
 
 MESSY_HEADER = [

@@ -5,12 +5,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from penstock.ingest.inspecting.cells import Cells
-from penstock.ingest.inspecting.fields import fields_of
-from penstock.ingest.inspecting.kinds import Known, guess
-from penstock.ingest.inspecting.naming import Hint, meaning_of, snake
-from penstock.ingest.inspecting.numbers import PIECES
-from penstock.ingest.inspecting.structure import header_of
+from penstock.ingest.inspect.cells import Cells
+from penstock.ingest.inspect.fields import fields_of
+from penstock.ingest.inspect.kinds import Known, guess
+from penstock.ingest.inspect.naming import Hint, meaning_of, snake
+from penstock.ingest.inspect.numbers import PIECES
+from penstock.ingest.inspect.structure import header_of
 
 
 @pytest.mark.parametrize(

@@ -97,10 +97,10 @@ def open_tables(
 
     Of JSON and XML only what is *wanted* is read, without it all of a record.
     """
-    from penstock.ingest.extract import delimited, detect, packing, records, workbook
+    from penstock.ingest.extract import archives, delimited, detect, records, workbook
     from penstock.ingest.supplier import WORKBOOKS, Format
 
-    for member in packing.members(file, limits, gauge or Gauge(0), name, source.sheets):
+    for member in archives.members(file, limits, gauge or Gauge(0), name, source.sheets):
         form = detect.detected(member, source.format)
         if form in WORKBOOKS:
             yield from workbook.tables(member, source, limits)

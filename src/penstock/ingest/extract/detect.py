@@ -4,7 +4,7 @@ import re
 import zipfile
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.packing import OLE, ZIPPED, Member, parts_of_office, unpacking
+from penstock.ingest.extract.archives import OLE, ZIPPED, Member, parts_of_office, unpacking
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import WORKBOOKS, Format
 

@@ -22,11 +22,11 @@ from penstock.ingest.extract import (
     Batch,
     Table,
     gathered,
-    json_items,
+    json_stream,
     rows_of,
 )
+from penstock.ingest.extract.archives import Member, unreadable
 from penstock.ingest.extract.detect import encoding_of, without_mark
-from penstock.ingest.extract.packing import Member, unreadable
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Format
 
@@ -82,14 +82,14 @@ def _records(member: Member, form: Format, source: "Source") -> Iterator[Record]
 
 def _json(content: IO[bytes], member: Member, place: str | None) -> Iterator[Record]:
     with _said("JSON", member):
-        path = json_items.path_of(place) if place else _place(member)
-        for item in json_items.items(_marked_out(content, member), path):
+        path = json_stream.path_of(place) if place else _place(member)
+        for item in json_stream.items(_marked_out(content, member), path):
             yield _texts(item) if isinstance(item, dict) else _malformed(item)
 
 
-def _place(member: Member) -> json_items.Path:
+def _place(member: Member) -> json_stream.Path:
     with member.open() as content:
-        found = json_items.place_of_records(_marked_out(content, member))
+        found = json_stream.place_of_records(_marked_out(content, member))
     if found is None:
         raise unreadable(member.name, "there is no list of records in it; set source.records")
     return found
@@ -108,7 +108,7 @@ def _said(form: str, member: Member) -> Iterator[None]:
     """What a parser does not like, in our words."""
     try:
         yield
-    except json_items.TooLong as error:
+    except json_stream.TooLong as error:
         raise unreadable(member.name, str(error)) from error
     except (ijson.JSONError, etree.XMLSyntaxError, ValueError, ArithmeticError, RecursionError) as error:
         raise unreadable(member.name, f"it is not {form}: {error}") from error
@@ -174,7 +174,7 @@ def _flat(item: Any) -> Record:
 
 
 def _flatten(value: Any, name: str, found: Record, depth: int) -> None:
-    if isinstance(value, dict) and depth < json_items.DEPTH:
+    if isinstance(value, dict) and depth < json_stream.DEPTH:
         for key, inner in value.items():
             _flatten(inner, f"{name}.{key}" if name else key, found, depth + 1)
     elif value is not None:

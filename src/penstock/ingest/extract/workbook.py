@@ -13,7 +13,7 @@ import polars as pl
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import BATCH, FIGURES, HEAD, Batch, Table
-from penstock.ingest.extract.packing import Member, unreadable
+from penstock.ingest.extract.archives import Member, unreadable
 from penstock.ingest.model import Failed
 
 if TYPE_CHECKING:

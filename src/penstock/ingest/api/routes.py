@@ -1,0 +1,96 @@
+"""The API of ingest: /api/v1/ingest."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.responses import StreamingResponse
+
+from penstock.ingest.api import schemas
+from penstock.ingest.api.queries import IngestViews
+from penstock.ingest.contract import PREFIX, RunState
+from penstock.ingest.store import START
+from penstock.kernel import paging
+from penstock.kernel.http import of_the_house
+from penstock.kernel.paging import Cursor, Limit
+
+NDJSON = "application/x-ndjson"
+routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(of_the_house("suppliers"))])
+
+
+async def _views(request: Request) -> IngestViews:
+    views: IngestViews = request.app.state.ingest
+    return views
+
+
+Views = Annotated[IngestViews, Depends(_views)]
+Supplier = Annotated[str, Path(max_length=64)]
+RunId = Annotated[str, Path(max_length=128)]
+
+
+@routes.get("/suppliers")
+async def suppliers(views: Views) -> schemas.Suppliers:
+    """Where every supplier stands."""
+    return schemas.Suppliers(suppliers=[schemas.Supplier(**one.as_dict()) for one in await views.suppliers()])
+
+
+@routes.get("/suppliers/{supplier}")
+async def supplier(supplier: Supplier, views: Views) -> schemas.Supplier:
+    """Where one supplier stands."""
+    return schemas.Supplier(**(await views.supplier(supplier)).as_dict())
+
+
+@routes.get("/suppliers/{supplier}/moves")
+async def moves(supplier: Supplier, views: Views, limit: Limit = 100) -> schemas.Moves:
+    """Where the files of a supplier went, the latest first."""
+    found = await views.moves(supplier, limit)
+    return schemas.Moves(moves=[schemas.Move.model_validate(one, from_attributes=True) for one in found])
+
+
+@routes.get("/runs")
+async def runs(
+    views: Views,
+    supplier: Annotated[str | None, Query(max_length=64)] = None,
+    status: RunState | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> schemas.Runs:
+    """The runs there were, the latest first."""
+    moment, run_id = paging.after(cursor, [datetime, str], START)
+    found = await views.runs(supplier, status, (moment, run_id), limit)
+    items = [schemas.Run.model_validate(one, from_attributes=True) for one in found.items]
+    return schemas.Runs(runs=items, next=found.next)
+
+
+@routes.get("/runs/{runId}")
+async def run(run_id: Annotated[RunId, Path(alias="runId")], views: Views) -> schemas.OneRun:
+    """A run with its manifest, the files it moved, and its history."""
+    row, moved, history = await views.run(run_id)
+    known = schemas.Run.model_validate(row, from_attributes=True).model_dump()
+    return schemas.OneRun(
+        **known,
+        moves=[schemas.Move.model_validate(one, from_attributes=True) for one in moved],
+        history=[schemas.Noted.model_validate(one.entry, from_attributes=True) for one in history],
+    )
+
+
+@routes.get("/runs/{runId}/bad-rows")
+async def bad_rows(run_id: Annotated[RunId, Path(alias="runId")], views: Views, limit: Limit = 100) -> schemas.BadRows:
+    """The first bad rows of a run, and how often each reason came."""
+    manifest, stats, rows = await views.bad_rows(run_id, limit)
+    return schemas.BadRows(run_id=run_id, bad_rows=manifest["bad_rows"], reasons=stats.get("reasons", {}), rows=rows)
+
+
+@routes.get("/state/{supplier}")
+async def state(supplier: Supplier, views: Views) -> schemas.State:
+    """Which state of a supplier is current, where it comes from and what it changed."""
+    pointer, manifest = await views.state(supplier)
+    return schemas.State(supplier=supplier, manifest=manifest, **pointer.as_dict())
+
+
+@routes.get("/state/{supplier}/facts", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
+async def facts(supplier: Supplier, views: Views) -> StreamingResponse:
+    """All facts of the current state, as NDJSON: of one state, whatever is published while they are read."""
+    pointer, pieces = await views.facts(supplier)
+    headers = {"ETag": f'"{pointer.sha256}"', "X-Run-Id": pointer.run_id, "X-Fence": str(pointer.fence)}
+    return StreamingResponse(pieces, media_type=NDJSON, headers=headers)

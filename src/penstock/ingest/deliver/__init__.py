@@ -1,0 +1,1 @@
+"""Tell targets of a publication."""

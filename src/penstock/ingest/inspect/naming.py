@@ -1,0 +1,126 @@
+"""What a column is called in the payload: a usual name for words everybody uses, else its own in Latin letters."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from penstock.ingest.transform.gate import normal
+
+
+class Hint(StrEnum):
+    """What a name lets one expect of a column."""
+
+    CODE = "code"
+    TEXT = "text"
+    GROUP = "group"
+    MONEY = "money"
+    QUANTITY = "quantity"
+    MEASURE = "measure"
+    MOMENT = "moment"
+    COUNTER = "counter"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """*name* is the usual one, *rest* what the header says beside it, *all_rest* that with units and the like.
+
+    *other* is a name for when the usual one is taken.
+    """
+
+    name: str
+    rest: str
+    all_rest: str
+    other: str
+    hint: Hint
+    rank: int
+
+    @property
+    def is_known(self) -> bool:
+        return self.hint is not Hint.NONE
+
+
+# The first that is found counts: the particular stands before the general.
+_WORDS: tuple[tuple[str, str, str, Hint], ...] = (
+    (r"^(?:№|n|no\.?|#|№ ?п ?/ ?п|п ?/ ?п|номер п/п|row|line)$", "number", "number", Hint.COUNTER),
+    (r"штрих[- ]?код\w*|\bean(?:[- ]?13)?\b|\bgtin\b|\bupc\b|bar ?code", "barcode", "barcode", Hint.CODE),
+    (r"\bррц\b|\bмрц\b|рекоменд\w* (?:розничн\w* )?цен\w*|\brrp\b|\bmsrp\b|цен\w* / розн\w*|розничн\w*(?: цен\w*)?"
+     r"|цен\w* розн\w*\.?|^розница$|retail(?: price)?|price retail", "retail_price", "rrp", Hint.MONEY),
+    (r"цен\w* / опт\w*|оптов\w*(?: цен\w*)?|цен\w* опт\w*\.?|^опт\.?$|wholesale(?: price)?|dealer price|price wholesale"
+     r"|дилер\w* цен\w*|закуп\w*(?: цен\w*)?|цен\w* закуп\w*", "wholesale_price", "dealer_price", Hint.MONEY),
+    (r"\.currency\w*$|^валют\w*|^currency", "currency", "currency", Hint.GROUP),
+    (r"\bцен[аыу]?\b|\bprices?\b|стоимост\w*|\bcost\b|\bсумма\b|\bamount\b|\bпрайс\b", "price", "cost", Hint.MONEY),
+    (r"\bед\.? ?(?:изм\w*\.?)?$|единиц\w*(?: измерения)?|\bunits?\b|\buom\b", "unit", "unit", Hint.GROUP),
+    (r"^мин\w*\.? (?:партия|заказ|кол)\S*|^min\.? (?:order|qty|quantity)|^moq$", "min_order", "min_qty", Hint.QUANTITY),
+    (r"^(?:кратность|упаковк\w*|pack(?: size)?$)", "pack", "pack_size", Hint.QUANTITY),
+    (r"остат\w*|кол-?во\b|кол\.|количеств\w*|наличи\w*|\bсклад\w*|\bstock\b|\bqty\b|quantity|availab\w*|on hand"
+     r"|in stock", "qty", "stock", Hint.QUANTITY),
+    (r"артикул\w*|\bарт\b\.?|\bsku\b|^article(?: no\.?| number)?$|vendor ?code|part ?(?:number|no)\.?|\bmpn\b"
+     r"|item ?(?:no\.?|number|code)", "sku", "vendor_code", Hint.CODE),
+    (r"^код(?: товара| номенклатуры| позиции)?$|^(?:product |item )?code$", "sku", "code", Hint.CODE),
+    (r"сер(?:ийный|\.) номер|serial(?: no\.?| number)?", "serial", "serial", Hint.CODE),
+    (r"телефон\w*|phone", "phone", "phone", Hint.CODE),
+    (r"\bинн\b", "inn", "inn", Hint.CODE),
+    (r"тн ?вэд", "tnved", "tnved", Hint.CODE),
+    (r"\bид\b|\bid\b|\bкод\b", "id", "code", Hint.CODE),
+    (r"бренд\w*|производител\w*|\bмарка\b|brand|manufacturer|\bvendor\b|\bmake\b", "brand", "manufacturer", Hint.GROUP),
+    (r"категори\w*|\bгруппа\b|подгруппа|раздел|categor(?:y|ies)|\bgroup\b|product type",
+     "category", "group", Hint.GROUP),
+    (r"описани\w*|примечани\w*|коммент\w*|description|comments?\b|\bnotes?\b", "description", "comment", Hint.TEXT),
+    (r"наименован\w*|названи\w*|номенклатура|^товар(?:ы)?$|\bname\b|^title$|^product$|^item$",
+     "name", "title", Hint.TEXT),
+    (r"^модель|\bmodel\b", "model", "model", Hint.TEXT),
+    (r"дата|\bdate\b|обновлен\w*|updated?(?: ?at)?\b|срок годности|^поступление", "date", "date", Hint.MOMENT),
+    (r"\bвес\b|\bмасса\b|weight", "weight", "weight", Hint.MEASURE),
+    (r"\bобъ[её]м\b|volume", "volume", "volume", Hint.MEASURE),
+    (r"\bширина\b|\bwidth\b", "width", "width", Hint.MEASURE),
+    (r"\bвысота\b|\bheight\b|\bпрофиль\b", "height", "height", Hint.MEASURE),
+    (r"\bдлина\b|\blength\b", "length", "length", Hint.MEASURE),
+    (r"\bдиаметр\b|\bdiameter\b", "diameter", "diameter", Hint.MEASURE),
+    (r"^сезон\w*|\bseason\b", "season", "season", Hint.GROUP),
+    (r"^страна\w*(?: происхождения)?|country(?: of origin)?", "country", "country", Hint.GROUP),
+    (r"^цвет|colou?r", "color", "color", Hint.GROUP),
+    (r"^(?:фото|картинка|изображение|ссылка|url|link|image|picture)\w*", "url", "image", Hint.TEXT),
+)  # fmt: skip
+_COMPILED = tuple((re.compile(pattern), name, other, hint) for pattern, name, other, hint in _WORDS)
+# Words that say nothing a name has to keep.
+_NOISE = re.compile(
+    r"\b(?:руб(?:лей|ля|\.)?|р\.|rub|usd|eur|шт(?:ук|\.)?|pcs|мм|см|кг|гр?|kg|mm|cm|lbs?|л|товара|товаров|продукта|"
+    r"позиции|на складе|склад[еа]?|складах|с ндс|без ндс|вкл|ндс|за ед|за шт|за|в|на|на текущую дату|value|product|"
+    r"цен[аы]?|price|item)(?!\w)"
+)
+_LETTERS = {
+    "а": "a", "б": "b", "в": "v", "г": "g", "д": "d", "е": "e", "ё": "e", "ж": "zh", "з": "z", "и": "i", "й": "y",
+    "к": "k", "л": "l", "м": "m", "н": "n", "о": "o", "п": "p", "р": "r", "с": "s", "т": "t", "у": "u", "ф": "f",
+    "х": "kh", "ц": "ts", "ч": "ch", "ш": "sh", "щ": "shch", "ъ": "", "ы": "y", "ь": "", "э": "e", "ю": "yu",
+    "я": "ya", "і": "i", "ї": "yi", "є": "ye", "ґ": "g",
+}  # fmt: skip
+_HUMP = re.compile(r"(?<=[a-zа-я0-9])(?=[A-ZА-Я][a-zа-я])")  # of vendorCode
+_COUNT = re.compile(r"(?<=.) / \d{1,2}$")  # of a row that numbers the columns
+DATED = re.compile(r"(?:(?:на|от|от даты)? )?\b\d{1,2}[./]\d{1,2}[./](?:20)?\d{2}\b(?: ?г\.?)?|\b20\d\d-\d\d-\d\d\b")
+_LONGEST = 60
+
+
+@lru_cache(maxsize=20_000)
+def meaning_of(header: str) -> Meaning:
+    """What *header* most likely stands for."""
+    text = DATED.sub(" ", _COUNT.sub("", normal(_HUMP.sub(" ", header)).replace("_", " "))).strip()
+    own = snake(text) or "column"
+    if len(text) <= _LONGEST * 2:
+        for rank, (pattern, name, other, hint) in enumerate(_COMPILED):
+            if found := pattern.search(text):
+                beside = f"{text[: found.start()]} {text[found.end() :]}"
+                return Meaning(name, _latin(_NOISE.sub(" ", beside)), _latin(beside), other, hint, rank)
+    return Meaning(snake(_NOISE.sub(" ", text)) or own, "", "", own, Hint.NONE, len(_COMPILED))
+
+
+def snake(text: str) -> str:
+    """*text* as a name: lower-case Latin letters, words joined by underscores; empty when nothing is left."""
+    words = _latin(text)
+    return f"n{words}" if words[:1].isdigit() else words
+
+
+def _latin(text: str) -> str:
+    latin = "".join(_LETTERS.get(letter, letter) for letter in text.casefold())
+    return re.sub(r"[^a-z0-9]+", "_", latin).strip("_")[:_LONGEST].strip("_")

@@ -1,0 +1,122 @@
+"""Numbers as people write them: counts, money and measures, with what stands around them."""
+
+from typing import Any
+
+from penstock.ingest.inspect.cells import Cells
+
+_BLANK = r"[ \x{00a0}\x{2009}\x{202f}'’]"
+_GROUPED = rf"[0-9]{{1,3}}(?:{_BLANK}[0-9]{{3}})+"
+INTEGER = rf"[+-]?(?:[0-9]+|{_GROUPED}|[1-9][0-9]{{0,2}}(?:,[0-9]{{3}})+)"
+FRACTION = rf"[+-]?(?:[0-9]*|{_GROUPED}|[0-9]{{1,3}}(?:[.,][0-9]{{3}})+)[.,][0-9]+"
+NUMBER = f"(?:{INTEGER}|{FRACTION})"
+CURRENCY = r"(?i:₽|\$|€|£|¥|₸|руб(?:\.|лей|ля|ль)?|р\.?|тг\.?|rub|usd|eur|kzt|byn|cny|gbp)"
+WITH_CURRENCY = rf"(?:{CURRENCY}{_BLANK}*{NUMBER}|{NUMBER}{_BLANK}*{CURRENCY})"
+MORE = rf"(?:(?:>=?|≥|(?i:более|больше|свыше|от|over|more than|at least)\.?){_BLANK}*[0-9]+|[0-9]+{_BLANK}*\+)"
+PIECES = r"\s*(?i:шт(?:ук[аи]?)?|pcs|ед|компл|пар[аы]?)\.?"
+PERCENT = r"\s*%"
+# What a word means when others in the same column are counts.
+WORDS = {
+    r"(?i)^(?:нет|нет в наличии|отсутствует|под заказ|out of stock|no|none)$": "0",
+    r"(?i)^(?:есть|в наличии|да|имеется|in stock|yes|available)$": "1",
+}
+# Written without zeros behind it, 1,234 is a thousand to some and one and a bit to others.
+_DOUBTFUL_COMMA, _DOUBTFUL_POINT = r"[+-]?[1-9][0-9]{0,2},[0-9]{3}", r"[+-]?[1-9][0-9]{0,2}\.[0-9]{3}"
+_TAIL = rf"(?:{_BLANK}*{CURRENCY})?"
+_FINEST = 6
+_MONEY_SCALE = 2
+
+
+def quantity_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
+    """Options of an integer column, with words and units taken care of; None when there are too few whole numbers."""
+    options: dict[str, Any] = {"type": "integer"}
+    doubts: list[str] = []
+    replace: dict[str, str] = {}
+    if cells.has(rf"(?:{INTEGER}|{MORE}){PIECES}"):
+        replace[f"{PIECES}$"] = ""
+    if is_named_so:
+        for pattern, meant in WORDS.items():
+            if found := cells.matching(pattern):
+                replace[pattern] = meant
+                doubts.append(f"{_listed(found)} {'is' if len(found) == 1 else 'are'} read as {meant}")
+    if replace:
+        options["replace"] = replace
+    if cells.has(rf"{MORE}(?:{PIECES})?"):
+        options["at_least"] = True
+    settled, more = _separator(cells, is_fraction=False)
+    options |= settled
+    needed = 0.5 if is_named_so else 0.95
+    return (options, [*doubts, *more]) if cells.read_by(options) >= needed and _is_counted(cells) else None
+
+
+def money_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
+    """Options of a money column; None when neither the header nor the cells speak of money."""
+    if not is_named_so and cells.share(WITH_CURRENCY) < 0.3:
+        return None
+    settled, doubts = _separator(cells, is_fraction=False)
+    options: dict[str, Any] = {"type": "money", **settled}
+    if _digits(cells, settled.get("decimal")) > _MONEY_SCALE:
+        options["round"] = True
+        doubts.append(f"some have more than {_MONEY_SCALE} digits behind the point and are rounded")
+    return (options, doubts) if cells.read_by(options) >= (0.5 if is_named_so else 0.9) else None
+
+
+def measure_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
+    """Options of a decimal column; None when too few are numbers."""
+    options, doubts = _separator(cells, is_fraction=True)
+    options = {"type": "decimal", **options}
+    if cells.share(f"{NUMBER}{PERCENT}") > 0.3:
+        options["replace"] = {f"{PERCENT}$": ""}
+    digits = _digits(cells, options.get("decimal"))
+    options["scale"] = min(max(digits, _MONEY_SCALE), _FINEST)
+    if digits > _FINEST:
+        options["round"] = True
+    return (options, doubts) if cells.read_by(options) >= (0.7 if is_named_so else 0.95) else None
+
+
+def is_fractional(cells: Cells) -> bool:
+    return cells.has(rf"{FRACTION}(?:{PERCENT})?") and cells.share(INTEGER) < 1.0
+
+
+def _is_counted(cells: Cells) -> bool:
+    """Some number has to be there: a column of words alone counts nothing."""
+    return cells.share(rf"(?:{INTEGER}|{MORE})(?:{PIECES})?") > 0
+
+
+def _separator(cells: Cells, *, is_fraction: bool) -> tuple[dict[str, Any], list[str]]:
+    """Which of comma and point is the decimal one, if any cell needs to be told."""
+    by_comma = cells.matching(rf"(?:{CURRENCY}{_BLANK}*)?{_DOUBTFUL_COMMA}{_TAIL}")
+    by_point = cells.matching(rf"(?:{CURRENCY}{_BLANK}*)?{_DOUBTFUL_POINT}{_TAIL}")
+    if not by_comma and not by_point:
+        return {}, []
+    proven = _proven(cells)
+    if proven:
+        return {"decimal": proven}, []
+    # Money and counts have no thousandths, measures often do.
+    doubtful, mark = (by_comma, ",") if by_comma else (by_point, ".")
+    other = "." if mark == "," else ","
+    decimal = mark if is_fraction else other
+    meant = "one and a bit" if is_fraction else "a thousand and more"
+    return {"decimal": decimal}, [f"nothing proves whether {doubtful[0]!r} is {meant}; that is a guess"]
+
+
+def _proven(cells: Cells) -> str | None:
+    before = rf"(?:{CURRENCY}{_BLANK}*)?[+-]?"
+    ways = {",": (r",[0-9]{1,2}", r"\.[0-9]{3}(?:,[0-9]+)"), ".": (r"\.[0-9]{1,2}", r",[0-9]{3}(?:\.[0-9]+)")}
+    for mark, (short, grouped) in ways.items():
+        if cells.has(rf"{before}[0-9]+(?:{_BLANK}[0-9]{{3}})*(?:{short}|{grouped}){_TAIL}"):
+            return mark
+    return None
+
+
+def _digits(cells: Cells, decimal: str | None) -> int:
+    """The most digits behind a point or comma that is no mark of thousands."""
+    tails = cells.values.str.extract(rf"[{decimal or '.,'}]([0-9]+)(?:{PERCENT}|{_TAIL})$").str.strip_chars_end("0")
+    if decimal is None:
+        grouped = rf"^(?:{CURRENCY}{_BLANK}*)?[+-]?[1-9][0-9]{{0,2}}(?:[.,][0-9]{{3}})+{_TAIL}$"
+        tails = tails.filter(~cells.values.str.contains(grouped))
+    most = tails.str.len_chars().max()
+    return most if isinstance(most, int) else 0
+
+
+def _listed(texts: list[str]) -> str:
+    return ", ".join(repr(text) for text in texts[:3])

@@ -1,0 +1,164 @@
+"""From what was found to a configuration, with a warning for whatever a person has to decide."""
+
+from typing import Any
+
+import polars as pl
+
+from penstock.ingest.extract import Table
+from penstock.ingest.inspect.columns import Typed
+from penstock.ingest.inspect.keys import Candidate, Key, key_of
+from penstock.ingest.inspect.naming import Hint
+from penstock.ingest.inspect.reading import FIRST, ROW, Read
+from penstock.ingest.inspect.skipping import Skipping
+from penstock.ingest.inspect.tables import Plan, Shaped
+from penstock.ingest.model import Failed
+from penstock.ingest.supplier import WORKBOOKS, Format, Supplier
+from penstock.ingest.transform.gate import bind
+
+_BAD_RATIO = 0.10
+_ALMOST_ALWAYS = 0.98
+_SHOWN = 3
+_PRICES = ("price", "wholesale_price", "retail_price")
+_FACTS = 0.5  # of the rows of today that should be there tomorrow
+_NOUNS = {"integer": "whole numbers", "money": "money", "decimal": "numbers", "enum": "among the known words"}
+
+
+def config_of(read: Read, plan: Plan, columns: list[Typed], key: Key, skipping: Skipping) -> dict[str, Any]:
+    """What `Supplier.model_validate` takes, keys in the order people read them."""
+    needed = {*key.names, *_needed_price(columns)}
+    if skipping.leaves_sections:
+        needed |= set(_always_there(columns, plan)[:2])
+    return {
+        "min_fact_count": _least(sum(_rows(table) for table in plan.tables)),
+        "max_bad_ratio": _BAD_RATIO,
+        "allow_empty_snapshot": False,
+        "source": _source(read, plan, skipping.patterns),
+        "columns": {one.name: _column(one, needed, plan) for one in columns},
+        **({"key": key.names} if key.names else {}),
+    }
+
+
+def chosen_key(plan: Plan, columns: list[Typed]) -> Key:
+    if not columns:
+        return Key([], [])
+    candidates = [_candidate(one, plan) for one in columns]
+    return key_of(candidates, has_sheets=len(plan.tables) > 1)
+
+
+def settled_header(config: dict[str, Any], plan: Plan) -> list[str]:
+    """Let the header be looked for if that finds it in every table, else say where it is; tell which it misses."""
+    supplier = Supplier.model_validate(config)
+    missed = [one for one in plan.tables if one.header is not None and _header_end(one, supplier) != one.header.end]
+    if not missed:
+        return []
+    first = missed[0].header
+    if len(plan.tables) == 1 and first is not None:
+        config["source"]["header"] = first.above + 1
+        return []
+    names = [one.sample.name for one in missed]
+    skip = config["source"].setdefault("sheets", {}).setdefault("skip", [])
+    skip += [name for name in names if name not in skip]
+    return [f"sheet {name!r} cannot be read like the others and is skipped: give it a supplier" for name in names]
+
+
+def doubts_of(columns: list[Typed], plan: Plan) -> list[str]:
+    """What to look at in each column."""
+    told: list[str] = []
+    for one in columns:
+        told += [f"column {one.header!r}: {doubt}" for doubt in one.guess.doubts]
+        told += _unread(one)
+        told += _missing(one, plan)
+    return told
+
+
+def _source(read: Read, plan: Plan, skip_rows: list[str]) -> dict[str, Any]:
+    source: dict[str, Any] = {"format": read.format.value}
+    if read.format is Format.CSV and read.delimiter:
+        source["delimiter"] = read.delimiter
+    if read.format in (Format.CSV, *WORKBOOKS):
+        source["header"] = "auto" if plan.has_header else "none"
+    if plan.header_rows > 1:
+        source["header_rows"] = plan.header_rows
+    if skip_rows:
+        source["skip_rows"] = skip_rows
+    if plan.tables and (skipped := [one.sample.name for one in plan.skipped if one.sample.name]):
+        source["sheets"] = {"skip": skipped}
+    if read.records:
+        source["records"] = read.records
+    return source
+
+
+def _needed_price(columns: list[Typed]) -> list[str]:
+    """The main price, if it is almost always there: a row without one is seldom an offer."""
+    prices = [one for name in _PRICES for one in columns if one.field.name == name or one.name == f"{name}_minor"]
+    return [one.name for one in prices[:1] if 1 - one.empty() >= _ALMOST_ALWAYS]
+
+
+def _always_there(columns: list[Typed], plan: Plan) -> list[str]:
+    """A section fills one cell: of two that have to be there, it lacks at least one, and cannot pass for data."""
+    return [one.name for one in columns if len(one.field.columns) == len(plan.tables) and one.empty() == 0]
+
+
+def _column(one: Typed, needed: set[str], plan: Plan) -> dict[str, Any]:
+    places = one.field.places
+    options = {"from": places if len(places) > 1 else places[0], **one.options}
+    is_everywhere = len(one.field.columns) == len(plan.tables)
+    is_needed = one.name in needed and is_everywhere and len(one.texts) > 0
+    return {**options, "required": True} if is_needed else options
+
+
+def _candidate(one: Typed, plan: Plan) -> Candidate:
+    """Its cells in the rows looked at, and the hashes of those behind them."""
+    parts = []
+    for number, table in enumerate(plan.tables):
+        where = one.part(number)
+        is_first = table.rows.data[ROW] <= FIRST
+        cells = pl.DataFrame({"text": one.texts[where], "is_empty": one.is_empty[where]}).filter(is_first)
+        hashes = cells.select(pl.when(~pl.col("is_empty")).then(pl.col("text").hash()).alias("hash"))["hash"]
+        column = str(one.field.columns.get(number))
+        if column in table.sample.beyond.columns:
+            hashes = pl.concat([hashes, table.sample.beyond[column].rename("hash")])
+        parts.append(pl.DataFrame({"table": pl.repeat(number, len(hashes), eager=True), "hash": hashes}))
+    cells = pl.concat(parts).with_columns(pl.lit(one.texts.str.len_chars().max()).alias("length"))
+    is_everywhere = len(one.field.columns) == len(plan.tables)
+    return Candidate(one.name, one.field.hint, one.guess.type, is_everywhere, cells)
+
+
+def _header_end(table: Shaped, supplier: Supplier) -> int | None:
+    sample = table.sample
+    try:
+        return bind(Table(sample.name, 1, sample.head, iter(()), names=sample.names), supplier).rows
+    except Failed:
+        return None
+
+
+def _unread(one: Typed) -> list[str]:
+    bad = one.texts.filter(one.is_bad)
+    if not len(bad):
+        return []
+    shown = ", ".join(repr(text) for text in bad.unique(maintain_order=True).head(_SHOWN))
+    number = f"{len(bad)} value that is" if len(bad) == 1 else f"{len(bad)} values that are"
+    noun = _NOUNS.get(one.guess.type, f"{one.guess.type}s")
+    return [f"column {one.header!r} has {number} not {noun}: {shown}; such rows are bad, unless `empty` names them"]
+
+
+def _missing(one: Typed, plan: Plan) -> list[str]:
+    lacking = [table.sample.name for number, table in enumerate(plan.tables) if number not in one.field.columns]
+    if not lacking or one.field.hint not in (Hint.CODE, Hint.MONEY) or len(lacking) * 2 > len(plan.tables):
+        return []
+    more = f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else ""
+    return [f"column {one.header!r} is not on sheet {', '.join(map(repr, lacking[:_SHOWN]))}{more}: empty there"]
+
+
+def _rows(table: Shaped) -> int:
+    """How many rows of data there are, as far as it is known."""
+    looked_at = table.rows.data.height
+    beyond = table.sample.total - table.sample.rows.height
+    return looked_at + max(0, beyond)
+
+
+def _least(rows: int) -> int:
+    """Half of *rows*, rounded down to a figure people would write."""
+    half = int(rows * _FACTS)
+    unit = int("1" + "0" * (len(str(half)) - 2))
+    return max(1, half // unit * unit)

@@ -1,0 +1,1 @@
+"""One run: select files, process, judge, publish, recover."""

@@ -1,0 +1,60 @@
+"""Who is told of a run while it goes on, and who may stop it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.ingest.contract import Status
+from penstock.ingest.model import Manifest
+from penstock.ingest.run.publish import OnStep
+from penstock.ingest.transform.pipeline import Progress
+
+
+class Recorder(Protocol):
+    """Told of what happens, so that others can see it."""
+
+    def started(self, run_id: str, supplier: str) -> None: ...
+
+    def moved(self, supplier: str, run_id: str | None, name: str, to: str, why: str) -> None: ...
+
+    def ended(self, manifest: dict[str, Any]) -> None: ...
+
+
+class Unrecorded:
+    """A folder is enough."""
+
+    def started(self, run_id: str, supplier: str) -> None:
+        pass
+
+    def moved(self, supplier: str, run_id: str | None, name: str, to: str, why: str) -> None:
+        pass
+
+    def ended(self, manifest: dict[str, Any]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call came to: a run with its manifest, or nothing to do and why."""
+
+    supplier: str
+    manifest: Manifest | None = None
+    nothing: str | None = None
+    moved: dict[str, str] = field(default_factory=dict)
+    deliveries: dict[str, str] = field(default_factory=dict)
+    was_stopped: bool = False
+
+    @property
+    def is_pass(self) -> bool:
+        return self.manifest is None or self.manifest.status is Status.PASS
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Who is told on the way, and who may stop it."""
+
+    recorder: Recorder = field(default_factory=Unrecorded)
+    progress: Progress = lambda _rows, _part: None
+    waiting: Callable[[list[str], float], None] = lambda _names, _seconds: None
+    should_stop: Callable[[], bool] = lambda: False
+    on_step: OnStep = lambda _step: None

@@ -1,0 +1,199 @@
+"""§12, §16: what a run leaves behind, in an order that a crash at any point does no harm to."""
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from penstock.ingest import paths
+from penstock.ingest.model import Artifact, Changes, Manifest, Pointer, Stats, alive
+from penstock.ingest.run.quality import Before
+from penstock.ingest.supplier import Supplier
+from penstock.ingest.transform import key_index as indexes
+from penstock.ingest.transform.key_index import Difference
+from penstock.ingest.transform.lines import changed_lines, parsed
+from penstock.ingest.transform.ndjson import Lines, at, digest_of, document, small, text_of
+from penstock.ingest.transform.pipeline import Processed
+from penstock.ingest.tree.port import Tree
+from penstock.kernel.errors import Corrupt
+
+
+class Step(StrEnum):
+    """Where a run can be stopped: after each of these it can be killed, and nothing is lost."""
+
+    LOCKED = "locked"
+    RECOVERED = "recovered"
+    COPIED = "copied"
+    SORTED = "sorted"
+    STARTED = "started"
+    PROCESSED = "processed"
+    JUDGED = "judged"
+    KEPT = "kept"
+    STORED = "stored"
+    SWITCHING = "switching"
+    SWITCHED = "switched"
+    NOTED = "noted"
+    ACCEPTED = "accepted"
+    MOVED = "moved"
+
+
+OnStep = Callable[[Step], None]
+
+
+@dataclass(frozen=True)
+class Current:
+    """The state that is current when a run begins, with what is told of it."""
+
+    pointer: Pointer
+    manifest: dict[str, Any]
+    stats: dict[str, Any]
+
+    @property
+    def before(self) -> Before:
+        facts = self.stats["good_rows"] + self.stats["held_rows"]
+        return Before(self.pointer.run_id, facts, alive(self.stats["categories"]))
+
+
+def current_state(tree: Tree, supplier: str) -> Current | None:
+    """What is published, or None."""
+    pointer = tree.pointer(supplier)
+    if pointer is None:
+        return None
+    files = (paths.MANIFEST, paths.STATS)
+    manifest, stats = (document(tree.read(paths.state(supplier, pointer.run_id, name))) for name in files)
+    if "input_sha256" not in manifest or not {"good_rows", "held_rows", "categories"} <= stats.keys():
+        hint = "restore it from a backup"
+        raise Corrupt(
+            "STATE_DAMAGED", f"{' or '.join(files)} of the state {pointer.run_id} is gone or damaged", hint=hint
+        )
+    return Current(pointer, manifest, stats)
+
+
+def next_fence(tree: Tree, supplier: str, current: Current | None, remembered: int) -> int:
+    """I11: one more than any before, even when the current state was lost."""
+    if current is not None:
+        return current.pointer.fence + 1
+    noted = [document(tree.read(paths.run(one, paths.MANIFEST))) for one in tree.runs(supplier)]
+    return 1 + max([remembered, *(int(one.get("fence") or 0) for one in noted)])
+
+
+def compare(tree: Tree, made: Processed, supplier: Supplier, name: str, current: Current | None, work: Path) -> Changes:
+    """I21: what *made* changes against the current state; the keys that change are listed beside the facts."""
+    keys = Lines(work / paths.CHANGED_KEYS)
+    with ExitStack() as stack:
+        stack.callback(keys.close)
+        if current is None:
+            return Changes(added=made.index.count)
+        old_facts = stack.enter_context(tree.open(paths.state(name, current.pointer.run_id, paths.FACTS)))
+        old = indexes.index_of(old_facts, supplier, work / "index-before")
+        found = indexes.difference(old, made.index)
+        made.facts.flush()
+        _list_keys(keys, found, old_facts, made.facts.path, supplier)
+    counts = {name: sum(map(len, getattr(found, name))) for name in ("added", "removed", "changed")}
+    return Changes(**counts, unchanged=found.unchanged, previous=current.pointer.run_id)
+
+
+def _list_keys(keys: Lines, found: Difference, old_facts: Any, new: Path, supplier: Supplier) -> None:
+    old_facts.seek(0)
+    for lines, _ in at(old_facts, indexes.together(found.removed)):
+        keys.write(text_of(changed_lines("removed", parsed(lines, supplier), supplier)))
+    for change, places in (("added", found.added), ("changed", found.changed)):
+        with new.open("rb") as facts:
+            for lines, _ in at(facts, indexes.together(places)):
+                keys.write(text_of(changed_lines(change, parsed(lines, supplier), supplier)))
+
+
+class Publication:
+    """A run that has passed, on its way to being the current state."""
+
+    def __init__(self, tree: Tree, manifest: Manifest, stats: Stats, current: Current | None, on_step: OnStep) -> None:
+        self._tree = tree
+        self._manifest = manifest
+        self._stats = stats
+        self._seen = current.pointer if current else None
+        self._on_step = on_step
+
+    def publish(self, facts: Path, bad: Path, keys: Path, work: Path) -> Manifest:
+        """I11: artifacts, state, switch, manifest, in this order. Failed SUPERSEDED when another was quicker."""
+        manifest = self._manifest
+        pointer = Pointer(
+            manifest.run_id,
+            manifest.artifacts[paths.FACTS].sha256,
+            manifest.fence or 1,
+            manifest.finished_at.isoformat(),
+        )
+        state = self._state_folder(facts, keys, pointer, work)
+        keep_artifacts(self._tree, manifest.run_id, facts, bad, self._stats)
+        self._on_step(Step.KEPT)
+        self._tree.publish(state, manifest.supplier, manifest.run_id)
+        self._on_step(Step.STORED)
+        self._on_step(Step.SWITCHING)
+        self._tree.switch(manifest.supplier, pointer, self._seen)
+        self._on_step(Step.SWITCHED)
+        note(self._tree, manifest)
+        self._on_step(Step.NOTED)
+        accept(self._tree, manifest.as_dict())
+        self._on_step(Step.ACCEPTED)
+        return manifest
+
+    def _state_folder(self, facts: Path, keys: Path, pointer: Pointer, work: Path) -> Path:
+        folder = work / "state"
+        folder.mkdir()
+        link(facts, folder / paths.FACTS)
+        keys.rename(folder / paths.CHANGED_KEYS)
+        small_files = {
+            paths.POINTER: pointer.as_dict(),
+            paths.MANIFEST: self._manifest.as_dict(),
+            paths.STATS: self._stats.as_dict(),
+            paths.CHANGES: self._manifest.changes.as_dict() if self._manifest.changes else {},
+        }
+        for name, content in small_files.items():
+            (folder / name).write_bytes(small(content))
+        return folder
+
+
+def keep_artifacts(tree: Tree, run_id: str, facts: Path, bad: Path, stats: Stats) -> None:
+    """§9: what a run made of its file, published or not."""
+    tree.write(paths.run(run_id, paths.STATS), small(stats.as_dict()))
+    tree.keep(bad, paths.run(run_id, paths.BAD))
+    tree.keep(facts, paths.run(run_id, paths.FACTS))
+
+
+def note(tree: Tree, manifest: Manifest) -> None:
+    """§10: the manifest, which makes a run complete."""
+    tree.write(paths.run(manifest.run_id, paths.MANIFEST), small(manifest.as_dict()))
+
+
+def accept(tree: Tree, manifest: dict[str, Any]) -> None:
+    """I10, §11: this content need not be looked at again."""
+    path = paths.accepted(manifest["supplier"], manifest["input_sha256"])
+    told = {
+        "run_id": manifest["run_id"],
+        "accepted_at": manifest["finished_at"],
+        "input_filename": manifest["input_filename"],
+        "manifest_path": paths.run(manifest["run_id"], paths.MANIFEST),
+    }
+    tree.write(path, small(told))
+
+
+def artifacts(made: Processed) -> dict[str, Artifact]:
+    """I8: every file of a run with its hash and size."""
+    stats = small(made.stats.as_dict())
+    return {paths.FACTS: made.facts.artifact, paths.BAD: made.bad.artifact, paths.STATS: _of(stats)}
+
+
+def _of(content: bytes) -> Artifact:
+    return digest_of(io.BytesIO(content))
+
+
+def link(source: Path, target: Path) -> None:
+    """One file under two names where the disk can do that, else a copy: both are never written again."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

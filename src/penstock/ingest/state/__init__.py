@@ -1,0 +1,1 @@
+"""What is published: read, compare, verify, retain."""

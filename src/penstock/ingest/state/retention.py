@@ -1,0 +1,159 @@
+"""I12: what is too old goes, and a report says what and why; never the current state, nor what somebody reads."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from penstock.ingest import paths
+from penstock.ingest.config import RetentionSection
+from penstock.ingest.contract import Status
+from penstock.ingest.model import Pointer
+from penstock.ingest.transform.ndjson import document
+from penstock.ingest.tree.port import Found, Tree
+from penstock.kernel.clock import Clock
+from penstock.kernel.errors import Conflict, Corrupt, Transient
+
+
+@dataclass(frozen=True)
+class Old:
+    """Something that may go."""
+
+    path: str
+    size: int
+    why: str
+    is_gone: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"path": self.path, "bytes": self.size, "why": self.why, "removed": self.is_gone}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What was found, and whom it was not asked of: a run was under way, or the current state is damaged."""
+
+    found: list[Old]
+    busy: list[str]
+    damaged: list[str] = field(default_factory=list)
+
+
+def sweep(tree: Tree, section: RetentionSection, clock: Clock, holder: str, *, is_dry: bool = False) -> Swept:
+    """Remove what is too old for every supplier; with *is_dry* only tell."""
+    found: list[Old] = []
+    busy: list[str] = []
+    damaged: list[str] = []
+    for supplier in tree.suppliers():
+        try:
+            with tree.lock(supplier, holder):
+                # All is looked at before anything goes, so that one removal does not hide another's reason.
+                for old in list(_old(tree, supplier, section, clock.now())):
+                    is_gone = not is_dry and tree.remove(old.path)
+                    why = old.why if is_dry or is_gone else f"{old.why}; somebody reads it, so it stays"
+                    found.append(Old(old.path, old.size, why, is_gone))
+        except Conflict:
+            busy.append(supplier)
+        except (Corrupt, Transient):
+            damaged.append(supplier)  # which state must stay is not known, or nothing can be removed
+    return Swept(found, busy, damaged)
+
+
+def _old(tree: Tree, supplier: str, section: RetentionSection, now: datetime) -> Iterator[Old]:
+    current = tree.pointer(supplier)
+    yield from _files(tree, f"{paths.QUARANTINE}/{supplier}", section.quarantine, now)
+    yield from _files(tree, paths.archive(supplier), section.archive, now)
+    yield from _accepted(tree, supplier, section.accepted_runs, now, current)
+    yield from _drafts(tree, supplier, section.diag, now)
+    # Before the runs: what became of a run tells when its state may go.
+    yield from _states(tree, supplier, timedelta(hours=section.state_retention_hours), now, current)
+    yield from _runs(tree, supplier, section, now, current)
+
+
+def _files(tree: Tree, folder: str, age: timedelta, now: datetime) -> Iterator[Old]:
+    for one in tree.files(folder):
+        if now - one.since > age:
+            yield Old(one.path, one.size, f"there for more than {_days(age)}")
+
+
+def _accepted(tree: Tree, supplier: str, age: timedelta, now: datetime, current: Pointer | None) -> Iterator[Old]:
+    kept = None
+    if current is not None:
+        # Found by its content: a run that was killed after the switch has not renewed the mark an earlier run left.
+        manifest = _json(tree, paths.state(supplier, current.run_id, paths.MANIFEST))
+        if "input_sha256" not in manifest:
+            return  # the state is damaged: which mark must stay is not known
+        kept = paths.accepted(supplier, manifest["input_sha256"])
+    for one in tree.files(f"{paths.ACCEPTED}/{supplier}"):
+        if one.path != kept and now - one.since > age and not _is_draft(one):
+            yield Old(one.path, one.size, f"accepted more than {_days(age)} ago")
+
+
+def _drafts(tree: Tree, supplier: str, age: timedelta, now: datetime) -> Iterator[Old]:
+    """What was being written when somebody was killed."""
+    for folder in (f"{paths.ACCEPTED}/{supplier}", paths.LEDGERS):
+        for one in tree.files(folder):
+            if _is_draft(one) and now - one.since > age:
+                yield Old(one.path, one.size, f"begun more than {_days(age)} ago and never finished")
+
+
+def _is_draft(found: Found) -> bool:
+    return paths.is_temporary(found.path.rpartition("/")[2])
+
+
+def _runs(
+    tree: Tree, supplier: str, section: RetentionSection, now: datetime, current: Pointer | None
+) -> Iterator[Old]:
+    for run_id in tree.runs(supplier):
+        files = list(tree.files(paths.run(run_id)))
+        if not files or (current is not None and run_id == current.run_id):
+            continue
+        age = now - max(one.since for one in files)
+        if age > section.runs:
+            yield Old(paths.run(run_id), _size(files), f"ended more than {_days(section.runs)} ago")
+        elif diag := [one for one in files if "/diag/" in one.path and now - one.since > section.diag]:
+            yield Old(paths.run(run_id, "diag"), _size(diag), f"kept for {_days(section.diag)}")
+
+
+def _states(tree: Tree, supplier: str, age: timedelta, now: datetime, current: Pointer | None) -> Iterator[Old]:
+    """A state goes so long after the next one became current; one that never became current, after it was made."""
+    states = {run_id: _json(tree, paths.state(supplier, run_id, paths.POINTER)) for run_id in tree.states(supplier)}
+    passed = {run_id: one for run_id, one in states.items() if one and _has_passed(tree, run_id, current)}
+    for run_id in states:
+        if current is not None and run_id == current.run_id:
+            continue
+        files = list(tree.files(paths.state(supplier, run_id)))
+        if run_id in passed:
+            later = [one for one in passed.values() if one["fence"] > passed[run_id]["fence"]]
+            replaced = min((datetime.fromisoformat(one["published_at"]) for one in later), default=now)
+            # The clock may have been wrong, but nothing is replaced before it is published.
+            replaced = max(replaced, datetime.fromisoformat(passed[run_id]["published_at"]))
+            why = f"replaced more than {_hours(age)} ago"
+        else:
+            replaced, why = (
+                max((one.since for one in files), default=now),
+                f"never published, for more than {_hours(age)}",
+            )
+        if now - replaced > age:
+            yield Old(paths.state(supplier, run_id), _size(files), why)
+
+
+def _has_passed(tree: Tree, run_id: str, current: Pointer | None) -> bool:
+    if current is not None and run_id == current.run_id:
+        return True
+    told = _json(tree, paths.run(run_id, paths.MANIFEST))
+    return not told or told.get("status") == Status.PASS.value  # a run that is gone had passed, or its state would be
+
+
+def _json(tree: Tree, path: str) -> dict[str, Any]:
+    return document(tree.read(path))
+
+
+def _size(files: list[Found]) -> int:
+    return sum(one.size for one in files)
+
+
+def _days(age: timedelta) -> str:
+    return f"{age / timedelta(days=1):g} days"
+
+
+def _hours(age: timedelta) -> str:
+    return f"{age / timedelta(hours=1):g} hours"

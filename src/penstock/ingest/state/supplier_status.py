@@ -1,0 +1,75 @@
+"""Where every supplier stands: the answer to "where is it and why"."""
+
+from collections.abc import Collection, Iterator
+from datetime import datetime, timedelta
+
+from penstock.ingest import paths
+from penstock.ingest.config import AlertSection
+from penstock.ingest.contract import FailureCode
+from penstock.ingest.model import Alert, Failed, Standing
+from penstock.ingest.run import ledger, publish
+from penstock.ingest.supplier import load_supplier
+from penstock.ingest.transform.ndjson import document
+from penstock.ingest.tree.port import Tree
+from penstock.kernel.errors import Corrupt
+
+
+def standing(tree: Tree, supplier: str, section: AlertSection, now: datetime) -> Standing:
+    """How *supplier* stands."""
+    known = ledger.load(tree, supplier)
+    arrivals = [one.name for one in tree.arrivals(supplier)]
+    config, most, targets = _configured(tree, supplier, section.state_age)
+    alerts: list[Alert] = []
+    try:
+        current = publish.current_state(tree, supplier)
+    except Corrupt:
+        current = None
+        alerts.append(Alert.STATE_LOST)
+    published = datetime.fromisoformat(current.pointer.published_at) if current else None
+    age = max((now - published).total_seconds(), 0.0) if published else None
+    undelivered = list(_undelivered(tree, current.pointer.run_id, targets)) if current else []
+    is_so = {
+        Alert.UNDELIVERED: bool(undelivered),
+        Alert.STATE_OLD: age is not None and age > most.total_seconds(),
+        Alert.SAME_FILE_AGAIN: known.equal_shas >= section.equal_shas,
+        Alert.REPEATED_FAIL: known.fails >= section.fails,
+        Alert.CONFIG_BROKEN: config is not None,
+    }
+    return Standing(
+        supplier=supplier,
+        run_id=current.pointer.run_id if current else None,
+        fence=current.pointer.fence if current else None,
+        published_at=published,
+        age_seconds=age,
+        facts=current.before.facts if current else None,
+        inbox=[name for name in arrivals if not paths.is_temporary(name)],
+        unfinished=[name for name in arrivals if paths.is_temporary(name)],
+        broken=sum(1 for _ in tree.files(paths.broken(supplier))),
+        fails=known.fails,
+        equal_shas=known.equal_shas,
+        last=known.last,
+        config=config,
+        undelivered=undelivered,
+        alerts=[*alerts, *(alert for alert, holds in is_so.items() if holds)],
+    )
+
+
+def _undelivered(tree: Tree, run_id: str, targets: Collection[str]) -> Iterator[str]:
+    """Targets that could not be told of a run, and why."""
+    for one in tree.files(paths.run(run_id, "deliveries")):
+        told = document(tree.read(one.path))
+        answer = told.get("told") or {}
+        if "code" in answer and told["target"] in targets:
+            yield f"{told['target']}: {answer['code']}"
+
+
+def _configured(tree: Tree, supplier: str, usual: timedelta) -> tuple[str | None, timedelta, list[str]]:
+    """What is wrong with the configuration, if anything; how old the state may get; and who is told of it."""
+    try:
+        with tree.config(supplier) as file:
+            config, _ = load_supplier(file, tree.uri(paths.config(supplier)))
+    except Failed as failed:
+        said = failed.message if failed.code is FailureCode.CONFIG_INVALID else failed.code.value
+        return said, usual, []
+    hours = config.max_state_age_hours
+    return None, timedelta(hours=hours) if hours is not None else usual, [one.name for one in config.targets]

@@ -1,0 +1,1 @@
+"""Tables to facts: header check, values, keys, NDJSON."""

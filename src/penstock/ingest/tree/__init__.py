@@ -1,0 +1,1 @@
+"""Where files live: a folder or a bucket."""
