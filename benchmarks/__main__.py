@@ -16,7 +16,7 @@ from benchmarks.harness import Group, Results
 from benchmarks.interruption import run_interruptibly
 from benchmarks.servers import has_two_cores
 from benchmarks.session import FULL, SMOKE, Session
-from penstock.kernel.telemetry import configure_logging
+from penstock.kernel.telemetry.telemetry import configure_logging
 
 # Named rather than imported: a group must not wait for the modules of all the others.
 GROUPS = {

@@ -22,7 +22,7 @@ from benchmarks.kernel import KAFKA
 from benchmarks.pods import PROGRAM, written
 from benchmarks.servers import Served, processor_seconds, started
 from penstock.app.platform import RefdataPlatform, open_refdata
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source
 from penstock.refdata.model import Dict, Event

@@ -21,7 +21,7 @@ from benchmarks.pods import Dictionaries, Pod, query_api, settings_for, written
 from benchmarks.servers import processor_seconds, started
 from benchmarks.simulated_pods import HELD
 from penstock.app.platform import RefdataPlatform, open_refdata
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.model import Dict
 from penstock.settings import Settings

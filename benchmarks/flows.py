@@ -18,7 +18,7 @@ from benchmarks.harness import Bench, Figure, Group, Measure, Shared, ratio
 from benchmarks.harvest_place import fresh_database
 from benchmarks.peers import flows_env
 from benchmarks.session import Session
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.embedded import embedded_postgres
 
 OURS = peers.HERE.parent / "flows_ours.py"
 US, DBOS, PREFECT, RESTATE = "Penstock", "DBOS", "Prefect", "Restate"

@@ -20,8 +20,8 @@ from penstock.flows.contract import Said
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.model import Appetite, Claimed, Report
 from penstock.flows.runtime import FlowsPlatform
-from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
 
 STEPS, CHUNK, BATCH = 10, 10_000, 100
 WORKER = "benchmark"

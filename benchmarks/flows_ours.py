@@ -34,7 +34,7 @@ from penstock.flows.runtime import FlowsPlatform, open_flows
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.ids import worker_name
-from penstock.kernel.telemetry import Telemetry, configure_logging
+from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 from penstock.settings import Settings
 
 CONCURRENCY = 200  # steps a worker has under way

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from benchmarks.servers import processor_seconds, started
 from penstock.app.platform import HarvestPlatform, open_harvest, open_platform
 from penstock.harvest.contract import RunState
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
 FEED = "diamonds"

@@ -21,7 +21,7 @@ from benchmarks.session import Session
 from penstock.harvest.config import PartitionsSection
 from penstock.harvest.model import Kind, Range
 from penstock.harvest.plan.heatmap import scan
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.embedded import embedded_postgres
 
 # What dlt's performance guide recommends, as far as it made dlt faster here.
 DLT = {

@@ -10,7 +10,7 @@ from benchmarks.peers.ingest_facts import SUPPLIER, measured
 from penstock.ingest import paths
 from penstock.ingest.service import Ingestion
 from penstock.ingest.tree.folder import FolderTree
-from penstock.kernel.build import code_commit
+from penstock.kernel.telemetry.build import code_commit
 
 CONFIG = """
 min_fact_count: 1

@@ -14,14 +14,15 @@ from time import perf_counter
 
 from benchmarks.harness import Bench, Group
 from benchmarks.session import Session
-from penstock.kernel import canonical, migrate
+from penstock.kernel import canonical
 from penstock.kernel.bus import Bus, Message, Subscription
 from penstock.kernel.bus.postgres import PostgresBus
-from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
-from penstock.kernel.lease import Lease, Report
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.machine import Machine, Move
-from penstock.kernel.outcome import Done
+from penstock.kernel.tasks.outcome import Done
+from penstock.kernel.work.lease import Lease, Report
 
 BATCH = 1_000
 

@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.servers import Served, started
 from penstock.app.platform import open_refdata
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
 PROGRAM = ("-m", "penstock.cli.main")

@@ -28,7 +28,7 @@ from benchmarks.pods import Dictionaries, Pod, fill, query_api, settings_for
 from benchmarks.servers import SERVER_CORE, Served, pin, started
 from benchmarks.session import Session
 from benchmarks.wrk import SECONDS, make_generator
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.embedded import embedded_postgres
 
 WANTED_TPS = 2_000_000
 MOST_P99_MS = 25

@@ -19,11 +19,11 @@ from benchmarks.harness import Bench, Group
 from benchmarks.servers import served
 from benchmarks.session import Session
 from penstock.app.platform import tracking_migrations
-from penstock.kernel import migrate
-from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
-from penstock.kernel.periodic import repeating
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking import chores
 from penstock.tracking.client import Ended, PipelineClient
 from penstock.tracking.config import TrackingSection

@@ -20,7 +20,7 @@ from drills.target import Rates, Target
 from penstock.cli.main import guarded
 from penstock.cli.output import emit, say
 from penstock.kernel.errors import Invalid
-from penstock.kernel.telemetry import configure_logging
+from penstock.kernel.telemetry.telemetry import configure_logging
 
 app = typer.Typer(
     name="drills",

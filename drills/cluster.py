@@ -18,10 +18,10 @@ import asyncpg
 from drills.faults import Fault
 from drills.target import Target
 from penstock.app.platform import known_migrations
-from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.migrate import migrate
 from penstock.kernel.errors import Invalid, TimedOut, Transient
-from penstock.kernel.migrate import migrate
 from penstock.settings import Settings
 
 TENANT, DICTIONARY = "drill", "DRILL"

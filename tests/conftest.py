@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from penstock.kernel import embedded
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db import embedded
+from penstock.kernel.db.database import Database
 from tests.conformance import ClauseCheck
 from tests.services.memory import MemoryFolder
 from tests.services.postgres import SERVER_URL, SETTINGS, fresh_database, make_template

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from penstock.kernel.config import Section, load, resolve
+from penstock.kernel.config.loader import Section, load, resolve
 from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings, load_settings
 

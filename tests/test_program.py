@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.kernel.locks import advisory_key
+from penstock.kernel.db.locks import advisory_key
 from tests.services.postgres import fresh_database
 from tests.support.processes import Up, penstock, penstock_from_scratch
 from tests.support.waiting import until

@@ -11,10 +11,10 @@ from docs.generators.text import code, page, said, table
 
 import penstock.refdata.pod
 from penstock.app.apis import Parts, Web, make_api
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import NoAuthenticator
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.auth import NoAuthenticator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
 Json = Mapping[str, Any]

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.flows.definition.spec import FlowSpec
 from penstock.ingest.supplier import Supplier
-from penstock.kernel.config import ENV_PREFIX
+from penstock.kernel.config.loader import ENV_PREFIX
 from penstock.settings import Settings
 
 _UNITS = [

@@ -10,8 +10,8 @@ from docs.generators.kinds import kind_of
 from docs.generators.machines import MACHINES
 from docs.generators.text import code, page, said, table
 
-from penstock.kernel.live import EVENT_STREAM
 from penstock.kernel.machine import Machine
+from penstock.kernel.states.event_stream import EVENT_STREAM
 
 CONTRACTS = Path(__file__).parent.parent / "contracts"
 Json = Mapping[str, Any]

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from docs.generators.text import code
 
-from penstock.kernel.config import SecretRef
+from penstock.kernel.config.loader import SecretRef
 
 _SECRET = get_args(SecretRef)[-1].json_schema["pattern"]
 _FORMATS = {"path": "path", "duration": "duration", "date-time": "time, ISO 8601", "uuid": "UUID"}

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from penstock.flows.metrics import FlowMetrics
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.ingest.metrics import IngestMetrics
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.pod.load.metrics import PodMetrics
 from penstock.refdata.pod.memory.writer import Memory

@@ -13,8 +13,8 @@ from pathlib import Path
 import structlog
 
 from penstock.kernel.errors import NotFound, PenstockError, Transient
-from penstock.kernel.telemetry import configure_logging
-from penstock.kernel.waiting import happens
+from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import Stage, Status
 

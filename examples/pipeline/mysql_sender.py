@@ -8,7 +8,7 @@ from pathlib import Path
 import structlog
 from pymysql.err import DataError, IntegrityError, MySQLError
 
-from penstock.kernel.telemetry import configure_logging
+from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.tracking.sdk import Item, SyncStageDaemon
 
 from . import options

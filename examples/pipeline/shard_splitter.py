@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.telemetry import configure_logging
+from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.sdk import Item, StageDaemon
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from penstock.kernel.telemetry import configure_logging
+from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.tracking.sdk import Item, StageDaemon
 
 from . import options

@@ -13,9 +13,9 @@ from pydantic import Field, PrivateAttr, model_validator
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import FedDictionary, HarvestSection
 from penstock.ingest.config import IngestSection
-from penstock.kernel.config import KeyPath, Misplaced, SecretRef, Section, load
-from penstock.kernel.sections import DatabaseSection, Duration, Options, Secrets, Url
-from penstock.kernel.telemetry import LogFormat
+from penstock.kernel.config.loader import KeyPath, Misplaced, SecretRef, Section, load
+from penstock.kernel.config.sections import DatabaseSection, Duration, Options, Secrets, Url
+from penstock.kernel.telemetry.telemetry import LogFormat
 from penstock.refdata.config import RefdataSection
 from penstock.tracking.config import TrackingSection
 

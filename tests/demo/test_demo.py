@@ -14,7 +14,7 @@ from penstock.cli.demo import summary
 from penstock.demo.samples import FOLDER, list_samples
 from penstock.demo.scenario import CheckedPromise, DemoScenario
 from penstock.demo.workspace import DemoWorkspace
-from penstock.kernel import datadir
+from penstock.kernel.db import datadir
 from penstock.kernel.errors import Conflict
 from tests.pages import ROOT
 from tests.support.processes import penstock, penstock_here

@@ -10,8 +10,8 @@ from pathlib import Path
 import asyncpg
 import httpx
 
-from penstock.kernel.db import Database
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.db.database import Database
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.drift import DriftWatch

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.main import app
-from penstock.kernel.actuator import Pulse, router
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.health import Pulse, router
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import load_settings
 from tests.deploy.helm_chart import (
     CHART,

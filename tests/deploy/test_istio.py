@@ -20,11 +20,11 @@ from ruamel.yaml import YAML
 from penstock.app.apis import Parts, Web, make_api, make_command_api
 from penstock.app.factories import make_telemetry
 from penstock.flows.contract import WAIT_LIMIT as FLOWS_WAIT
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import JwtAuthenticator, NoAuthenticator
 from penstock.kernel.errors import Unauthorized
-from penstock.kernel.keys import SharedSecret
-from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.http.auth import JwtAuthenticator, NoAuthenticator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.keys import SharedSecret
+from penstock.kernel.http.middleware import HttpMetrics
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import QuerySection
 from penstock.settings import JwtSection, Settings

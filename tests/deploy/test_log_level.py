@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.kernel.log_level import LOG_LEVEL
+from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.refdata.pod.memory.shared_counters import State
 from penstock.refdata.pod.serve.main import heed_log_level
 from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running

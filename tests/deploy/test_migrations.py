@@ -8,10 +8,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.app.platform import known_migrations
-from penstock.kernel import migrate
-from penstock.kernel.db import Database
-from penstock.kernel.locks import advisory_lock
-from penstock.kernel.migrate import Migration
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.locks import advisory_lock
+from penstock.kernel.db.migrate import Migration
 from penstock.settings import Settings
 from tests.deploy.upgrade_rules import broken_rules, tables_made
 from tests.support.waiting import becomes

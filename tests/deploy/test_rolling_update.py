@@ -17,10 +17,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock.app.http_server import listening, serving
-from penstock.kernel import actuator
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.middleware import Draining
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http import health
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import Draining
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import ServerSection, Settings
 from tests.deploy.nginx import Nginx
 from tests.deploy.rolling_clients import ClientAnswer, Load, Request, connected, loaded
@@ -265,7 +265,7 @@ async def test_a_kept_connection_has_its_last_answer() -> None:
     """R27: when nobody can connect any more, a request that was on its way is answered, as the last one."""
     app, pulse = FastAPI(), Pulse({}, needs=[])
     app.add_middleware(Draining, pulse=pulse)
-    app.include_router(actuator.router(pulse, Telemetry()))
+    app.include_router(health.router(pulse, Telemetry()))
     section = ServerSection()
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(listening("127.0.0.1", 0))
@@ -285,7 +285,7 @@ async def test_a_kept_connection_has_its_last_answer() -> None:
 async def test_whoever_has_connected_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """R27: a server that ends takes in those the kernel has greeted and nobody has taken yet."""
     app, waiting = FastAPI(), []
-    app.include_router(actuator.router(Pulse({}, needs=[]), Telemetry()))
+    app.include_router(health.router(Pulse({}, needs=[]), Telemetry()))
     served = uvicorn.Server.main_loop
 
     async def until_the_end(server: uvicorn.Server) -> None:

@@ -13,7 +13,7 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.kernel.periodic import repeating
+from penstock.kernel.tasks.periodic import repeating
 from tests.deploy import upgrade_versions
 from tests.deploy.test_migrations import recorded
 from tests.deploy.upgrade_versions import NEXT, PARTS, Version, VersionRole

@@ -16,7 +16,7 @@ from typing import Any, Self
 import psutil
 
 import penstock
-from penstock.kernel.migrate import load
+from penstock.kernel.db.migrate import load
 from tests.deploy.upgrade_rules import tables_made
 from tests.support.processes import Result, penstock_from_scratch
 from tests.support.require import require

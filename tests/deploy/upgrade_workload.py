@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import httpx
 
-from penstock.kernel.db import Database
-from penstock.kernel.periodic import repeating
+from penstock.kernel.db.database import Database
+from penstock.kernel.tasks.periodic import repeating
 from tests.deploy.upgrade_versions import Version, VersionRole
 from tests.support.settings import write_config
 from tests.support.waiting import becomes

@@ -11,7 +11,7 @@ from drills.recorder import Outcome, Read, Recorder, Write
 from drills.target import Target
 
 from drills import evidence
-from penstock.kernel.api_client import Answer
+from penstock.kernel.http.client import Answer
 from penstock.refdata.client import PodClient, RefdataClient
 
 

@@ -18,7 +18,7 @@ from penstock.flows.engine.operations import Management
 from penstock.flows.maintenance import Keeper
 from penstock.flows.model import RUN, STEP
 from penstock.flows.service import FlowEngine
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.machine import Machine
 from penstock.kernel.storage.folder import FolderStorage
 from tests.flows.stepper import NamedFlows

@@ -19,14 +19,14 @@ from penstock.flows.engine.operations import Management
 from penstock.flows.maintenance import Keeper
 from penstock.flows.model import RUN, STEP
 from penstock.flows.service import MOVES, FlowEngine
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import Authenticator, NoAuthenticator
 from penstock.kernel.clock import Clock
-from penstock.kernel.db import Database
-from penstock.kernel.live import Live, Ringing, Tail
-from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.db.database import Database
+from penstock.kernel.http.auth import Authenticator, NoAuthenticator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.states.event_stream import Live, Ringing, Tail
 from penstock.kernel.storage.folder import FolderStorage
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from tests.support.http import answered, problem
 from tests.support.types import Json

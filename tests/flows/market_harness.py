@@ -23,9 +23,9 @@ from penstock.flows.step import Handler, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.clock import Clock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.market_servers import ScriptedMarketServer
 from tests.support.types import Json
 

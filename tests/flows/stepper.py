@@ -16,9 +16,9 @@ from penstock.flows.maintenance import Keeper
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.flows.service import FlowEngine
 from penstock.flows.worker.local import DirectCounter
-from penstock.kernel.bell import Bell
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import NotFound
 from penstock.kernel.storage.folder import FolderStorage
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.auth import Authenticator, Principal
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.http.auth import Authenticator, Principal
 from penstock.settings import Settings
 from tests.flows.harness import LEASE, SECOND, FlowsHarness, chain, flows_harness, named, said, step_path
 from tests.support.http import answered, problem

@@ -22,7 +22,7 @@ from penstock.flows.kinds.market.workers import market_workers
 from penstock.flows.step import Workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
-from penstock.kernel.retry_after import retry_after
+from penstock.kernel.http.retry_after import retry_after
 from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, market_server, never, picture, says
 from tests.flows.run_step_io import RunStepIO
 from tests.support.types import Json

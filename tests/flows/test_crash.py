@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from penstock.app.platform import known_migrations
-from penstock.kernel import migrate
-from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.settings import Settings
 from tests.flows.crash_scenarios import (

@@ -21,7 +21,7 @@ from penstock.flows.kinds.market.workers import check_inputs, market_workers
 from penstock.flows.kinds.sql import read_only
 from penstock.flows.model import StepError
 from penstock.flows.step import Workers
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid
 from tests.flows.run_step_io import RunStepIO
 from tests.support.soak import examples

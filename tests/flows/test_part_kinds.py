@@ -26,7 +26,7 @@ from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import Step as Place
 from penstock.ingest.service import Ingestion
 from penstock.ingest.workspace import Workplace, workplace
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, Transient
 from penstock.refdata.model import Dict
 from penstock.settings import Settings

@@ -16,9 +16,9 @@ from penstock.flows.service import FlowEngine
 from penstock.flows.step import Step, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.crash_scenarios import is_consistent
 from tests.flows.stepper import NamedFlows, mapped, work
 from tests.support.soak import Campaign, examples

@@ -14,7 +14,7 @@ from penstock.flows.metrics import FlowMetrics
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.stepper import FlowsStepper, flows_stepper
 from tests.support.waiting import becomes
 

@@ -9,7 +9,7 @@ from penstock.flows.contract import Answer
 from penstock.flows.model import Claimed, Report
 from penstock.flows.step import Step, Workers
 from penstock.flows.worker.loop import StepWorker
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 KIND = "work"
 PLACES = 4

@@ -15,7 +15,7 @@ from penstock.flows.step import Handler, Step, StepFailed, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
 from penstock.flows.worker.reports import checked_outputs
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, report, work
 from tests.support.waiting import becomes
 

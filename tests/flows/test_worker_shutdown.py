@@ -11,7 +11,7 @@ from penstock.flows.model import Claimed, Report
 from penstock.flows.step import Step, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
 
 

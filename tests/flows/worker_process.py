@@ -24,10 +24,10 @@ from penstock.flows.service import FlowEngine
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
-from penstock.kernel.db import Database
-from penstock.kernel.periodic import repeating
+from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.support.crash import CrashingProcess, redirect_output
 from tests.support.waiting import becomes
 

@@ -30,11 +30,11 @@ from penstock.harvest.model import RUN
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import harvesting, renewing_dictionaries
 from penstock.kernel.bus import DeadLetter, Delivery
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
-from penstock.kernel.outcome import Outcome
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.worker import Worker, each
+from penstock.kernel.tasks.outcome import Outcome
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Worker, each
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
 from tests.support.settings import settings_document

@@ -19,9 +19,9 @@ from penstock.harvest.fetch.finish import work_item
 from penstock.harvest.fetch.worker import ATTEMPTS
 from penstock.harvest.model import Kind, Page, Position, Range, Window
 from penstock.kernel.bus import Delivering, Delivery
-from penstock.kernel.outcome import Outcome
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.worker import Worker, each
+from penstock.kernel.tasks.outcome import Outcome
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Worker, each
 from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper
 from tests.support.types import Json
 

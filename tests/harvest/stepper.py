@@ -23,10 +23,10 @@ from penstock.harvest.runtime import renewing_dictionaries
 from penstock.harvest.service import Harvest
 from penstock.kernel.bus import Delivering, Delivery, Message
 from penstock.kernel.bus.postgres import PostgresBus
-from penstock.kernel.db import Database
-from penstock.kernel.outcome import Outcome
+from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
-from penstock.kernel.worker import judged
+from penstock.kernel.tasks.outcome import Outcome
+from penstock.kernel.work.worker import judged
 
 FEED = "stones"
 

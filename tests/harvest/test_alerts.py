@@ -26,7 +26,7 @@ from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions
 from penstock.harvest.telling import ATTEMPTS, Teller
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.text import storable
 from tests.harvest.stepper import FEED, harvest_stepper

@@ -19,11 +19,11 @@ from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.local.faults import Faults
-from penstock.kernel.actuator import Pulse
+from penstock.kernel.db.paging import encode
 from penstock.kernel.errors import Transient
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.paging import encode
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 from tests.support.http import answered

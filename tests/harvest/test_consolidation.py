@@ -17,8 +17,8 @@ from penstock.harvest.config import ConsolidationSection, FeedSection
 from penstock.harvest.consolidate.batches import Consolidated, Progress, consolidate, use_recipe
 from penstock.harvest.consolidate.sql_compiler import compile_fetch, compile_set
 from penstock.harvest.feed.recipe import Recipe
-from penstock.kernel import migrate
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Corrupt
 from tests.support.soak import examples
 from tests.support.waiting import becomes

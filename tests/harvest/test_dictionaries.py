@@ -14,8 +14,8 @@ import structlog.testing
 
 from penstock.harvest.consolidate import batches, watermark
 from penstock.harvest.contract import RunState
+from penstock.kernel.db.listener import Missed, listen
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.listener import Missed, listen
 from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.load.loader import Loader

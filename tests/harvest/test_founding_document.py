@@ -10,8 +10,8 @@ import pytest
 from penstock.harvest import contract
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import PARTITION, PLAN, RUN
-from penstock.kernel import sql
-from penstock.kernel.db import Database
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Database
 from tests.harvest.stepper import HarvestStepper, harvest_stepper
 
 QUERIES = sql.parse((Path(__file__).parent / "document.sql").read_text(), {})

@@ -10,9 +10,9 @@ import pytest
 from penstock.harvest.config import CallSection
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.sources.rate_limiter import REFRESH, Gate
-from penstock.kernel import migrate
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
 
 SECOND = timedelta(seconds=1)

@@ -10,7 +10,7 @@ import pytest
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
 from penstock.harvest.model import Position, Range, Window
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
-from penstock.kernel.outcome import Done, Failed, Retry
+from penstock.kernel.tasks.outcome import Done, Failed, Retry
 from tests.harvest.scripted_source import (
     ONE_PART,
     CursorSource,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.harvest import contract
 from penstock.kernel.bus import Delivering, Message
-from penstock.kernel.outcome import Failed
+from penstock.kernel.tasks.outcome import Failed
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 
 RUBBISH = [b"", b"\xff", b"[]", b'{"runId": "no id", "type": "WORK_ITEM"}', b'{"type": "OTHER"}']

@@ -22,11 +22,11 @@ from penstock.harvest.sources.port import SourcePaused, SourceRefused
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.bus.postgres import PostgresBus
-from penstock.kernel.bus_workers import working
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
-from penstock.kernel.outcome import Done, Retry
+from penstock.kernel.tasks.outcome import Done, Retry
+from penstock.kernel.work.bus_workers import working
 from tests.harvest.harness import harvest_harness
 from tests.harvest.scripted_source import (
     ONE_PART,

@@ -18,8 +18,8 @@ from penstock.harvest.maintenance import RESCUES
 from penstock.harvest.service import Harvest
 from penstock.harvest.store import SQL
 from penstock.kernel.bus.postgres import PostgresBus
-from penstock.kernel.db import Database
-from penstock.kernel.outcome import Done
+from penstock.kernel.db.database import Database
+from penstock.kernel.tasks.outcome import Done
 from penstock.settings import Settings
 from tests.harvest.local_source_process import COMMAND, LocalSourceProcess
 from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper

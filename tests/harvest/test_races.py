@@ -22,10 +22,10 @@ from penstock.harvest.feed.recipe import Recipe
 from penstock.harvest.fetch.worker import Fetcher
 from penstock.harvest.maintenance import RESCUES, Rescuer
 from penstock.harvest.model import Position, Range, Window
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import NotFound, Transient
-from penstock.kernel.outcome import Retry
 from penstock.kernel.storage.folder import FolderStorage
+from penstock.kernel.tasks.outcome import Retry
 from tests.harvest.harness import harvest_harness
 from tests.harvest.scripted_source import (
     ONE_PART,

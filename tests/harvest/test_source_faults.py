@@ -17,7 +17,7 @@ from penstock.harvest.local.faults import Faults
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid, NotFound
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from tests.harvest.harness import COUNT, PAGE, HarvestHarness, HarvestWorkers, harvest_harness, tapped
 from tests.harvest.worker_process import HarvestWorkerProcess
 from tests.support.types import Json

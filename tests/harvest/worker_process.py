@@ -23,7 +23,7 @@ from penstock.harvest.runtime import harvesting
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription
 from penstock.kernel.bus.postgres import PostgresSubscription
 from penstock.kernel.storage.folder import FolderStorage
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from tests.support.crash import CrashingProcess, KillAtCall, call_before, redirect_output
 

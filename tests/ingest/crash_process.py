@@ -15,9 +15,9 @@ from penstock.ingest.run.publish import Step
 from penstock.ingest.service import Ingestion
 from penstock.ingest.state.retention import sweep
 from penstock.ingest.tree.folder import FolderTree
-from penstock.kernel.build import code_commit
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import PenstockError
+from penstock.kernel.telemetry.build import code_commit
 from tests.support.crash import KillAtCall, call_at, kill_self
 from tests.support.fork_server import FORKED
 

@@ -22,7 +22,7 @@ from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import Step
 from penstock.ingest.tree.folder import FolderTree
 from penstock.ingest.workspace import Workplace, forget_old_runs, workplace
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, failure, snapshot

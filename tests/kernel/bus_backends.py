@@ -15,7 +15,7 @@ from penstock.kernel.bus import Bus
 from penstock.kernel.bus.kafka import KafkaBus
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.clock import SystemClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from tests.services.kafka import Kafka
 
 NOWHERE = "127.0.0.1:1"

@@ -13,9 +13,9 @@ import sys
 from datetime import timedelta
 
 from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
-from penstock.kernel.outcome import Done, Outcome
-from penstock.kernel.telemetry import Telemetry, configure_logging
-from penstock.kernel.worker import Worker, each
+from penstock.kernel.tasks.outcome import Done, Outcome
+from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
+from penstock.kernel.work.worker import Worker, each
 from tests.kernel.bus_backends import Address
 
 

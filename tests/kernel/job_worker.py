@@ -4,8 +4,8 @@ import asyncio
 from datetime import timedelta
 from multiprocessing.connection import Connection as Pipe
 
-from penstock.kernel.db import Database
-from penstock.kernel.lease import Held, Report
+from penstock.kernel.db.database import Database
+from penstock.kernel.work.lease import Held, Report
 from tests.kernel.jobs import LEASE, Job
 
 

@@ -2,9 +2,9 @@
 
 from enum import StrEnum
 
-from penstock.kernel.db import Database
-from penstock.kernel.lease import Lease
+from penstock.kernel.db.database import Database
 from penstock.kernel.machine import Machine, Move
+from penstock.kernel.work.lease import Lease
 
 
 class Job(StrEnum):

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.signals import Signal, Signals
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.signals.redis import RedisSignals

@@ -7,11 +7,11 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.kernel import actuator
-from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import Transient
-from penstock.kernel.middleware import Draining
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http import health as actuator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import Draining
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 
 async def well() -> None:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.kernel import auth
-from penstock.kernel.auth import (
+from penstock.kernel.errors import BadConfig, Forbidden, Transient, Unauthorized
+from penstock.kernel.http import auth
+from penstock.kernel.http.auth import (
     CACHE_SIZE,
     OPERATOR,
     REFUSAL_SECONDS,
@@ -21,8 +22,7 @@ from penstock.kernel.auth import (
     JwtAuthenticator,
     NoAuthenticator,
 )
-from penstock.kernel.errors import BadConfig, Forbidden, Transient, Unauthorized
-from penstock.kernel.keys import Keys, SharedSecret
+from penstock.kernel.http.keys import Keys, SharedSecret
 from tests.kernel.tokens import (
     ANY_TEXT,
     CLAIMS,

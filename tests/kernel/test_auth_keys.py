@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from structlog.testing import capture_logs
 
-from penstock.kernel.auth import REMEMBER_SECONDS, JwtAuthenticator
 from penstock.kernel.errors import BadConfig, Transient, Unauthorized
-from penstock.kernel.keys import KEYS_LIFESPAN, KEYS_PAUSE, KEYS_RETRY, KeyFile, Keys, KeyUrl
+from penstock.kernel.http.auth import REMEMBER_SECONDS, JwtAuthenticator
+from penstock.kernel.http.keys import KEYS_LIFESPAN, KEYS_PAUSE, KEYS_RETRY, KeyFile, Keys, KeyUrl
 from tests.kernel.tokens import (
     ANY_TEXT,
     CLAIMS,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.kernel import backoff
-from penstock.kernel.backoff import Backoff, delay
+from penstock.kernel.tasks import backoff
+from penstock.kernel.tasks.backoff import Backoff, delay
 
 FIRST, MOST = timedelta(seconds=1), timedelta(seconds=60)
 SECOND = timedelta(seconds=1)

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from penstock.kernel.bell import Bell
-from penstock.kernel.db import Database
-from penstock.kernel.waiting import happens
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
+from penstock.kernel.tasks.waiting import happens
 
 CHANNEL = "test_bell"
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from penstock.kernel.bus import KEY_LIMIT, VALUE_LIMIT, Delivering, Delivery, Message, Subscription
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, Transient
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.worker import Worker, each
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Worker, each
 from tests.kernel.bus_backends import BusBackend, KafkaBusBackend, PostgresBusBackend
 from tests.kernel.bus_worker_process import BusWorkerProcess, child
 from tests.services.kafka import Kafka, kafka

@@ -15,9 +15,9 @@ from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.bus.kafka import KafkaBus
 from penstock.kernel.bus.kafka.place import FULL_COUNT, Mark, Place, plan
 from penstock.kernel.bus.kafka.topics import Topics
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Invalid, Transient
-from penstock.kernel.outcome import Done, Failed
+from penstock.kernel.tasks.outcome import Done, Failed
 from tests.kernel.bus_backends import NOWHERE, new_topic
 from tests.services.kafka import Kafka, kafka, mock_cluster
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.bus import Delivering, Delivery, Message
-from penstock.kernel.bus.settling import Settled, settle
-from penstock.kernel.outcome import REASON_LIMIT, Done, Failed, Outcome, Retry
+from penstock.kernel.bus.settlement import Settled, settle
+from penstock.kernel.tasks.outcome import REASON_LIMIT, Done, Failed, Outcome, Retry
 from tests.support.soak import examples
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

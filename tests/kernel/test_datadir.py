@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel import datadir
-from penstock.kernel.datadir import FORMAT, check_format, owned
+from penstock.kernel.db import datadir
+from penstock.kernel.db.datadir import FORMAT, check_format, owned
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from penstock.kernel.db import Connection, Database, _PooledConnection, is_transient, plan_freely
+from penstock.kernel.db.database import Connection, Database, _PooledConnection, is_transient, plan_freely
 from penstock.kernel.errors import BadConfig, Transient
 from tests.services.postgres import database_url as url_of
 
@@ -31,7 +31,7 @@ async def test_a_failed_transaction_leaves_nothing(db: Database) -> None:
 
 async def test_a_server_that_is_too_old_is_refused(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The versions are named before anything is changed."""
-    monkeypatch.setattr("penstock.kernel.db.OLDEST_POSTGRES", 99)
+    monkeypatch.setattr("penstock.kernel.db.database.OLDEST_POSTGRES", 99)
     with pytest.raises(BadConfig, match="Penstock needs 99 or newer") as refused:
         async with Database.open(database_url):
             pass

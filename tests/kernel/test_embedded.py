@@ -11,8 +11,8 @@ import asyncpg
 import psutil
 import pytest
 
-from penstock.kernel import embedded
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db import embedded
+from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import BadConfig, Conflict, Transient
 
 DIES_AT_ONCE = """

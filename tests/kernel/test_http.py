@@ -8,12 +8,12 @@ import pytest
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
-from penstock.kernel.auth import JwtAuthenticator
 from penstock.kernel.errors import Conflict, Corrupt, NotFound, PenstockError, Transient
-from penstock.kernel.http import Caller, create_app
-from penstock.kernel.keys import SharedSecret
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.app import Caller, create_app
+from penstock.kernel.http.auth import JwtAuthenticator
+from penstock.kernel.http.keys import SharedSecret
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 SECRET = "a secret of thirty-two bytes or more"
 KNOWN = {error.__name__: error for error in (Conflict, NotFound, Transient, Corrupt)}

@@ -4,9 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.kernel import journal, migrate
-from penstock.kernel.db import Database
-from penstock.kernel.journal import Entry
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.states import journal
+from penstock.kernel.states.journal import Entry
 from tests.services.postgres import fresh_database
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.kernel import journal
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict
-from penstock.kernel.lease import Held, Key, Lease, Report, Settled
+from penstock.kernel.states import journal
+from penstock.kernel.work.lease import Held, Key, Lease, Report, Settled
 from tests.kernel.jobs import JOB, LEASE, Job, make_jobs
 
 LEASE_FOR = timedelta(seconds=60)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
-from penstock.kernel.lease import Held, Key, Report
+from penstock.kernel.db.database import Database
+from penstock.kernel.work.lease import Held, Key, Report
 from tests.kernel.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
 from tests.support.soak import Campaign, model_examples
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from penstock.kernel.db import Database
-from penstock.kernel.listener import INBOX_LIMIT, Heard, Inbox, Missed, listen
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.listener import INBOX_LIMIT, Heard, Inbox, Missed, listen
 
 CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity

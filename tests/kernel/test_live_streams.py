@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.kernel import journal, live
-from penstock.kernel.bell import Bell
-from penstock.kernel.db import Database
-from penstock.kernel.journal import Entry
-from penstock.kernel.live import Live, Ringing, Tail
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
+from penstock.kernel.states import event_stream, journal
+from penstock.kernel.states.event_stream import Live, Ringing, Tail
+from penstock.kernel.states.journal import Entry
 from tests.support.waiting import becomes
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -33,7 +33,7 @@ async def settled(db: Database) -> None:
 
 async def test_a_bell_wakes_who_watches(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """T17: at once, not when the next look is due."""
-    monkeypatch.setattr(live, "POLL", 3600.0)
+    monkeypatch.setattr(event_stream, "POLL", 3600.0)
     bells = [Bell(db, "one"), Bell(db, "two")]
     tails = Live([Tail(db, ["m"])], [Ringing(bell, "moves") for bell in bells])
     async with aclosing(tails.moves(await tails.start(None))) as moves, asyncio.timeout(20):
@@ -49,7 +49,7 @@ async def test_a_bell_wakes_who_watches(db: Database, monkeypatch: pytest.Monkey
 
 async def test_not_to_follow_is_to_end_with_what_was_there(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """T17: however much is moved meanwhile, by others or by the same machine."""
-    monkeypatch.setattr(live, "_TAIL", 2)
+    monkeypatch.setattr(event_stream, "_TAIL", 2)
     for number in range(5):
         await moved(db, f"a{number}")
     await settled(db)
@@ -65,7 +65,7 @@ async def test_not_to_follow_is_to_end_with_what_was_there(db: Database, monkeyp
 
 async def test_moves_of_others_are_passed_over_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """T17: who asks for one machine on a busy journal reads its moves alone, and does not begin anew each time."""
-    monkeypatch.setattr(live, "_TAIL", 2)
+    monkeypatch.setattr(event_stream, "_TAIL", 2)
     await moved(db, "mine")
     for _ in range(3):
         await moved(db, *map(str, range(100)), machine="other")

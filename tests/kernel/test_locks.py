@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.locks import advisory_key, advisory_lock, file_lock, try_advisory_lock
 from penstock.kernel.errors import Conflict
-from penstock.kernel.locks import advisory_key, advisory_lock, file_lock, try_advisory_lock
 from tests.services.postgres import LOCK_AWAITED
 
 HOLDER = """

@@ -5,7 +5,7 @@ from enum import StrEnum
 import asyncpg
 import pytest
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.kernel.machine import Machine, Move
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from penstock.app.platform import known_migrations
-from penstock.kernel import migrate
-from penstock.kernel.db import Database
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.migrate import Migration
 from penstock.kernel.errors import Conflict, Corrupt
-from penstock.kernel.migrate import Migration
 from penstock.settings import Settings
 
 ONE = Migration(

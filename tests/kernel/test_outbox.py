@@ -7,9 +7,9 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.outbox import Outbox
 from penstock.kernel.errors import Transient
-from penstock.kernel.outbox import Outbox
 from tests.services.postgres import STOP_LOCK_HOLDERS
 
 OUTBOX = Outbox("letter")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.paging import Page, after, decode, encode, page
 from penstock.kernel.errors import Invalid
-from penstock.kernel.paging import Page, after, decode, encode, page
 
 TYPES = (datetime, int, str)
 MOMENTS = st.datetimes(timezones=st.just(UTC) | st.just(timezone(timedelta(hours=5, minutes=45))))

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.periodic import repeating
+from penstock.kernel.tasks.periodic import repeating
 
 AT_ONCE = timedelta(0)
 HOUR = timedelta(hours=1)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.kernel import listener as notifications
-from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db import listener as notifications
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.listener import Heard, Inbox, Missed
 from penstock.kernel.errors import BadConfig, Invalid, Transient
-from penstock.kernel.listener import Heard, Inbox, Missed
 from penstock.kernel.signals import BODY_LIMIT, Resync, Signal, Signals
 from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.postgres import PostgresSignals

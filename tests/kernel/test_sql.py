@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel import sql
+from penstock.kernel.db import sql
 from tests.kernel.jobs import JOB
 
 SOURCES = Path(str(files("penstock")))

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock import __version__
-from penstock.kernel.outcome import Done, Failed
-from penstock.kernel.telemetry import Telemetry, redact
+from penstock.kernel.tasks.outcome import Done, Failed
+from penstock.kernel.telemetry.telemetry import Telemetry, redact
 
 URL = "postgresql://penstock:hunter2@db:5432/penstock"
 HIDDEN_URL = "postgresql://penstock:***@db:5432/penstock"

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from penstock.kernel.errors import Invalid, Transient
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.worker import Worker, each
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Worker, each
 
 
 @dataclass

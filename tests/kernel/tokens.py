@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from penstock.kernel.auth import JwtAuthenticator, Principal
 from penstock.kernel.errors import Unauthorized
-from penstock.kernel.keys import Keys, SharedSecret
+from penstock.kernel.http.auth import JwtAuthenticator, Principal
+from penstock.kernel.http.keys import Keys, SharedSecret
 
 SECRET = "s" * 32
 RSA_KEY, RSA_OTHER = (rsa.generate_private_key(65537, 2048) for _ in range(2))

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.flows import status as flows
 from penstock.ingest.model import Alert
-from penstock.kernel import live
 from penstock.kernel.spans import in_words
+from penstock.kernel.states import event_stream
 from penstock.refdata import status as refdata
 from penstock.tracking import findings as tracking
 
@@ -26,4 +26,4 @@ def test_the_limits_are_the_codes() -> None:
     assert refdata.UNTOLD_TOO_LONG.total_seconds() == 60
     assert refdata.FAILED_WITHIN.days == flows.FAILED_WITHIN.days == 1
     assert all(alert in rows["ingest"] for alert in Alert)
-    assert f"{live.WATCHERS} such streams" in PAGE
+    assert f"{event_stream.WATCHERS} such streams" in PAGE

@@ -17,12 +17,12 @@ from penstock.harvest.api.schemas import Feed, Run
 from penstock.ingest import status as ingest
 from penstock.ingest.model import Alert
 from penstock.ingest.model import Standing as Supplier
-from penstock.kernel.actuator import Pulse
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.findings import Finding, Report, late
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import status
 from penstock.overview.status import StatusBoard
 from penstock.refdata import status as refdata

@@ -24,7 +24,7 @@ from penstock.kernel.bus import postgres as postgres_bus
 from penstock.kernel.bus.kafka import KafkaBus
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription
 from penstock.kernel.bus.postgres import PostgresBus, PostgresSubscription
-from penstock.kernel.outbox import Outbox
+from penstock.kernel.db.outbox import Outbox
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
 from penstock.refdata.apply.applier import Applier

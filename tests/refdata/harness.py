@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.signals import Resync, Signal
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.worker import Worker
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Worker
 from penstock.refdata.apply.applier import Applier
 from penstock.refdata.apply.handlers import Relay, apply_handler
 from penstock.refdata.contract import decode, message_key

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from penstock.kernel.bus import Message
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict, Corrupt
 from penstock.refdata.apply import definitions
 from penstock.refdata.commands import commit_waiter

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from penstock.app.apis import Web, make_command_api
-from penstock.kernel import paging
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import Authenticator, NoAuthenticator
-from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.db import paging
+from penstock.kernel.http.auth import Authenticator, NoAuthenticator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import HttpMetrics
 from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.refdata.runtime import applying
 from penstock.settings import Settings

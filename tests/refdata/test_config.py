@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from penstock.app.platform import open_refdata
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection
 from penstock.settings import Settings, load_settings
 from tests.refdata.harness import (

@@ -18,7 +18,7 @@ from penstock.kernel.bus.kafka.letters import dead_topic
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.signals import Resync
 from penstock.kernel.signals.redis.group import BODY
-from penstock.kernel.telemetry import TRACEPARENT
+from penstock.kernel.telemetry.telemetry import TRACEPARENT
 from penstock.refdata import contract
 from penstock.refdata.config import KEY_TEMPLATE, RefdataSection
 from penstock.refdata.contract import INVALIDATIONS, decode, encode, message_key

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Corrupt
 from penstock.refdata import store
 from penstock.refdata.apply import definitions

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
-from penstock.kernel.outcome import Retry
+from penstock.kernel.tasks.outcome import Retry
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
 from penstock.refdata.apply.applier import Applier

@@ -19,10 +19,10 @@ import structlog.testing
 
 from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.app.reload import _Reloader
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.log_level import LOG_LEVEL
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.log_level import LOG_LEVEL
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.apply import definitions
 from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.model import Dict

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.kernel import journal
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.machine import Machine
+from penstock.kernel.states import journal
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.maintenance import Upkeep, lag_chore
 from penstock.refdata.model import SNAPSHOT, UPDATE

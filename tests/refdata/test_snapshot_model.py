@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.refdata.apply import snapshots
 from penstock.refdata.apply.applier import Applier
 from penstock.refdata.commands.messages import read

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.refdata.sql_template import TYPES, Template, parse
 from tests.support.soak import examples
 

@@ -12,11 +12,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from penstock.app.apis import Web, make_command_api
 from penstock.app.platform import open_refdata
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.bus import Delivery, Message
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.auth import NoAuthenticator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.external_topics import Mapped
 from penstock.refdata.config import ExternalTopicSection
 from penstock.settings import Settings

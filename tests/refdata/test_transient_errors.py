@@ -15,14 +15,14 @@ import httpx
 import pytest
 
 from penstock.app.apis import Web, make_command_api
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.bus import Message
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.waiting import happens
+from penstock.kernel.http.auth import NoAuthenticator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.tasks.waiting import happens
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.dictionaries.provider import ItemTableProvider
 from penstock.refdata.maintenance import Upkeep
@@ -256,7 +256,7 @@ async def test_many_statements_that_take_long_together_are_not_stuck(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R11: fifteen statements of 0.2 s are more than the client waits for one batch; they go in smaller ones."""
-    monkeypatch.setattr("penstock.kernel.db._NET", 1.0)  # so it waits for two seconds
+    monkeypatch.setattr("penstock.kernel.db.database._NET", 1.0)  # so it waits for two seconds
     settings = await flaky_settings(database_url, None)
     database = settings.database.model_copy(update={"statement_timeout": SECOND})
     async with opened(settings.model_copy(update={"database": database})) as harness:

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, contextmanager
 import asyncpg
 
 from penstock.app.platform import known_migrations
-from penstock.kernel import migrate
-from penstock.kernel.db import Database
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
 from penstock.settings import Settings
 
 SERVER_URL = "PENSTOCK_TEST_POSTGRES_URL"  # environment variable: where the server of the test run is

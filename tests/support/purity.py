@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.build import code_commit
+from penstock.kernel.telemetry.build import code_commit
 
 QUICK = "PENSTOCK_QUICK"
 

@@ -8,8 +8,8 @@ from signal import pause
 
 from prometheus_client import CollectorRegistry
 
-from penstock.kernel.bell import Bell
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Said, Stage

@@ -8,12 +8,12 @@ import pytest
 from fastapi import FastAPI
 
 from penstock.app.apis import Web, make_pipeline_api
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import NoAuthenticator
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.db.database import Database
+from penstock.kernel.http.auth import NoAuthenticator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.metrics import TrackingMetrics

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.tracking.contract import Answer, Said
 from penstock.tracking.model import Report
 from tests.support.fork_server import FORKED

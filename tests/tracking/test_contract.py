@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.tracking.contract import Stage
 from penstock.tracking.service import Tracking
 from tests.support.http import answered, problem

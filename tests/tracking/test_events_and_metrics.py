@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.journal import BEGINNING, Noted
-from penstock.kernel.live import Batch
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.states.event_stream import Batch
+from penstock.kernel.states.journal import BEGINNING, Noted
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking.service import Tracking
 from tests.support.sse import EventStream
 from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness, expire, reported

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from prometheus_client import CollectorRegistry
 
-from penstock.kernel.bell import Bell
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection

@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.tracking import store
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.kernel import live
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
+from penstock.kernel.states import event_stream
 from penstock.tracking import store
 from penstock.tracking.service import Tracking
 from tests.support.http import problem
@@ -13,7 +13,7 @@ from tests.tracking.harness import TrackingHarness
 
 async def test_one_watcher_too_many_is_told_so(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
     """T17: streams are bounded; who comes too many may ask again when another has left."""
-    monkeypatch.setattr(live, "WATCHERS", 1)
+    monkeypatch.setattr(event_stream, "WATCHERS", 1)
     async with tracking.live.watching():
         with pytest.raises(Transient) as refused:
             async with tracking.live.watching():

@@ -19,13 +19,13 @@ from penstock.harvest.service import Harvest
 from penstock.ingest import status as ingest_findings
 from penstock.ingest.api import routes as ingest_api
 from penstock.ingest.api.queries import IngestViews
-from penstock.kernel import actuator
-from penstock.kernel.actuator import Pulse
-from penstock.kernel.auth import Authenticator
-from penstock.kernel.http import Caller, create_app
-from penstock.kernel.live import Live
-from penstock.kernel.middleware import Draining, HttpMetrics
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http import health
+from penstock.kernel.http.app import Caller, create_app
+from penstock.kernel.http.auth import Authenticator
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import Draining, HttpMetrics
+from penstock.kernel.states.event_stream import Live
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
 from penstock.overview.status import Look, StatusBoard
@@ -127,7 +127,7 @@ def make_app(title: str, web: Web, pulse: Pulse) -> FastAPI:
         title, web.telemetry, web.metrics, web.authenticator, body_limit=server.body_limit, local_name=local_name
     )
     app.add_middleware(Draining, pulse=pulse)
-    app.include_router(actuator.router(pulse, web.telemetry))
+    app.include_router(health.router(pulse, web.telemetry))
     return app
 
 

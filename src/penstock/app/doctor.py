@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.app import factories, platform
-from penstock.kernel import datadir, migrate
 from penstock.kernel.bus import Bus
-from penstock.kernel.db import Database
-from penstock.kernel.embedded import find_binaries
+from penstock.kernel.config.sections import EMBEDDED
+from penstock.kernel.db import datadir, migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import find_binaries
+from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict, PenstockError, TimedOut
-from penstock.kernel.locks import file_lock
-from penstock.kernel.sections import EMBEDDED
 from penstock.kernel.signals import Signals
 from penstock.settings import Settings
 

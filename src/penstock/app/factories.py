@@ -7,17 +7,17 @@ from urllib.parse import unquote, urlsplit
 from penstock.ingest.config import IngestSection
 from penstock.ingest.tree.open_tree import open_tree
 from penstock.ingest.tree.port import Tree
-from penstock.kernel.auth import Authenticator, JwtAuthenticator, NoAuthenticator
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus
-from penstock.kernel.config import resolve
-from penstock.kernel.db import Database
-from penstock.kernel.keys import KeyFile, Keys, KeyUrl, SharedSecret
+from penstock.kernel.config.loader import resolve
+from penstock.kernel.db.database import Database
+from penstock.kernel.http.auth import Authenticator, JwtAuthenticator, NoAuthenticator
+from penstock.kernel.http.keys import KeyFile, Keys, KeyUrl, SharedSecret
 from penstock.kernel.signals import Signals
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.storage import Storage
 from penstock.kernel.storage.folder import FolderStorage
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.config import InvalidationSection
 from penstock.settings import JwtSection, KafkaSection, RedisSection, Settings
 

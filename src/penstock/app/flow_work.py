@@ -12,9 +12,9 @@ from penstock.app.reload import reloading
 from penstock.flows import sdk
 from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.step import Workers
-from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.middleware import HttpMetrics
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.middleware import HttpMetrics
 from penstock.settings import Settings
 
 

@@ -10,9 +10,9 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import BadConfig, Conflict
-from penstock.kernel.sockets import queued
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.http.sockets import queued
 from penstock.settings import ServerSection
 
 _IDLE_SECONDS = 75  # longer than proxies keep a connection: who closes it first must be the one who sends requests

@@ -8,18 +8,19 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from penstock.app.factories import make_bus, make_invalidations, make_signals, make_storage
 from penstock.harvest.service import Harvest
-from penstock.kernel import datadir, journal, migrate
 from penstock.kernel.bus import Bus
-from penstock.kernel.config import resolve
-from penstock.kernel.db import Database
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.config.loader import resolve
+from penstock.kernel.config.sections import EMBEDDED, DatabaseSection
+from penstock.kernel.db import datadir, migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.db.outbox import Outbox
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.outbox import Outbox
-from penstock.kernel.periodic import Chore, repeating
-from penstock.kernel.sections import EMBEDDED, DatabaseSection
 from penstock.kernel.signals import Signals
+from penstock.kernel.states import journal
 from penstock.kernel.storage import Storage
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.tasks.periodic import Chore, repeating
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.metrics import RefdataMetrics

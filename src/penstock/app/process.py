@@ -10,11 +10,11 @@ from penstock.app.apis import Web, make_app
 from penstock.app.factories import make_authenticator, make_telemetry
 from penstock.app.http_server import address_of, listening, serving, until_stopped
 from penstock.app.platform import Platform, RefdataPlatform, open_platform
-from penstock.kernel import datadir
-from penstock.kernel.actuator import Check, Pulse
+from penstock.kernel.config.sections import EMBEDDED
+from penstock.kernel.db import datadir
+from penstock.kernel.http.health import Check, Pulse
+from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.ids import worker_name
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.sections import EMBEDDED
 from penstock.settings import Settings
 
 SELDOM_ASKED = ("storage",)  # it writes, reads and removes an object, and some buckets keep what is removed

@@ -22,15 +22,15 @@ from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.runtime import harvesting
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.workspace import workplace
-from penstock.kernel import datadir
-from penstock.kernel.actuator import Check, Pulse
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.db import Database
+from penstock.kernel.config.sections import EMBEDDED
+from penstock.kernel.db import datadir
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
+from penstock.kernel.http.health import Check, Pulse
+from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.ids import worker_name
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.sections import EMBEDDED
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview.contract import Part
 from penstock.overview.events import all_moves
 from penstock.refdata.pod.supervisor import open_pod, serving_pod

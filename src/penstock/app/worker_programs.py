@@ -17,12 +17,12 @@ from penstock.harvest.runtime import harvesting
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.watcher import Watcher
 from penstock.ingest.workspace import Workplace, forget_old_runs, workplace
-from penstock.kernel.actuator import Check, Pulse
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.middleware import HttpMetrics
-from penstock.kernel.periodic import repeating
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.health import Check, Pulse
+from penstock.kernel.http.middleware import HttpMetrics
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.runtime import ROLES
 from penstock.settings import Settings
 

@@ -26,7 +26,7 @@ def migrate(
     import asyncio
 
     from penstock.app.platform import schemas
-    from penstock.kernel import migrate as migrations
+    from penstock.kernel.db import migrate as migrations
     from penstock.settings import load_settings
 
     settings = load_settings(config, overrides={"data_dir": data_dir})
@@ -80,8 +80,8 @@ async def _until_there(settings: "Settings", seconds: float) -> None:
     import asyncio
     from time import monotonic
 
-    from penstock.kernel.backoff import Backoff
     from penstock.kernel.errors import TimedOut
+    from penstock.kernel.tasks.backoff import Backoff
 
     backoff, until, told = Backoff(most=timedelta(seconds=2)), monotonic() + seconds, "no answer"
     with suppress(TimeoutError):
@@ -104,7 +104,7 @@ async def _lacking(settings: "Settings") -> str:
     import asyncpg
 
     from penstock.app.platform import schemas
-    from penstock.kernel import migrate as migrations
+    from penstock.kernel.db import migrate as migrations
     from penstock.kernel.errors import Transient
 
     for name, opened, known in schemas(settings):

@@ -52,7 +52,7 @@ def _run(*, keep: bool, folder: Path, as_json: bool) -> int:
     from penstock.demo.scenario import DemoScenario
     from penstock.demo.workspace import DemoFailed, DemoWorkspace
     from penstock.kernel.errors import PenstockError
-    from penstock.kernel.telemetry import configure_logging
+    from penstock.kernel.telemetry.telemetry import configure_logging
 
     configure_logging("ERROR", "console")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes of the demo are ended either way

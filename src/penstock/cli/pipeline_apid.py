@@ -36,7 +36,7 @@ def pipeline_apid(
     Prints where it listens, and `ready` once it answers. Without --database it uses `tracking.database` of the
     configuration, else its `database`, else a PostgreSQL that comes along and lives in the data directory.
     """
-    from penstock.kernel.sections import EMBEDDED
+    from penstock.kernel.config.sections import EMBEDDED
     from penstock.settings import load_settings
 
     def on_ready(address: str) -> None:

@@ -11,7 +11,7 @@ from penstock.cli.output import JsonOption, emit, say
 from penstock.kernel.errors import Conflict, PenstockError, TimedOut, Transient
 
 if TYPE_CHECKING:
-    from penstock.kernel.api_client import Answer
+    from penstock.kernel.http.client import Answer
     from penstock.refdata.client import PodClient
 
 QUERY_URL = "http://127.0.0.1:8081"

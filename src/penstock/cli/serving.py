@@ -32,8 +32,8 @@ def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) ->
     """Run *role* until SIGINT or SIGTERM; *on_ready* tells where it listens."""
     import uvloop
 
-    from penstock.kernel.build import code_commit
-    from penstock.kernel.telemetry import configure_logging
+    from penstock.kernel.telemetry.build import code_commit
+    from penstock.kernel.telemetry.telemetry import configure_logging
 
     code_commit()  # a checkout asks git; later that would be on the event loop
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
@@ -43,7 +43,7 @@ def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) ->
 
 
 async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
-    from penstock.kernel.log_level import LOG_LEVEL
+    from penstock.kernel.telemetry.log_level import LOG_LEVEL
 
     ending = _Ending()
     loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.demo.event_files import copy_events, make_rows, split_shard
 from penstock.demo.sender import send_shard
-from penstock.kernel.telemetry import configure_logging
+from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import Stage
 from penstock.tracking.sdk import Item, StageDaemon

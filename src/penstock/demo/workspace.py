@@ -14,9 +14,9 @@ from typing import Any
 
 from penstock.demo.event_files import write_documents
 from penstock.demo.samples import FOLDER as SAMPLES
-from penstock.kernel import datadir
+from penstock.kernel.db import datadir
+from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict
-from penstock.kernel.locks import file_lock
 
 CONFIG, LOG = "penstock.yaml", "log.txt"
 RAW, WORK = "events-raw", "events-work"

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.flows.contract import PREFIX
-from penstock.kernel.api_client import ApiClient, Json
+from penstock.kernel.http.client import ApiClient, Json
 
 
 class FlowClient(ApiClient):

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.kernel.config import SecretRef, Section
-from penstock.kernel.sections import DatabaseSection, Duration, Url
+from penstock.kernel.config.loader import SecretRef, Section
+from penstock.kernel.config.sections import DatabaseSection, Duration, Url
 
 
 class HttpSecret(Section):

@@ -9,8 +9,8 @@ from penstock.flows.api.queries import FlowViews
 from penstock.flows.contract import NAME
 from penstock.flows.engine.operations import Management
 from penstock.flows.service import FlowEngine
-from penstock.kernel.auth import Principal
-from penstock.kernel.http import of_the_house
+from penstock.kernel.http.app import of_the_house
+from penstock.kernel.http.auth import Principal
 
 Operator = Annotated[Principal, Depends(of_the_house("flows"))]
 

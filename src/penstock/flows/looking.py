@@ -14,7 +14,7 @@ from penstock.flows.definition.templates import Context, condition, fill, refere
 from penstock.flows.definition.validation import templates
 from penstock.flows.engine import plan
 from penstock.flows.model import NewStep
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid, TooLarge
 
 ITEMS_LIMIT = 16_000_000  # characters of the inputs of all items of a map

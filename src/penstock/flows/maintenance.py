@@ -21,13 +21,13 @@ from penstock.flows.engine.operations import Management
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, End, Settled, StepError
 from penstock.flows.service import RUNS, FlowEngine
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
+from penstock.kernel.db.locks import transaction_lock
 from penstock.kernel.errors import Conflict, PenstockError, Transient
-from penstock.kernel.locks import transaction_lock
-from penstock.kernel.periodic import Chore
 from penstock.kernel.storage import Storage
-from penstock.kernel.telemetry import current_trace
-from penstock.kernel.waiting import happens
+from penstock.kernel.tasks.periodic import Chore
+from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.telemetry.telemetry import current_trace
 
 SCHEDULE = "schedule"
 _MANY = 100

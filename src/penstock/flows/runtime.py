@@ -23,14 +23,14 @@ from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
 from penstock.harvest.service import Harvest
 from penstock.ingest.workspace import Workplace
-from penstock.kernel.config import resolve
-from penstock.kernel.db import Database
+from penstock.kernel.config.loader import resolve
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.ids import worker_name
-from penstock.kernel.live import Live, Ringing, Tail
-from penstock.kernel.periodic import repeating
+from penstock.kernel.states.event_stream import Live, Ringing, Tail
 from penstock.kernel.storage import Storage
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.service import Refdata
 from penstock.settings import Settings
 from penstock.tracking.service import Tracking

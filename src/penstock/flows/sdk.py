@@ -25,10 +25,10 @@ from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.worker.loop import Ended, Name, StepWorker
-from penstock.kernel.api_client import Json
 from penstock.kernel.errors import Invalid
+from penstock.kernel.http.client import Json
 from penstock.kernel.ids import worker_name
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 __all__ = [
     "Built",

@@ -14,14 +14,14 @@ from penstock.flows.engine.advance import Flows, resolved
 from penstock.flows.engine.engine import MOVES, RUNS, STEPS, Reports
 from penstock.flows.engine.plan import Checks
 from penstock.flows.model import Artifact, Claimed, NewRun, NewStep, Settled, no_run, no_step
-from penstock.kernel.bell import Bell
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.db.locks import transaction_lock
+from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.kernel.ids import new_id
-from penstock.kernel.locks import transaction_lock
 from penstock.kernel.storage import Storage
+from penstock.kernel.tasks.waiting import happens
 from penstock.kernel.text import storable
-from penstock.kernel.waiting import happens
 
 __all__ = ["MOVES", "RUNS", "STEPS", "FlowEngine"]
 POLL = 1.0  # seconds after which a waiting claim looks by itself

@@ -21,9 +21,9 @@ from penstock.flows.model import (
     Settled,
     StepError,
 )
-from penstock.kernel import sql
-from penstock.kernel.db import Connection
-from penstock.kernel.lease import MOVES_KEPT
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection
+from penstock.kernel.work.lease import MOVES_KEPT
 
 CHANNEL = "penstock_flows"
 

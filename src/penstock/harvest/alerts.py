@@ -4,8 +4,8 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from penstock.kernel import sql
-from penstock.kernel.db import Connection
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection
 
 SQL = sql.load("penstock.harvest", file="alerts.sql")
 

@@ -4,7 +4,7 @@ from typing import Any
 from urllib.parse import quote
 
 from penstock.harvest.contract import PREFIX
-from penstock.kernel.api_client import ApiClient, Json
+from penstock.kernel.http.client import ApiClient, Json
 
 
 class HarvestClient(ApiClient):

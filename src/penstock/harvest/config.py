@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from penstock.harvest.contract import NAME
-from penstock.kernel.config import SecretRef, Section
-from penstock.kernel.sections import Duration, Options, Secrets, Url
+from penstock.kernel.config.loader import SecretRef, Section
+from penstock.kernel.config.sections import Duration, Options, Secrets, Url
 from penstock.refdata.contract import NAME as DICTIONARY
 
 Positive = Annotated[Duration, Field(gt=timedelta(0))]

@@ -17,7 +17,7 @@ from penstock.harvest.fetch.worker import Fetcher
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.store import SQL
 from penstock.kernel.bus import Bus, Message
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.spans import in_words
 
 RESCUES = 3

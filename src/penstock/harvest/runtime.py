@@ -20,14 +20,14 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery, Subscription
-from penstock.kernel.bus_workers import working
 from penstock.kernel.clock import Clock
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.ids import worker_name
-from penstock.kernel.outcome import Done, Outcome
-from penstock.kernel.periodic import Chore, repeating
-from penstock.kernel.worker import Handler, each
+from penstock.kernel.tasks.outcome import Done, Outcome
+from penstock.kernel.tasks.periodic import Chore, repeating
+from penstock.kernel.work.bus_workers import working
+from penstock.kernel.work.worker import Handler, each
 from penstock.refdata.apply import bump_version
 from penstock.refdata.model import Dict
 

@@ -16,7 +16,7 @@ from penstock.harvest.fetch.partitions import Ended
 from penstock.harvest.model import RUN, no_run
 from penstock.harvest.store import RunRow
 from penstock.kernel.bus import Bus, Message
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.ids import new_id
 

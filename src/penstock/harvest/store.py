@@ -9,9 +9,10 @@ import asyncpg
 
 from penstock.harvest.contract import PlanState, RunState, RunType
 from penstock.harvest.model import MACHINES, PLAN, RUN, Heatmap, Part
-from penstock.kernel import journal, sql
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Conflict
+from penstock.kernel.states import journal
 
 SQL = sql.load("penstock.harvest", MACHINES)
 AT_EASE = 6 * 3600.0  # seconds for a statement over all records of a feed, however many there are

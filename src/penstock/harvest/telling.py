@@ -14,9 +14,9 @@ import structlog
 
 from penstock.harvest.alerts import SQL, Severity
 from penstock.harvest.config import AlertsSection, SmtpSection, WebhookSection
-from penstock.kernel.backoff import delay
-from penstock.kernel.config import resolve
-from penstock.kernel.db import Database
+from penstock.kernel.config.loader import resolve
+from penstock.kernel.db.database import Database
+from penstock.kernel.tasks.backoff import delay
 from penstock.kernel.text import storable
 
 ATTEMPTS = 60  # over more than a day, however chance has it

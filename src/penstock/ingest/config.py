@@ -4,8 +4,8 @@ from datetime import timedelta
 
 from pydantic import Field
 
-from penstock.kernel.config import Section
-from penstock.kernel.sections import Duration, Options, Secrets, Url
+from penstock.kernel.config.loader import Section
+from penstock.kernel.config.sections import Duration, Options, Secrets, Url
 
 _DAY = timedelta(days=1)
 

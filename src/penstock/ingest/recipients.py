@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from penstock.flows.contract import NAME
-from penstock.kernel.config import SecretRef, Section
-from penstock.kernel.sections import Url
+from penstock.kernel.config.loader import SecretRef, Section
+from penstock.kernel.config.sections import Url
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from penstock.ingest.contract import RunState
 from penstock.ingest.model import RUN
-from penstock.kernel import journal, sql
-from penstock.kernel.db import Connection
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection
+from penstock.kernel.states import journal
 
 SQL = sql.load("penstock.ingest", {"run": RUN})
 Position = tuple[datetime, str] | tuple[None, None]

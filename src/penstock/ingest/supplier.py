@@ -13,8 +13,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Failed
 from penstock.ingest.recipients import Target
-from penstock.kernel import config
-from penstock.kernel.config import Misplaced, Section
+from penstock.kernel.config import loader
+from penstock.kernel.config.loader import Misplaced, Section
 from penstock.kernel.errors import BadConfig, PenstockError
 
 DQ_KEYS = ("min_fact_count", "max_bad_ratio", "allow_empty_snapshot")
@@ -296,7 +296,7 @@ def load_supplier(file: Path, shown: str | None = None) -> tuple[Supplier, str]:
     except OSError as error:
         raise Failed(FailureCode.CONFIG_INVALID, f"cannot read {name}: {error.strerror}", "let us read it") from error
     try:
-        return config.load(Supplier, file, {}), digest
+        return loader.load(Supplier, file, {}), digest
     except BadConfig as error:
         said = error.message.replace(str(file), name)
         raise Failed(_code(error), said, "docs/ingest.md lists all that can be set") from error

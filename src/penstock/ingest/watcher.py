@@ -17,9 +17,9 @@ from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.model import Failed
 from penstock.ingest.run import ledger, select
 from penstock.ingest.workspace import Workplace
-from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import Conflict, PenstockError
-from penstock.kernel.periodic import repeating
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.periodic import repeating
 from penstock.settings import Settings
 
 _SHOW = timedelta(seconds=10)

@@ -21,9 +21,9 @@ from penstock.ingest.state.retention import Swept, sweep
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree.port import Tree
-from penstock.kernel import migrate
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.db import Database
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
 from penstock.kernel.ids import worker_name
 from penstock.settings import Settings, load_settings

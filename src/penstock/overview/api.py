@@ -6,9 +6,9 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from penstock.kernel.auth import Principal
-from penstock.kernel.http import of_the_house
-from penstock.kernel.live import EVENT_STREAM, Live
+from penstock.kernel.http.app import of_the_house
+from penstock.kernel.http.auth import Principal
+from penstock.kernel.states.event_stream import EVENT_STREAM, Live
 from penstock.overview import wire
 from penstock.overview.contract import EVENTS, LAST_LIMIT, PREFIX, STATUS, Part
 from penstock.overview.events import told

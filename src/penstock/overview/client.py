@@ -8,9 +8,9 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from penstock.kernel.api_client import ApiClient, Json, failure
-from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import Transient
+from penstock.kernel.http.client import ApiClient, Json, failure
+from penstock.kernel.tasks.backoff import Backoff
 from penstock.overview.contract import EVENTS, PREFIX, STATUS
 
 _GIVE_UP_AFTER = 60.0  # seconds that a server may be away from one who follows it

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from penstock.kernel.db import Database
-from penstock.kernel.journal import Noted
-from penstock.kernel.live import Live, Ringing, Tail
+from penstock.kernel.db.database import Database
+from penstock.kernel.states.event_stream import Live, Ringing, Tail
+from penstock.kernel.states.journal import Noted
 from penstock.overview import wire
 from penstock.overview.contract import Part
 from penstock.overview.machines import MACHINES, PART_OF

@@ -7,9 +7,9 @@ from datetime import datetime
 import structlog
 
 from penstock import __version__
-from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.findings import Report, Severity, broken, several
+from penstock.kernel.http.health import Pulse
 from penstock.overview import wire
 
 OK = "OK"

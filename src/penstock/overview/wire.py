@@ -5,7 +5,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.kernel.findings import Severity
-from penstock.kernel.wire import Moved
+from penstock.kernel.http.schemas import Moved
 from penstock.overview.contract import Part
 
 

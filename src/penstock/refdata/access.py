@@ -1,6 +1,6 @@
 """R25: for which tenant a caller may act."""
 
-from penstock.kernel.auth import Principal
+from penstock.kernel.http.auth import Principal
 from penstock.refdata.config import TenantSection
 
 

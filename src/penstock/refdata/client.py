@@ -9,7 +9,7 @@ from uuid import UUID
 import aiohttp
 import orjson
 
-from penstock.kernel.api_client import Answer, ApiClient, Json, failure
+from penstock.kernel.http.client import Answer, ApiClient, Json, failure
 from penstock.refdata.contract import PREFIX, Command, encode
 
 

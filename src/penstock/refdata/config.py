@@ -10,8 +10,8 @@ from urllib.parse import quote, urlsplit
 from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from penstock.kernel.config import Misplaced, Section
-from penstock.kernel.sections import Duration, Url, checked_url
+from penstock.kernel.config.loader import Misplaced, Section
+from penstock.kernel.config.sections import Duration, Url, checked_url
 from penstock.refdata import sql_template
 from penstock.refdata.contract import NAME
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import asyncpg
 import structlog
 
-from penstock.kernel.db import Database, plan_freely
+from penstock.kernel.db.database import Database, plan_freely
 from penstock.refdata import store
 from penstock.refdata.dictionaries.catalogue import Dictionary
 from penstock.refdata.metrics import RefdataMetrics

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from penstock.kernel.bus import Bus
-from penstock.kernel.db import Database, plan_freely
-from penstock.kernel.periodic import Chore
+from penstock.kernel.db.database import Database, plan_freely
+from penstock.kernel.tasks.periodic import Chore
 from penstock.refdata import store
 from penstock.refdata.apply import snapshots
 from penstock.refdata.apply.handlers import OUTBOX

@@ -9,10 +9,10 @@ import structlog
 
 from penstock.app.platform import RefdataPlatform
 from penstock.kernel.bus import Delivering, Delivery
-from penstock.kernel.bus_workers import working
 from penstock.kernel.ids import worker_name
-from penstock.kernel.periodic import repeating
-from penstock.kernel.worker import Handler
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.work.bus_workers import working
+from penstock.kernel.work.worker import Handler
 from penstock.refdata.apply import definitions
 from penstock.refdata.apply.applier import Applier
 from penstock.refdata.apply.handlers import Relay, adapter_handler, apply_handler

@@ -13,9 +13,9 @@ import msgspec
 import orjson
 from msgspec import Raw
 
-from penstock.kernel.api_client import Answer
-from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import NotFound, PenstockError, TimedOut, Transient
+from penstock.kernel.http.client import Answer
+from penstock.kernel.tasks.backoff import Backoff
 from penstock.refdata import item_files
 from penstock.refdata.client import PodClient, RefdataClient, version_of
 from penstock.refdata.contract import Command, EventType, Item, Op

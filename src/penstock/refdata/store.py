@@ -7,8 +7,8 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from penstock.kernel import sql
-from penstock.kernel.db import Connection
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection
 from penstock.refdata.contract import Entry, Status
 from penstock.refdata.model import (
     SNAPSHOT,

@@ -9,13 +9,13 @@ import orjson
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from penstock.kernel import paging
-from penstock.kernel.auth import Principal
+from penstock.kernel.db import paging
+from penstock.kernel.db.paging import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http import Caller
-from penstock.kernel.live import EVENT_STREAM
-from penstock.kernel.paging import Cursor, Limit
-from penstock.kernel.wire import Moment
+from penstock.kernel.http.app import Caller
+from penstock.kernel.http.auth import Principal
+from penstock.kernel.http.schemas import Moment
+from penstock.kernel.states.event_stream import EVENT_STREAM
 from penstock.tracking import views, wire
 from penstock.tracking.contract import PREFIX, Answer, Stage, Status
 from penstock.tracking.model import (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from penstock.kernel.periodic import Chore
+from penstock.kernel.tasks.periodic import Chore
 from penstock.tracking.service import Tracking
 
 SECOND = timedelta(seconds=1)

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from penstock.kernel.api_client import ApiClient, Json
+from penstock.kernel.http.client import ApiClient, Json
 from penstock.tracking.contract import PREFIX, Said, Stage
 from penstock.tracking.model import Claimed
 

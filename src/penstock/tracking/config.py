@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from penstock.kernel.config import Section
-from penstock.kernel.sections import EMBEDDED, DatabaseSection, Duration
+from penstock.kernel.config.loader import Section
+from penstock.kernel.config.sections import EMBEDDED, DatabaseSection, Duration
 
 
 class TrackingSection(Section):

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from penstock.kernel.db import Connection
-from penstock.kernel.lease import Lease, Settled
-from penstock.kernel.lease import Report as LeaseReport
+from penstock.kernel.db.database import Connection
+from penstock.kernel.work.lease import Lease, Settled
+from penstock.kernel.work.lease import Report as LeaseReport
 from penstock.tracking import store
 from penstock.tracking.contract import Answer, Said, Stage, Status
 from penstock.tracking.model import TARGETS, Report, Result

@@ -6,16 +6,16 @@ from datetime import datetime, timedelta
 from random import uniform
 from time import monotonic
 
-from penstock.kernel.bell import Bell
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.paging import Page, page
 from penstock.kernel.errors import Conflict, Invalid, NotFound
-from penstock.kernel.journal import Noted
-from penstock.kernel.lease import Lease
-from penstock.kernel.live import POLL, Live, Ringing, Tail
 from penstock.kernel.machine import Move
-from penstock.kernel.outcome import readable
-from penstock.kernel.paging import Page, page
-from penstock.kernel.waiting import happens
+from penstock.kernel.states.event_stream import POLL, Live, Ringing, Tail
+from penstock.kernel.states.journal import Noted
+from penstock.kernel.tasks.outcome import readable
+from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.work.lease import Lease
 from penstock.tracking import reporting, store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Stage, Status

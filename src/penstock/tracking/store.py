@@ -6,11 +6,12 @@ from typing import Any
 
 import asyncpg
 
-from penstock.kernel import journal, sql
-from penstock.kernel.db import Connection
-from penstock.kernel.journal import Noted
-from penstock.kernel.lease import MOVES_KEPT, Lease
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection
 from penstock.kernel.machine import Move
+from penstock.kernel.states import journal
+from penstock.kernel.states.journal import Noted
+from penstock.kernel.work.lease import MOVES_KEPT, Lease
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import (
     FILE_STAGE,

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from penstock.kernel.journal import Noted
+from penstock.kernel.states.journal import Noted
 from penstock.tracking import wire
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import FILE_STAGE, STAGE_OF, Count, Pause, Row

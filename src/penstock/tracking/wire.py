@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from penstock.kernel.wire import WHOLE, Body, Fence, Moment, Text
+from penstock.kernel.http.schemas import WHOLE, Body, Fence, Moment, Text
 from penstock.tracking.contract import BATCH_LIMIT, DELAY_LIMIT, NAME_LIMIT, WAIT_LIMIT, Answer, Said, Stage, Status
 
 SHARDS_LIMIT = 10_000

@@ -9,8 +9,8 @@ import pytest
 from penstock.harvest.config import FeedSection
 from penstock.harvest.sources import open_source
 from penstock.harvest.sources.port import Source
-from penstock.kernel import migrate
-from penstock.kernel.db import Database
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
 from tests.harvest.sources.scripted_api import ScriptedApi, running
 
 Opened = Callable[..., AbstractAsyncContextManager[Source]]

@@ -13,7 +13,7 @@ from penstock.harvest.local.server import LocalOptions, LocalSource, local_sourc
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Position, Range, Window
 from penstock.harvest.sources import open_source
 from penstock.harvest.sources.port import Source
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 
 REST = {"kind": "rest", "path": "/records", "count_path": "/records/count"}
 FORMS: dict[str, dict[str, Any]] = {

@@ -10,8 +10,8 @@ from aiohttp import web
 from penstock.harvest.model import ALWAYS, EVERYTHING, Page, Position
 from penstock.harvest.sources.port import Source, SourceFailed, SourcePaused, SourceRefused
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.db import Database
-from penstock.kernel.retry_after import retry_after
+from penstock.kernel.db.database import Database
+from penstock.kernel.http.retry_after import retry_after
 from tests.harvest.sources.conftest import Opened
 from tests.harvest.sources.scripted_api import Answer, ScriptedApi, cuts, never, pages, says
 

@@ -20,9 +20,9 @@ import asyncpg
 from ruamel.yaml import YAML
 from yarl import URL
 
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
-from penstock.kernel.waiting import happens
+from penstock.kernel.tasks.waiting import happens
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict
 from penstock.refdata.runtime import ROLES

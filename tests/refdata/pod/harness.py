@@ -11,9 +11,9 @@ import aiohttp
 import orjson
 
 from penstock.app.http_server import listening
-from penstock.kernel.auth import Authenticator, NoAuthenticator
-from penstock.kernel.headers import LOCAL_NAMES
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http.auth import Authenticator, NoAuthenticator
+from penstock.kernel.http.headers import LOCAL_NAMES
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.ipc import Link, answering
 from penstock.refdata.pod.memory.folder import pod_folder

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
-from penstock.kernel.waiting import ended
+from penstock.kernel.tasks.waiting import ended
 from penstock.refdata import store
 from penstock.refdata.dictionaries.reader import Rows, Snapshot
 from penstock.refdata.model import Dict, Mark

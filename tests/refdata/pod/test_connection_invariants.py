@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from penstock.kernel.api_client import Answer
+from penstock.kernel.http.client import Answer
 from penstock.refdata.client import PodClient
 from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod.memory.writer import Memory

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel import paging
-from penstock.kernel.db import Connection
+from penstock.kernel.db import paging
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import NotFound, Transient
 from penstock.refdata import store
 from penstock.refdata.dictionaries import kept_versions

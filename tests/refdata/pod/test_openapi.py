@@ -20,9 +20,9 @@ from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 import penstock.refdata.pod
-from penstock.kernel import paging
-from penstock.kernel.auth import JwtAuthenticator
-from penstock.kernel.keys import SharedSecret
+from penstock.kernel.db import paging
+from penstock.kernel.http.auth import JwtAuthenticator
+from penstock.kernel.http.keys import SharedSecret
 from penstock.refdata.pod.serve.request import KEYS_LIMIT
 from penstock.settings import Settings
 from tests.refdata.pod.harness import PodHarness, running_pod

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernel.auth import Principal
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict, Transient
+from penstock.kernel.http.auth import Principal
 from penstock.refdata import store
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict, Mark

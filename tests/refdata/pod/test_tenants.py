@@ -10,8 +10,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from penstock.kernel.auth import JwtAuthenticator
-from penstock.kernel.keys import KeyFile, SharedSecret
+from penstock.kernel.http.auth import JwtAuthenticator
+from penstock.kernel.http.keys import KeyFile, SharedSecret
 from penstock.refdata.pod.serve.router import GRANT_SECONDS
 from penstock.settings import Settings
 from tests.kernel.tokens import CLAIMS, EC_KEY, JWKS, RSA_KEY, RSA_OTHER, SECRET, forged, signed, with_keys, write

@@ -15,11 +15,12 @@ from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.definition.checked_graph import mermaid
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.model import RUN, STEP, no_run, no_step
-from penstock.kernel import journal, sql
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.db.paging import Page, page
 from penstock.kernel.errors import Conflict
-from penstock.kernel.journal import Noted
-from penstock.kernel.paging import Page, page
+from penstock.kernel.states import journal
+from penstock.kernel.states.journal import Noted
 
 SQL = sql.load(__package__, {"run": RUN, "step": STEP}, file="views.sql")
 LAST = 2**63 - 1

@@ -14,13 +14,13 @@ from penstock.flows.contract import NAME, PREFIX, RunStatus, StepStatus
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.dependencies import Decisions, Engine, FlowName, Operator, RunId, StepId, Views
 from penstock.flows.repeated import refuse_repeated
-from penstock.kernel import paging
+from penstock.kernel.db import paging
+from penstock.kernel.db.paging import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.journal import Noted
-from penstock.kernel.live import EVENT_STREAM, Live
-from penstock.kernel.paging import Cursor, Limit
-from penstock.kernel.telemetry import current_trace
-from penstock.kernel.wire import Moment
+from penstock.kernel.http.schemas import Moment
+from penstock.kernel.states.event_stream import EVENT_STREAM, Live
+from penstock.kernel.states.journal import Noted
+from penstock.kernel.telemetry.telemetry import current_trace
 
 EVENTS = "events"  # where a run of that name would be
 routes = APIRouter(prefix=PREFIX, tags=["flows"])

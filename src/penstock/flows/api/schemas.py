@@ -7,7 +7,7 @@ from pydantic import Field
 
 from penstock.flows.contract import NAME, RunStatus, StepStatus
 from penstock.flows.definition.spec import Name
-from penstock.kernel.wire import Camel, CamelBody, Moved, Text
+from penstock.kernel.http.schemas import Camel, CamelBody, Moved, Text
 
 # Runs inside of steps are named after them: `nightly~load[3]`.
 RUN_ID = r"^[A-Za-z0-9][A-Za-z0-9_.~\[\]-]{0,1999}$"

@@ -23,8 +23,8 @@ from penstock.flows.contract import (
 )
 from penstock.flows.definition.json_values import plain
 from penstock.flows.definition.spec import Name
+from penstock.kernel.http.schemas import WHOLE, Camel, CamelBody, Fence, Text
 from penstock.kernel.storage import is_object_path
-from penstock.kernel.wire import WHOLE, Camel, CamelBody, Fence, Text
 
 
 def _small(document: Any) -> Any:

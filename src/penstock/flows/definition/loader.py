@@ -16,8 +16,8 @@ from penstock.flows.definition.python_dsl import Flow
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
 from penstock.flows.step import Workers
-from penstock.kernel import config
-from penstock.kernel.config import Misplaced
+from penstock.kernel.config import loader
+from penstock.kernel.config.loader import Misplaced
 from penstock.kernel.errors import BadConfig, Invalid
 
 _HINT = "`penstock flow validate FILE` checks a flow without running it"
@@ -56,7 +56,7 @@ def load_file(path: Path, kind_checks: KindChecks = _NO_CHECKS) -> FlowSpec:
             return self
 
     try:
-        found = config.load(Checked, path, {})
+        found = loader.load(Checked, path, {})
     except BadConfig as error:
         code = "FLOW_UNREADABLE" if error.code == "CONFIG_UNREADABLE" else "FLOW_INVALID"
         raise BadConfig(code, error.message, hint=_HINT, **error.details) from None
@@ -123,7 +123,7 @@ def _imported(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _path(error: Invalid) -> config.KeyPath:
+def _path(error: Invalid) -> loader.KeyPath:
     """Where in the document a mistake of a step is."""
     if (step := error.details.get("step")) is None:
         return ("steps",)

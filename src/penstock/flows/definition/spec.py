@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_camel
 
 from penstock.flows.contract import CODE, NAME
 from penstock.flows.definition.json_values import plain
-from penstock.kernel.sections import Duration
+from penstock.kernel.config.sections import Duration
 
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 Code = Annotated[str, StringConstraints(pattern=CODE)]

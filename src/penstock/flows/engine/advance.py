@@ -20,7 +20,7 @@ from penstock.flows.engine.plan import ADVANCE, Checks
 from penstock.flows.inputs import checked
 from penstock.flows.looking import Sight, items, look
 from penstock.flows.model import STEP, UPSTREAM_FAILED, End, NewRun, Place, Settled, StepError
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid, NotFound, TooLarge
 
 _NAME_LIMIT = 200

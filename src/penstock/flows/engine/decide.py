@@ -12,7 +12,7 @@ from penstock.flows.contract import LATE_OUTPUTS, Answer, RunStatus, Said, StepS
 from penstock.flows.definition.spec import Retry
 from penstock.flows.model import LEASE_EXPIRED, End, Report, StepError
 from penstock.flows.store import error_document
-from penstock.kernel.backoff import delay
+from penstock.kernel.tasks.backoff import delay
 
 CANCELLED_REASON = "the run was ended"
 _LATER = timedelta(seconds=2)

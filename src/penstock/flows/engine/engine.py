@@ -15,10 +15,10 @@ from penstock.flows.engine.advance import Advance, Flows
 from penstock.flows.engine.plan import Checks
 from penstock.flows.engine.publish import Publisher
 from penstock.flows.model import Appetite, Claimed, End, Place, Report, Settled
-from penstock.kernel.bell import Bell
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.db.locks import try_advisory_lock
+from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Conflict, Transient
-from penstock.kernel.locks import try_advisory_lock
 from penstock.kernel.storage import Storage
 
 STEPS, RUNS, MOVES = "steps", "runs", "moves"  # the bell's topics: steps have their turn, runs ended, something moved

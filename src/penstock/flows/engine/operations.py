@@ -12,7 +12,7 @@ from penstock.flows.definition.spec import StepSpec
 from penstock.flows.engine import plan
 from penstock.flows.model import RUN, STEP, End, NewRun, NewStep, Settled, no_run, no_step
 from penstock.flows.service import FlowEngine
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
 from penstock.kernel.ids import new_id
 from penstock.kernel.storage import Storage

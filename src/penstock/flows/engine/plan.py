@@ -14,7 +14,7 @@ from penstock.flows.contract import RunStatus
 from penstock.flows.definition import checked_graph
 from penstock.flows.definition.spec import RunRequest, StepSpec
 from penstock.flows.model import NewStep, Settled
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 
 Checks = Mapping[str, Callable[[Mapping[str, Any]], None]]
 ADVANCE = "advance"

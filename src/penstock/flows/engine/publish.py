@@ -11,7 +11,7 @@ from penstock.flows.contract import CHART_EXPORT, MANIFEST, MANIFEST_OUTPUT, Sai
 from penstock.flows.engine.decide import given_up
 from penstock.flows.kinds.market.manifest import verdict
 from penstock.flows.model import End, Report, StepError
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid
 from penstock.kernel.storage import Storage
 

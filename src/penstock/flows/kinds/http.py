@@ -16,7 +16,7 @@ from penstock.flows.definition.spec import Written
 from penstock.flows.kinds.hiding import Hiding
 from penstock.flows.kinds.inputs import read
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
-from penstock.kernel.config import resolve
+from penstock.kernel.config.loader import resolve
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.text import is_storable, storable
 

@@ -13,9 +13,9 @@ from yarl import URL
 
 from penstock import __version__
 from penstock.flows.kinds.hiding import Hiding
-from penstock.kernel.backoff import delay
 from penstock.kernel.clock import Clock
-from penstock.kernel.retry_after import retry_after
+from penstock.kernel.http.retry_after import retry_after
+from penstock.kernel.tasks.backoff import delay
 from penstock.kernel.text import storable
 
 LONGEST_PAUSE = timedelta(seconds=60)  # asked for by a Retry-After; whoever asks for more is not asked again

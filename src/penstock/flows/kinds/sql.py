@@ -7,7 +7,7 @@ from typing import Any
 import asyncpg
 
 from penstock.flows.kinds.market.ohlcv import Query
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, TooLarge
 
 _TIMEOUT = "60s"

@@ -15,10 +15,10 @@ from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.flows.step import Desk, Handler, Step, StepFailed, Workers
 from penstock.flows.worker.reports import checked_outputs, failed, given_back, said, set_aside
-from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.waiting import ended, happens
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 Ended = tuple[Claimed, Report]
 Name = tuple[str, str, int]  # run, step, fence

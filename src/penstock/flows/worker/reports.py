@@ -9,7 +9,7 @@ import orjson
 from penstock.flows.contract import DOCUMENT_LIMIT, Said
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.flows.step import Step, StepFailed
-from penstock.kernel.outcome import REASON_LIMIT
+from penstock.kernel.tasks.outcome import REASON_LIMIT
 from penstock.kernel.text import storable
 
 CODE_LIMIT = 64

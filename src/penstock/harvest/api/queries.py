@@ -15,10 +15,11 @@ from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.feed.feeds import known_feed
 from penstock.harvest.model import no_run
-from penstock.kernel import journal, sql
-from penstock.kernel.db import Database
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.paging import Page, page
 from penstock.kernel.errors import NotFound
-from penstock.kernel.paging import Page, page
+from penstock.kernel.states import journal
 from penstock.kernel.storage import Storage
 
 SQL = sql.load("penstock.harvest", file="views.sql")

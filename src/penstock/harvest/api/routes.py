@@ -10,11 +10,11 @@ from penstock.harvest.api import schemas
 from penstock.harvest.api.queries import START, HarvestViews
 from penstock.harvest.contract import NAME, PREFIX
 from penstock.harvest.service import Harvest
-from penstock.kernel import paging
-from penstock.kernel.auth import Principal
-from penstock.kernel.http import of_the_house
-from penstock.kernel.paging import Cursor, Limit
-from penstock.kernel.wire import Text
+from penstock.kernel.db import paging
+from penstock.kernel.db.paging import Cursor, Limit
+from penstock.kernel.http.app import of_the_house
+from penstock.kernel.http.auth import Principal
+from penstock.kernel.http.schemas import Text
 
 routes = APIRouter(prefix=PREFIX, tags=["harvest"])
 

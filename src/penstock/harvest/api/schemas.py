@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field, PlainSerializer
 
 from penstock.harvest.contract import RunType
-from penstock.kernel.wire import Camel, CamelBody, Moved, Text
+from penstock.kernel.http.schemas import Camel, CamelBody, Moved, Text
 
 Number = Annotated[Decimal, PlainSerializer(str, return_type=str)]  # as text: JSON's numbers lose digits
 

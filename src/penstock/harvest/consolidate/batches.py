@@ -16,9 +16,9 @@ from penstock.harvest.consolidate.sql_compiler import compile_fetch, compile_set
 from penstock.harvest.feed.recipe import Mapped, Problem, Recipe
 from penstock.harvest.store import AT_EASE
 from penstock.kernel import canonical
-from penstock.kernel.db import Connection, Database, plan_freely
+from penstock.kernel.db.database import Connection, Database, plan_freely
+from penstock.kernel.db.sql import load
 from penstock.kernel.errors import Corrupt, Transient
-from penstock.kernel.sql import load
 
 _SQL = load("penstock.harvest", file="consolidating.sql")
 _FRUITLESS = 10  # walks in a row that met only rows whose raw record is not there: nobody is that unlucky

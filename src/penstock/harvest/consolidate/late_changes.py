@@ -14,7 +14,7 @@ from penstock.harvest.fetch.partitions import Task
 from penstock.harvest.model import EVERYTHING, Position, Window
 from penstock.harvest.sources.port import SourceFailed
 from penstock.harvest.store import SQL, RunRow
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 
 NAME = "sweep"
 _SLACK = 1_000

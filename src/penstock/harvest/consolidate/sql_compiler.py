@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.harvest.config import FieldType
 from penstock.harvest.feed.recipe import DECIMAL, INTEGER, MISSING, SHOWN, CanonicalField, Condition, Recipe, in_order
+from penstock.kernel.db.sql import load
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.sql import load
 
 _SQL = load("penstock.harvest", file="consolidating.sql")
 _AT_ONCE = 50  # fields; a function takes at most 100 arguments

@@ -19,10 +19,10 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import AT_EASE, SQL, RunRow
 from penstock.kernel.bus import Bus, Delivery
-from penstock.kernel.db import Connection, Database, plan_freely
+from penstock.kernel.db.database import Connection, Database, plan_freely
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.storage import Storage
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 
 ATTEMPTS = 3  # H12
 # What follows when so many records of a feed were published, in the transaction that publishes them; none may be.

@@ -10,7 +10,7 @@ from penstock.harvest.feed.reader import Reader
 from penstock.harvest.feed.recipe import Recipe
 from penstock.harvest.sources import open_source
 from penstock.harvest.sources.port import Source, SourcePaused
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
 
 _ANOTHER = timedelta(seconds=30)

@@ -11,8 +11,8 @@ import msgspec
 from penstock.harvest.config import FeedSection
 from penstock.harvest.fetch.partitions import Task
 from penstock.harvest.sources.json_envelope import envelope
-from penstock.kernel import sql
-from penstock.kernel.db import Connection
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection
 from penstock.kernel.text import is_storable, storable
 
 SQL = sql.load("penstock.harvest", file="raw.sql")

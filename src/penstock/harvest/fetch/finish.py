@@ -22,7 +22,7 @@ from penstock.harvest.contract import (
 from penstock.harvest.fetch import partitions
 from penstock.harvest.fetch.partitions import Counters, Ended
 from penstock.kernel.bus import Bus, Message
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Corrupt, Transient
 
 

@@ -10,8 +10,8 @@ import asyncpg
 from penstock.harvest.contract import PartitionState, RunState, RunType
 from penstock.harvest.model import PARTITION, Kind, Position, Range
 from penstock.harvest.store import SQL
-from penstock.kernel import journal
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
+from penstock.kernel.states import journal
 
 
 @dataclass(frozen=True, slots=True)

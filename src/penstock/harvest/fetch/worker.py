@@ -21,10 +21,10 @@ from penstock.harvest.model import RUN, Position
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL
 from penstock.kernel.bus import Bus, Delivery
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.ids import new_id
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 
 ATTEMPTS = 4  # H6: redelivered at most 3 times
 LONGEST_WAIT = timedelta(minutes=1)  # of a message that is put back: those behind it wait as long

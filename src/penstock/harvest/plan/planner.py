@@ -17,9 +17,9 @@ from penstock.harvest.plan.heatmap import UNSTABLE, scan
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.store import SQL, PlanRow
 from penstock.kernel.bus import Bus, Delivery
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 
 _TELL = 0.5  # seconds between notes of how far the counting is
 

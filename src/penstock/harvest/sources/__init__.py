@@ -8,8 +8,8 @@ from penstock.harvest.sources import nivoda, rest
 from penstock.harvest.sources.http import Caller
 from penstock.harvest.sources.port import Source
 from penstock.harvest.sources.rate_limiter import Gate
-from penstock.kernel.config import resolve
-from penstock.kernel.db import Database
+from penstock.kernel.config.loader import resolve
+from penstock.kernel.db.database import Database
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ from penstock import __version__
 from penstock.harvest.config import CallSection
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
 from penstock.harvest.sources.rate_limiter import CLOSED, Gate
-from penstock.kernel.backoff import delay
-from penstock.kernel.retry_after import retry_after
+from penstock.kernel.http.retry_after import retry_after
+from penstock.kernel.tasks.backoff import delay
 from penstock.kernel.text import storable
 
 T = TypeVar("T")

@@ -16,11 +16,11 @@ import asyncpg
 
 from penstock.harvest.config import CallSection
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
-from penstock.kernel.backoff import delay
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.sql import load
 from penstock.kernel.errors import Transient
-from penstock.kernel.outcome import readable
-from penstock.kernel.sql import load
+from penstock.kernel.tasks.backoff import delay
+from penstock.kernel.tasks.outcome import readable
 
 PATIENCE = timedelta(seconds=5)  # who would wait longer is told so, and does something else meanwhile
 REFRESH = timedelta(seconds=0.5)  # how late another process's pause may be noticed

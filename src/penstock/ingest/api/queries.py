@@ -15,11 +15,11 @@ from penstock.ingest.state.reader import State
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.store import MoveRow, Position, RunRow
 from penstock.ingest.tree.port import Tree
-from penstock.kernel import journal
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.paging import Page, page
 from penstock.kernel.errors import NotFound
-from penstock.kernel.journal import Noted
-from penstock.kernel.paging import Page, page
+from penstock.kernel.states import journal
+from penstock.kernel.states.journal import Noted
 
 T = TypeVar("T")
 _PIECE = 1 << 20

@@ -10,9 +10,9 @@ from penstock.ingest.api import schemas
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import PREFIX, RunState
 from penstock.ingest.store import START
-from penstock.kernel import paging
-from penstock.kernel.http import of_the_house
-from penstock.kernel.paging import Cursor, Limit
+from penstock.kernel.db import paging
+from penstock.kernel.db.paging import Cursor, Limit
+from penstock.kernel.http.app import of_the_house
 
 NDJSON = "application/x-ndjson"
 routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(of_the_house("suppliers"))])

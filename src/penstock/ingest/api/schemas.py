@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from penstock.ingest.contract import RunState
-from penstock.kernel.wire import Moved
+from penstock.kernel.http.schemas import Moved
 
 
 class Supplier(BaseModel):

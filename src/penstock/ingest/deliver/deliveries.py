@@ -13,9 +13,9 @@ from penstock.ingest.state.reader import open_state
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform.ndjson import document, small
 from penstock.ingest.tree.port import Tree
-from penstock.kernel.backoff import delay
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, PenstockError, Transient
+from penstock.kernel.tasks.backoff import delay
 
 _FIRST, _LONGEST = timedelta(seconds=5), timedelta(hours=1)
 

@@ -17,9 +17,9 @@ from penstock.flows.contract import PREFIX as FLOWS
 from penstock.ingest.recipients import DictionaryTarget, FlowTarget, WebhookTarget
 from penstock.ingest.run.publish import Current
 from penstock.ingest.state.reader import State
-from penstock.kernel.api_client import ApiClient, Json
-from penstock.kernel.config import resolve
+from penstock.kernel.config.loader import resolve
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
+from penstock.kernel.http.client import ApiClient, Json
 from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT, PREFIX, Command, EventType, Item, Status, encode
 
 _NAMESPACE = UUID("6f1f0c1e-3f53-4a57-9c0e-0d9a7c2f6f11")

@@ -6,9 +6,9 @@ from typing import Any
 
 from penstock.ingest import store
 from penstock.ingest.async_bridge import Bridge
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.locks import try_advisory_lock
 from penstock.kernel.errors import Conflict
-from penstock.kernel.locks import try_advisory_lock
 
 
 class DatabaseRecorder:

@@ -10,8 +10,8 @@ from penstock.ingest.run import publish
 from penstock.ingest.run.ledger import Ledger
 from penstock.ingest.transform.ndjson import digest_of, document, small
 from penstock.ingest.tree.port import Changed, Tree
-from penstock.kernel.build import code_commit
 from penstock.kernel.clock import Clock
+from penstock.kernel.telemetry.build import code_commit
 
 
 def recover(tree: Tree, supplier: str, known: Ledger, clock: Clock) -> dict[str, Any] | None:

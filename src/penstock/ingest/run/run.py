@@ -23,9 +23,9 @@ from penstock.ingest.transform.key_index import index_of
 from penstock.ingest.transform.ndjson import digest_of, small
 from penstock.ingest.transform.pipeline import Names, Processed, hold, process, settle_repeated
 from penstock.ingest.tree.port import Tree
-from penstock.kernel.build import code_commit
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound, PenstockError, Transient
+from penstock.kernel.telemetry.build import code_commit
 
 # Not the file's fault: it stays in the inbox, and is looked at again.
 _STAYS = (

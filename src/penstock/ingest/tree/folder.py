@@ -16,8 +16,8 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Arrival, Failed, Pointer, is_run_of
 from penstock.ingest.tree import disk
 from penstock.ingest.tree.port import Changed, Found, is_supplier, pointer_in, superseded
+from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import Corrupt, NotFound
-from penstock.kernel.locks import file_lock
 
 _REMOVED = "removed-"  # a supplier's name may be that, too, but not with what follows
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid
 from penstock.kernel.text import is_storable
-from penstock.kernel.worker import Queue
+from penstock.kernel.work.worker import Queue
 
 KEY_LIMIT = 1_000
 _TOPIC = re.compile(r"^[A-Za-z0-9._-]{1,200}$")  # what Kafka takes, with room for a suffix

@@ -8,13 +8,13 @@ from zlib import crc32
 
 import structlog
 
-from penstock.kernel import sql
 from penstock.kernel.bus import DeadLetter, Delivering, Delivery, Message, checked
-from penstock.kernel.bus.settling import Settled, settle
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.bus.settlement import Settled, settle
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.db.listener import Inbox, listen
 from penstock.kernel.errors import Transient
-from penstock.kernel.listener import Inbox, listen
-from penstock.kernel.outcome import Failed, Outcome
+from penstock.kernel.tasks.outcome import Failed, Outcome
 
 SQL = sql.load("penstock.kernel.bus", file="postgres.sql")
 CHANNEL = "penstock_bus"

@@ -3,7 +3,7 @@
 from asyncio import Task
 from collections.abc import AsyncIterator, Sequence
 
-from penstock.kernel.listener import Heard, Inbox, Missed
+from penstock.kernel.db.listener import Heard, Inbox, Missed
 from penstock.kernel.signals import Resync, Signal
 
 

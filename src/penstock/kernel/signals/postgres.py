@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from penstock.kernel import listener as notifications
-from penstock.kernel.db import Database
+from penstock.kernel.db import listener as notifications
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.signals import Resync, Signal, checked_body
 from penstock.kernel.signals.feed import Feed

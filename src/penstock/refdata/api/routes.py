@@ -6,10 +6,10 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from penstock.kernel import paging
+from penstock.kernel.db import paging
+from penstock.kernel.db.paging import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http import Caller
-from penstock.kernel.paging import Cursor, Limit
+from penstock.kernel.http.app import Caller
 from penstock.refdata import contract, views
 from penstock.refdata.access import acts_for
 from penstock.refdata.api import schemas

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from penstock.kernel.wire import Camel, CamelBody
+from penstock.kernel.http.schemas import Camel, CamelBody
 from penstock.refdata.contract import Status
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from penstock.kernel.db import Connection, Database, is_transient, plan_freely
+from penstock.kernel.db.database import Connection, Database, is_transient, plan_freely
 from penstock.kernel.errors import PenstockError
 from penstock.refdata import store
 from penstock.refdata.apply import snapshots

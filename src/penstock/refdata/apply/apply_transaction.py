@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.refdata import store
 from penstock.refdata.model import Change, Commit, Dict, Event, Standing, Verdict, changed_keys, next_standing
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from uuid import UUID, uuid5
 
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.refdata import store
 from penstock.refdata.model import Commit, Dict, Standing
 

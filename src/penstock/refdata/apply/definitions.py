@@ -5,9 +5,9 @@ from datetime import datetime
 
 import structlog
 
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.db.locks import transaction_lock
 from penstock.kernel.errors import Invalid
-from penstock.kernel.locks import transaction_lock
 from penstock.refdata import store
 from penstock.refdata.apply import bump_version
 from penstock.refdata.dictionaries.catalogue import Dictionary

@@ -10,17 +10,17 @@ import asyncpg
 import msgspec
 import structlog
 
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.bell import Bell
 from penstock.kernel.bus import Delivery
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.outbox import Outbox
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.outbox import Outbox
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.signals import Signals
-from penstock.kernel.telemetry import TRACEPARENT, Telemetry
-from penstock.kernel.waiting import happens
-from penstock.kernel.worker import Handler
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.telemetry.telemetry import TRACEPARENT, Telemetry
+from penstock.kernel.work.worker import Handler
 from penstock.refdata.apply.applier import Applier, TooSlow
 from penstock.refdata.commands.commit_waiter import SOMETHING
 from penstock.refdata.commands.external_topics import Mapped

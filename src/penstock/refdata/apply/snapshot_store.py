@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.refdata.contract import Entry
 from penstock.refdata.model import Dict, Refusal, SetStatus, SnapshotSet, Verdict
 from penstock.refdata.store import SQL

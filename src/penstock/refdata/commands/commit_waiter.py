@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 
-from penstock.kernel.bell import Bell
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Transient
-from penstock.kernel.waiting import ended, happens
+from penstock.kernel.tasks.waiting import ended, happens
 from penstock.refdata import store
 from penstock.refdata.contract import Status
 from penstock.refdata.model import Update

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.telemetry import TRACEPARENT, followed
+from penstock.kernel.telemetry.telemetry import TRACEPARENT, followed
 from penstock.refdata.contract import FILLED_LIMIT, Command, EventType, Name, Source, decode, encode, message_key
 from penstock.refdata.model import Dict, Event, Refusal, readable_error
 

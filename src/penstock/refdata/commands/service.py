@@ -10,13 +10,13 @@ from uuid import UUID
 
 import msgspec
 
-from penstock.kernel.bell import Bell
 from penstock.kernel.bus import Bus
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.paging import Page, page
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.kernel.ids import new_id
-from penstock.kernel.paging import Page, page
-from penstock.kernel.telemetry import current_trace
+from penstock.kernel.telemetry.telemetry import current_trace
 from penstock.refdata import store
 from penstock.refdata.commands.commit_waiter import Following
 from penstock.refdata.commands.messages import command_message

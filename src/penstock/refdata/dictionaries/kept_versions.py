@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from msgspec import Raw
 
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import NotFound
 from penstock.refdata import store
 from penstock.refdata.contract import Command, Item

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.errors import Invalid
 from penstock.refdata import sql_template as template
 from penstock.refdata import store

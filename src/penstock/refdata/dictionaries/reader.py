@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import asyncpg
 
-from penstock.kernel.db import Connection, Database, is_transient, plan_freely
+from penstock.kernel.db.database import Connection, Database, is_transient, plan_freely
 from penstock.kernel.errors import Corrupt, Invalid, Transient
 from penstock.refdata import sql_template, store
 from penstock.refdata.model import Dict, Mark, Step

@@ -16,14 +16,14 @@ import structlog
 from fastapi.openapi.docs import get_swagger_ui_html
 
 from penstock.app.platform import RefdataPlatform
-from penstock.kernel.actuator import EXPOSITION, Check, Health, Pulse
-from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import NotFound, Transient
+from penstock.kernel.http.health import EXPOSITION, Check, Health, Pulse
 from penstock.kernel.ids import worker_name
-from penstock.kernel.log_level import LOG_LEVEL
-from penstock.kernel.periodic import repeating
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.waiting import ended, happens
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.telemetry.log_level import LOG_LEVEL
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.pod.ipc import Answer, Document, Question, answering
 from penstock.refdata.pod.load.auditor import Auditor
 from penstock.refdata.pod.load.barrier import Barrier

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.kernel.backoff import delay
-from penstock.kernel.outcome import readable
+from penstock.kernel.tasks.backoff import delay
+from penstock.kernel.tasks.outcome import readable
 from penstock.tracking.client import Ended
 from penstock.tracking.contract import DELAY_LIMIT, Said
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import asyncpg
 
-from penstock.kernel import sql
 from penstock.kernel.bus import DeadLetter, Delivering, Message, checked
 from penstock.kernel.bus.kafka.letters import dead_topic, exhume
 from penstock.kernel.bus.kafka.sender import Letter, Sender
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription, consumer_settings
 from penstock.kernel.bus.kafka.topics import Topics
 from penstock.kernel.clock import SystemClock
-from penstock.kernel.db import Connection, Database
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.db.outbox import Outbox
 from penstock.kernel.errors import BadConfig, Invalid, Transient
-from penstock.kernel.outbox import Outbox
 
 SQL = sql.load("penstock.kernel.bus.kafka")
 OUTBOX = Outbox("bus_outbox")

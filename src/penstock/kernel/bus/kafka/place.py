@@ -11,7 +11,7 @@ import orjson
 from confluent_kafka import Message as Record
 
 from penstock.kernel.bus import Delivery, Message
-from penstock.kernel.bus.settling import Settled
+from penstock.kernel.bus.settlement import Settled
 
 FULL_COUNT, FULL_BYTES = 1_000, 8_000_000  # fetched ahead of the work, at most, per partition
 

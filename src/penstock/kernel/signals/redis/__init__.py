@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import structlog
 
+from penstock.kernel.db.listener import Inbox
 from penstock.kernel.errors import BadConfig, Transient
-from penstock.kernel.listener import Inbox
 from penstock.kernel.signals import Resync, Signal, checked_body
 from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.redis.group import BODY, destroy, lag

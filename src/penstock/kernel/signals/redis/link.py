@@ -14,8 +14,8 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import AskError, RedisError
 
-from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import BadConfig, Transient
+from penstock.kernel.tasks.backoff import Backoff
 
 Mode: TypeAlias = Literal["cluster", "single"]
 Address: TypeAlias = tuple[str, int]

@@ -9,10 +9,10 @@ import structlog
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.listener import Heard, Inbox, Missed
+from penstock.kernel.db.listener import Heard, Inbox, Missed
 from penstock.kernel.signals.redis.group import Group, reap
 from penstock.kernel.signals.redis.link import ANSWER_WITHIN, TROUBLE, Link, named
+from penstock.kernel.tasks.backoff import Backoff
 
 _RETRY_AT_MOST = timedelta(seconds=5)
 _PING_AFTER = 5.0

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import structlog
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, PenstockError, Transient
-from penstock.kernel.waiting import within
+from penstock.kernel.tasks.waiting import within
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection
 from penstock.refdata.model import Dict

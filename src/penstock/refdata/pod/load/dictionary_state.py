@@ -8,9 +8,9 @@ from random import uniform
 from time import monotonic
 from typing import Protocol
 
-from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import NotFound, PenstockError
-from penstock.kernel.waiting import happens
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.waiting import happens
 from penstock.refdata.model import Dict, Mark
 
 _NOTHING = -1

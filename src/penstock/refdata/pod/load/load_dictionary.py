@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Corrupt, PenstockError, Transient
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.waiting import within
+from penstock.kernel.tasks.waiting import within
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.dictionaries.catalogue import Catalogue, Dictionary
 from penstock.refdata.dictionaries.reader import Snapshot, twice
 from penstock.refdata.model import Dict, Mark, Step

@@ -8,12 +8,12 @@ from time import monotonic
 import msgspec
 import structlog
 
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound, PenstockError, Transient
-from penstock.kernel.periodic import repeating
 from penstock.kernel.signals import Resync, Signals
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.waiting import ended, happens, within
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.waiting import ended, happens, within
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection
 from penstock.refdata.contract import INVALIDATIONS

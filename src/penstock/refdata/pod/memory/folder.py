@@ -10,9 +10,9 @@ from time import time
 
 import structlog
 
-from penstock.kernel.datadir import make_folder
+from penstock.kernel.db.datadir import make_folder
+from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import Conflict
-from penstock.kernel.locks import file_lock
 
 _PREFIX, _NEW = "penstock-pod-", "penstock-new-"
 _LITTLE = 256  # MB

@@ -7,7 +7,7 @@ from uuid import uuid4
 import orjson
 import structlog
 
-from penstock.kernel import paging
+from penstock.kernel.db import paging
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod.ipc import Reach

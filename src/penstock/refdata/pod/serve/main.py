@@ -15,11 +15,11 @@ import orjson
 import uvloop
 
 from penstock.app.factories import make_authenticator
-from penstock.kernel.headers import LOCAL_NAMES
-from penstock.kernel.log_level import LOG_LEVEL
-from penstock.kernel.periodic import repeating
-from penstock.kernel.telemetry import configure_logging
-from penstock.kernel.waiting import ended
+from penstock.kernel.http.headers import LOCAL_NAMES
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.telemetry.log_level import LOG_LEVEL
+from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.refdata.pod.ipc import Link, Show
 from penstock.refdata.pod.memory.reader import View
 from penstock.refdata.pod.memory.shared_counters import State

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 from penstock.kernel.errors import Invalid, NotFound, PenstockError
-from penstock.kernel.headers import is_request_id
+from penstock.kernel.http.headers import is_request_id
 from penstock.refdata.contract import KEY_LIMIT, NAME
 from penstock.refdata.model import Dict
 

@@ -6,9 +6,9 @@ from email.utils import formatdate
 from math import inf
 from typing import NamedTuple
 
-from penstock.kernel.auth import Principal
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.headers import foreign_page
+from penstock.kernel.http.auth import Principal
+from penstock.kernel.http.headers import foreign_page
 from penstock.refdata.access import acts_for
 from penstock.refdata.config import TenantSection
 from penstock.refdata.model import Dict

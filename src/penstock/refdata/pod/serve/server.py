@@ -6,10 +6,10 @@ from contextlib import suppress
 from math import inf
 from time import monotonic
 
-from penstock.kernel.auth import Authenticator
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
-from penstock.kernel.sockets import queued
-from penstock.kernel.waiting import happens
+from penstock.kernel.http.auth import Authenticator
+from penstock.kernel.http.sockets import queued
+from penstock.kernel.tasks.waiting import happens
 from penstock.refdata.model import Mark
 from penstock.refdata.pod.ipc import Audit, Document, Find, Items, Link, Reach, Ready, Refused, Show
 from penstock.refdata.pod.memory import layout

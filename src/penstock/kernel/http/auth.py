@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jwt
 
 from penstock.kernel.errors import Forbidden, Unauthorized
-from penstock.kernel.keys import Keys
+from penstock.kernel.http.keys import Keys
 
 CACHE_SIZE = 10_000
 TOKEN_LIMIT = 16_000

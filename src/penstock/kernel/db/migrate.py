@@ -11,10 +11,10 @@ from importlib.resources import files
 import asyncpg
 import structlog
 
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.db import Connection, Database, is_transient
+from penstock.kernel.db.database import Connection, Database, is_transient
+from penstock.kernel.db.locks import advisory_lock
 from penstock.kernel.errors import Conflict, Corrupt
-from penstock.kernel.locks import advisory_lock
+from penstock.kernel.tasks.backoff import Backoff
 
 _FILE = re.compile(r"^(\d{4})_(\w+)\.sql$")
 _LEDGER = """

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from penstock.kernel.config import SecretRef, Section
+from penstock.kernel.config.loader import SecretRef, Section
 
 EMBEDDED = "embedded"
 _SECRET_OPTION = re.compile(

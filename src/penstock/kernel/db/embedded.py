@@ -21,11 +21,11 @@ from urllib.parse import quote
 import asyncpg
 import structlog
 
-from penstock.kernel.account import Account, Process
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.datadir import make_folder
+from penstock.kernel.db.account import Account, Process
+from penstock.kernel.db.datadir import make_folder
 from penstock.kernel.errors import BadConfig, Conflict, Transient
-from penstock.kernel.waiting import happens
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.waiting import happens
 
 DATABASE = "penstock"
 START_TIMEOUT = 60.0

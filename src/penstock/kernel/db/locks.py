@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
 
 

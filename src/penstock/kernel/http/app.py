@@ -10,11 +10,11 @@ from fastapi.responses import HTMLResponse
 from starlette.staticfiles import StaticFiles
 
 from penstock import __version__
-from penstock.kernel import problems
-from penstock.kernel.auth import Authenticator, Principal
 from penstock.kernel.errors import Forbidden
-from penstock.kernel.middleware import Gate, HttpMetrics, Observed
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http import problems
+from penstock.kernel.http.auth import Authenticator, Principal
+from penstock.kernel.http.middleware import Gate, HttpMetrics, Observed
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 
 async def _caller(request: Request) -> Principal:

@@ -9,12 +9,12 @@ from time import monotonic
 import structlog
 from pydantic import BaseModel
 
-from penstock.kernel import journal
-from penstock.kernel.bell import Bell
-from penstock.kernel.db import Database
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Invalid, Transient
-from penstock.kernel.journal import Noted, Position
-from penstock.kernel.waiting import any_happens
+from penstock.kernel.states import journal
+from penstock.kernel.states.journal import Noted, Position
+from penstock.kernel.tasks.waiting import any_happens
 
 EVENT_STREAM = "text/event-stream"
 WATCHERS = 100  # event streams of a part one process serves at a time

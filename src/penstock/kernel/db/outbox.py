@@ -6,8 +6,8 @@ from datetime import datetime
 
 import asyncpg
 
-from penstock.kernel.db import Database
-from penstock.kernel.locks import advisory_key
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.locks import advisory_key
 
 Publish = Callable[[Sequence[asyncpg.Record]], Awaitable[None]]
 

@@ -8,11 +8,11 @@ import structlog
 from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.kernel import problems
-from penstock.kernel.actuator import Pulse
 from penstock.kernel.errors import PenstockError, TooLarge
-from penstock.kernel.headers import LOCAL_NAMES, foreign_page, is_request_id
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.http import problems
+from penstock.kernel.http.headers import LOCAL_NAMES, foreign_page, is_request_id
+from penstock.kernel.http.health import Pulse
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _NOSNIFF = (b"x-content-type-options", b"nosniff")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.kernel.backoff import FIRST_DELAY, MOST_DELAY, delay
+from penstock.kernel.tasks.backoff import FIRST_DELAY, MOST_DELAY, delay
 from penstock.kernel.text import storable
 
 _UNCOUNTED = 4  # waits as after the fourth failure: not at once, and not long after the trouble is over

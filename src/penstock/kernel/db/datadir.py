@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt
-from penstock.kernel.locks import file_lock
 
 FORMAT = 1
 _FORMAT_FILE = "FORMAT"

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
-from penstock.kernel.db import Database
-from penstock.kernel.listener import Heard, Inbox, listen
-from penstock.kernel.periodic import repeating
-from penstock.kernel.waiting import ended
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.listener import Heard, Inbox, listen
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.tasks.waiting import ended
 
 QUIET = timedelta(milliseconds=50)  # a NOTIFY takes a lock all commits of the server pass: never one per move
 

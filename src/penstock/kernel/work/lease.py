@@ -17,10 +17,10 @@ from typing import Any, Generic, NamedTuple
 
 import asyncpg
 
-from penstock.kernel.db import Connection
+from penstock.kernel.db.database import Connection
+from penstock.kernel.db.sql import load
 from penstock.kernel.machine import Machine, S
-from penstock.kernel.outcome import readable
-from penstock.kernel.sql import load
+from penstock.kernel.tasks.outcome import readable
 
 Key = tuple[Any, ...]
 REAPER = "reaper"

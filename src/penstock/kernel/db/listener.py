@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import asyncpg
 import structlog
 
-from penstock.kernel.backoff import Backoff
-from penstock.kernel.db import translated
+from penstock.kernel.db.database import translated
 from penstock.kernel.errors import Transient
-from penstock.kernel.waiting import ended, happens
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.waiting import ended, happens
 
 INBOX_LIMIT = 10_000
 _PING_EVERY = 10.0

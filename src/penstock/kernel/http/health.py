@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.telemetry import Telemetry
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 Check = Callable[[], Awaitable[object]]
 CHECK_TIMEOUT = 3.0

@@ -27,9 +27,9 @@ from prometheus_client import (
 )
 
 from penstock import __version__
-from penstock.kernel.build import code_commit
-from penstock.kernel.log_level import LOG_LEVEL
-from penstock.kernel.outcome import Outcome
+from penstock.kernel.tasks.outcome import Outcome
+from penstock.kernel.telemetry.build import code_commit
+from penstock.kernel.telemetry.log_level import LOG_LEVEL
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # a series more for each, and nobody asks for them
 LogFormat = Literal["auto", "json", "console"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from penstock.kernel.bus import Delivering, Delivery
-from penstock.kernel.outcome import Done, Failed, Outcome, Retry, readable
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry, readable
 
 
 @dataclass(slots=True)

@@ -6,8 +6,8 @@ from datetime import datetime
 
 import asyncpg
 
-from penstock.kernel import sql
-from penstock.kernel.db import Connection
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection
 
 SQL = sql.load("penstock.kernel", file="journal.sql")
 PRUNE_LIMIT = 10_000

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.worker import Handler, Worker
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Handler, Worker
 
 
 @asynccontextmanager

@@ -11,11 +11,11 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from penstock.kernel.backoff import Backoff
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.outcome import Failed, Outcome, Retry
-from penstock.kernel.telemetry import Telemetry
-from penstock.kernel.waiting import ended, happens
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.outcome import Failed, Outcome, Retry
+from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.telemetry.telemetry import Telemetry
 
 T = TypeVar("T")
 

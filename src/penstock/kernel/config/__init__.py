@@ -1,0 +1,1 @@
+"""The configuration file: loading, and sections that parts share."""

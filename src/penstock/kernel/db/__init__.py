@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, SQL files, migrations, locks, notifications, the embedded server."""

@@ -1,0 +1,1 @@
+"""HTTP for every application: middleware, problems, health, authentication, the client."""

@@ -1,0 +1,1 @@
+"""The journal of state changes, and the stream of them."""

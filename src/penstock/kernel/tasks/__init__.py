@@ -1,0 +1,1 @@
+"""Outcomes, back-off, periodic tasks, waiting."""

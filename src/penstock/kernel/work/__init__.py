@@ -1,0 +1,1 @@
+"""Work loops, and leases over rows."""
