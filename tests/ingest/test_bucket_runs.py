@@ -21,7 +21,7 @@ from penstock.ingest.service import Ingestion
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, Stored
-from tests.ingest.tree_backends import SUPPLIER, BucketBackend, drop, paths, s3_backend, stored_backend
+from tests.ingest.tree_backends import SUPPLIER, BucketBackend, drop, s3_backend, stored_backend, stored_paths
 from tests.services.s3 import S3Bucket, open_s3_bucket
 from tests.support.crash import Killed
 
@@ -151,7 +151,7 @@ def test_a_file_is_published(backend: BucketBackend) -> None:
     assert outcome.manifest is not None
     assert (pointer.run_id, pointer.fence) == (outcome.manifest.run_id, 1)
     assert backend.tree.read(f"{paths.CURRENT}/{SUPPLIER}.json") is not None
-    assert paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv"]
+    assert stored_paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv"]
     assert outcome.manifest.moved_to == f"{paths.archive(SUPPLIER)}/price.csv"
     assert_settled(backend.tree)
 
@@ -168,7 +168,7 @@ def test_the_next_publication_replaces_it(backend: BucketBackend) -> None:
     assert (second.fence, second.previous_run, second.changes.changed) == (2, first.run_id, 1)
     assert is_of(backend.tree, NEW)
     assert backend.tree.states(SUPPLIER) == sorted([first.run_id, second.run_id])
-    assert paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
+    assert stored_paths(backend.tree, paths.archive(SUPPLIER)) == ["price.csv", "price.csv.1"]
 
 
 def test_a_broken_file_is_set_aside(backend: BucketBackend) -> None:

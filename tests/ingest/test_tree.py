@@ -29,9 +29,9 @@ from tests.ingest.tree_backends import (
     FolderBackend,
     TreeBackend,
     drop,
-    paths,
     s3_backend,
     stored_backend,
+    stored_paths,
 )
 from tests.services.s3 import S3Bucket, open_s3_bucket
 
@@ -213,9 +213,9 @@ def test_a_clash_gets_another_name(backend: TreeBackend) -> None:
     for number in range(3):
         backend.tree.move(arrived(backend, content=str(number).encode()), paths.obsolete(SUPPLIER))
     failed = ["price.csv", "price.csv.failed", "price.csv.failed.1", "price.csv.failed.2"]
-    assert paths(backend.tree, BROKEN) == failed
+    assert stored_paths(backend.tree, BROKEN) == failed
     assert [backend.tree.read(f"{BROKEN}/{name}") for name in failed] == [b"0", b"1", b"2", b"3"]
-    assert paths(backend.tree, paths.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
+    assert stored_paths(backend.tree, paths.obsolete(SUPPLIER)) == ["price.csv", "price.csv.1", "price.csv.2"]
 
 
 def test_many_movers_overwrite_nothing(backend: TreeBackend) -> None:
@@ -241,7 +241,7 @@ def test_what_changed_is_not_moved(backend: TreeBackend) -> None:
     found = arrived(backend, content=b"before")
     drop(backend, "price.csv", b"after!")
     assert backend.tree.move(found, BROKEN) is None
-    assert paths(backend.tree, BROKEN) == []
+    assert stored_paths(backend.tree, BROKEN) == []
     assert backend.tree.read(f"{INBOX}/price.csv") == b"after!"
 
 
@@ -266,7 +266,7 @@ def test_a_large_file_moves_in_parts(anywhere: BucketBackend, monkeypatch: pytes
     monkeypatch.setattr(bucket, "SMALL", 1000)
     for letter in (b"a", b"b"):
         assert anywhere.tree.move(arrived(anywhere, content=letter * 5000), BROKEN) is not None
-    assert [anywhere.tree.read(f"{BROKEN}/{name}") for name in paths(anywhere.tree, BROKEN)] == [
+    assert [anywhere.tree.read(f"{BROKEN}/{name}") for name in stored_paths(anywhere.tree, BROKEN)] == [
         b"a" * 5000,
         b"b" * 5000,
     ]
@@ -311,7 +311,7 @@ def test_a_small_file_is_whole(backend: TreeBackend) -> None:
                 backend.tree.write(path, content)
         done.set()
         assert reading.result() <= contents
-    assert paths(backend.tree, paths.run("acme_1")) == [paths.MANIFEST]
+    assert stored_paths(backend.tree, paths.run("acme_1")) == [paths.MANIFEST]
     assert backend.tree.read(paths.run("acme_1", "nothing")) is None
 
 
@@ -335,10 +335,10 @@ def test_what_is_there_is_listed(backend: TreeBackend) -> None:
     """I12: every file with its size, every folder that holds one; nothing where nothing is."""
     for path in ("b/2", "a", "b/c/1", "bc/x"):
         backend.put(f"{paths.RUNS}/{path}", b"123")
-    assert paths(backend.tree, paths.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
+    assert stored_paths(backend.tree, paths.RUNS) == ["a", "b/2", "b/c/1", "bc/x"]
     assert {one.size for one in backend.tree.files(paths.RUNS)} == {3}
     assert backend.tree.folders(paths.RUNS) == ["b", "bc"]
-    assert backend.tree.folders(f"{paths.RUNS}/nothing") == paths(backend.tree, f"{paths.RUNS}/nothing") == []
+    assert backend.tree.folders(f"{paths.RUNS}/nothing") == stored_paths(backend.tree, f"{paths.RUNS}/nothing") == []
 
 
 def test_a_folder_goes_with_all_in_it(backend: TreeBackend) -> None:
@@ -348,7 +348,7 @@ def test_a_folder_goes_with_all_in_it(backend: TreeBackend) -> None:
     for _ in range(2):
         assert backend.tree.remove(f"{paths.RUNS}/a")
         assert backend.tree.remove(f"{paths.RUNS}/c")
-    assert paths(backend.tree, paths.RUNS) == ["ab/3"]
+    assert stored_paths(backend.tree, paths.RUNS) == ["ab/3"]
 
 
 def test_suppliers_are_found(backend: TreeBackend) -> None:
@@ -614,7 +614,7 @@ def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Pat
     with pytest.raises(Changed):
         folder.tree.take(found)
     assert folder.tree.move(found, BROKEN) is None
-    assert paths(folder.tree, BROKEN) == []
+    assert stored_paths(folder.tree, BROKEN) == []
 
 
 def test_a_missing_root_is_told(tmp_path: Path) -> None:

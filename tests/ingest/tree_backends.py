@@ -40,7 +40,7 @@ def drop(backend: TreeBackend, name: str, content: bytes, age: float = 0) -> Non
     backend.put(f"{layout.inbox(SUPPLIER)}/{name}", content, age)
 
 
-def paths(tree: Tree, folder: str) -> list[str]:
+def stored_paths(tree: Tree, folder: str) -> list[str]:
     """What is in *folder*, at any depth, without the folder's name."""
     return sorted(one.path.removeprefix(f"{folder}/") for one in tree.files(folder))
 

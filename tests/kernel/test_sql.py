@@ -70,4 +70,4 @@ def test_every_statement_of_ours_is_named_and_described(file: str) -> None:
 
 def test_a_file_is_loaded_from_its_package() -> None:
     """`load` reads the file that lies beside the code, from a wheel as well."""
-    assert set(sql.load("penstock.kernel", file="journal.sql")) >= {"append", "history", "tail", "prune"}
+    assert set(sql.load("penstock.kernel.states", file="journal.sql")) >= {"append", "history", "tail", "prune"}

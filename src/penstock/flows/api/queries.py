@@ -22,7 +22,7 @@ from penstock.kernel.errors import Conflict
 from penstock.kernel.states import journal
 from penstock.kernel.states.journal import Noted
 
-SQL = sql.load(__package__, {"run": RUN, "step": STEP}, file="views.sql")
+SQL = sql.load(__package__, {"run": RUN, "step": STEP})
 LAST = 2**63 - 1
 _UPCOMING = 5
 _ARTIFACT = ("name", "uri", "sha256", "size")

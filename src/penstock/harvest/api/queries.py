@@ -22,7 +22,7 @@ from penstock.kernel.errors import NotFound
 from penstock.kernel.states import journal
 from penstock.kernel.storage import Storage
 
-SQL = sql.load("penstock.harvest", file="views.sql")
+SQL = sql.load("penstock.harvest.api")
 Position = tuple[datetime, UUID] | tuple[None, None]
 START: Position = (None, None)
 _DIGITS = 15  # as many as a reader that knows only floats keeps

@@ -20,7 +20,7 @@ from penstock.kernel.db.database import Connection, Database, plan_freely
 from penstock.kernel.db.sql import load
 from penstock.kernel.errors import Corrupt, Transient
 
-_SQL = load("penstock.harvest", file="consolidating.sql")
+_SQL = load("penstock.harvest.consolidate")
 _FRUITLESS = 10  # walks in a row that met only rows whose raw record is not there: nobody is that unlucky
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from penstock.harvest.feed.recipe import DECIMAL, INTEGER, MISSING, SHOWN, Canon
 from penstock.kernel.db.sql import load
 from penstock.kernel.errors import BadConfig
 
-_SQL = load("penstock.harvest", file="consolidating.sql")
+_SQL = load("penstock.harvest.consolidate")
 _AT_ONCE = 50  # fields; a function takes at most 100 arguments
 _MOST_ARGUMENTS = 32_767  # asyncpg's limit
 # What is shorter than this needs no counting of its digits, which is what takes PostgreSQL time.

@@ -15,7 +15,7 @@ from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
 from penstock.kernel.text import is_storable, storable
 
-SQL = sql.load("penstock.harvest", file="raw.sql")
+SQL = sql.load("penstock.harvest.fetch", file="raw_store.sql")
 # An escape for NUL, half a surrogate, a number of a million digits; brackets by the thousand.
 _REFUSED = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
 KEY_LIMIT = 500

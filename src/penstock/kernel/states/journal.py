@@ -9,7 +9,7 @@ import asyncpg
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
 
-SQL = sql.load("penstock.kernel", file="journal.sql")
+SQL = sql.load("penstock.kernel.states", file="journal.sql")
 PRUNE_LIMIT = 10_000
 Position = tuple[int, int, int]  # transaction, entry, place in the entry
 BEGINNING: Position = (0, 0, 0)

@@ -161,7 +161,7 @@ class Lease(Generic[S]):
 
     @cached_property
     def _sql(self) -> Mapping[str, str]:
-        statements = load("penstock.kernel", file="lease.sql")
+        statements = load("penstock.kernel.work", file="lease.sql")
         exhausted = "{} = <ready> AND {} AND t.<attempts> >= <max_attempts>"
         words = {
             "steps": statements["steps"],
