@@ -196,7 +196,7 @@ async def test_other_methods_are_refused_as_declared(guarded: PodHarness, method
 def test_every_code_is_declared() -> None:
     """R27: a client finds every code it can be told in the document."""
     raised = re.compile(r"\b[A-Z]\w+\(\s*\"([A-Z][A-Z_]+)\"")
-    codes = {code for module in HERE.glob("*.py") for code in raised.findall(module.read_text())}
+    codes = {code for module in HERE.rglob("*.py") for code in raised.findall(module.read_text())}
     assert len(codes) > 15
     text = json.dumps(DOCUMENT["components"]["responses"])
     assert {code for code in codes - INSIDE if not re.search(rf"\b{code}\b", text)} == set()
