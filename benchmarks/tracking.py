@@ -24,7 +24,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.tracking import chores
+from penstock.tracking import maintenance
 from penstock.tracking.client import Ended, PipelineClient
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Said, Stage
@@ -188,7 +188,7 @@ async def _tracking(url: str) -> AsyncIterator[tuple[Database, Tracking]]:
         await migrate.migrate(db, tracking_migrations())
         metrics = TrackingMetrics(Telemetry().registry)
         tracking = await stack.enter_async_context(Tracking.open(db, TrackingSection(), metrics))
-        for name, chore, every in chores.chores(tracking):
+        for name, chore, every in maintenance.chores(tracking):
             await stack.enter_async_context(repeating(name, chore, every))
         yield db, tracking
 

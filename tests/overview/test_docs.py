@@ -10,7 +10,7 @@ from penstock.ingest.model import Alert
 from penstock.kernel.spans import in_words
 from penstock.kernel.states import event_stream
 from penstock.refdata import status as refdata
-from penstock.tracking import findings as tracking
+from penstock.tracking import status as tracking
 
 pytestmark = pytest.mark.docs
 

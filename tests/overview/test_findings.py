@@ -29,7 +29,7 @@ from penstock.refdata import status as refdata
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.tracking import findings as tracking
+from penstock.tracking import status as tracking
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Stage
 from penstock.tracking.metrics import TrackingMetrics

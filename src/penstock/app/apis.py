@@ -33,8 +33,8 @@ from penstock.refdata import status as refdata_findings
 from penstock.refdata.api import routes as refdata_api
 from penstock.refdata.commands.service import Refdata
 from penstock.settings import Settings
-from penstock.tracking import api as tracking_api
-from penstock.tracking import findings as tracking_findings
+from penstock.tracking import status as tracking_findings
+from penstock.tracking.api import routes as tracking_api
 from penstock.tracking.service import Tracking
 
 

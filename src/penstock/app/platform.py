@@ -25,7 +25,7 @@ from penstock.refdata.commands.service import Refdata
 from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.settings import Settings
-from penstock.tracking import chores as tracking_chores
+from penstock.tracking import maintenance as tracking_chores
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.service import Tracking
 

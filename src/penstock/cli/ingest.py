@@ -89,7 +89,7 @@ def inspect(
 
     What was found goes to standard error, the configuration to standard output.
     """
-    from penstock.ingest.inspect import inspect as look
+    from penstock.ingest.inspect.inspection import inspect as look
     from penstock.ingest.model import Failed
     from penstock.kernel.errors import Invalid, NotFound
 

@@ -19,6 +19,7 @@ from penstock.kernel.work.lease import Lease
 from penstock.tracking import reporting, store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Stage, Status
+from penstock.tracking.explain import AHEAD_LIMIT, Standstill, explain
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import (
     FILE_STAGE,
@@ -40,7 +41,6 @@ from penstock.tracking.model import (
     refusal,
     sealed,
 )
-from penstock.tracking.standstill import AHEAD_LIMIT, Standstill, explain
 
 WATCHING = "moves"  # the bell's topic for those who watch
 

@@ -13,6 +13,7 @@ from penstock.kernel.states import journal
 from penstock.kernel.states.journal import Noted
 from penstock.kernel.work.lease import MOVES_KEPT, Lease
 from penstock.tracking.contract import Stage, Status
+from penstock.tracking.explain import Failure
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
@@ -26,7 +27,6 @@ from penstock.tracking.model import (
     Stands,
     Waiting,
 )
-from penstock.tracking.standstill import Failure
 
 CHANNEL = "penstock_tracking"
 BEGINNING = datetime(1, 1, 1, tzinfo=UTC)

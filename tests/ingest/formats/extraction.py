@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import MALFORMED, open_tables
+from penstock.ingest.extract.tables import MALFORMED, open_tables
 from penstock.ingest.model import Failed, Stats
 from penstock.ingest.supplier import Limits, Source, Supplier
 from penstock.ingest.transform.pipeline import Names, Processed, process
@@ -72,7 +72,7 @@ def refused(file: Path, config: Supplier | None = None, code: FailureCode = Fail
     return failed.message
 
 
-def tables(file: Path, **source: Any) -> dict[str, list[list[str]]]:
+def read_tables(file: Path, **source: Any) -> dict[str, list[list[str]]]:
     """The cells of each table as they are read, without the empty ones at the end of a row."""
     limits = Limits()
     return {

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest import extract
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import CELLS, COLUMNS, delimited, open_tables
+from penstock.ingest.extract import delimited, tables
+from penstock.ingest.extract.tables import CELLS, COLUMNS, open_tables
 from penstock.ingest.supplier import Limits, Source
 from penstock.ingest.transform.gate import bind
-from tests.ingest.formats.extraction import STOCK, made, refused, supplier, tables
+from tests.ingest.formats.extraction import STOCK, made, read_tables, refused, supplier
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}
@@ -72,7 +72,7 @@ def test_a_stray_quote_is_a_character(file: Path, monkeypatch: pytest.MonkeyPatc
     rows = [["name", "note"], *([f"n{number}", 'a "b" c' if number % 7 else ""] for number in range(LARGE))]
     rows[place + 1][1] = '5" tire'
     text = "".join(f"{name},{note}\n" for name, note in rows)
-    assert tables(written(file, text))[""] == [[cell for cell in row if cell] for row in rows]
+    assert read_tables(written(file, text))[""] == [[cell for cell in row if cell] for row in rows]
 
 
 def test_stray_quotes_beside_good_ones(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,14 +227,14 @@ def test_a_header_that_is_not_where_it_should_be(file: Path) -> None:
 def test_zero_bytes_are_characters(file: Path) -> None:
     """I17: a stray zero byte makes no UTF-16 of a text, and tears no row."""
     for text in ("sku,qty,price\nA\0,1,10.50\nB,2,7\n", PLAIN + "C\0,1,1\n" * 2 + "D,1,1\n" * 1000):
-        rows = tables(written(file, text))[""]
+        rows = read_tables(written(file, text))[""]
         assert rows == [line.split(",") for line in text.splitlines()]
 
 
 def test_characters_python_would_cut_lines_at(file: Path) -> None:
     """I17: only line ends end rows, not form feeds or other separators."""
     strange = "a\x0bb\x0cc\x85e\u2028f"
-    assert tables(written(file, f"sku,{strange}\nA,{strange}\n"))[""] == [["sku", strange], ["A", strange]]
+    assert read_tables(written(file, f"sku,{strange}\nA,{strange}\n"))[""] == [["sku", strange], ["A", strange]]
     found = made(file, supplier({"sku": {"from": "sku"}}, source={"exact": False}))
     assert found.rows == [(2, {"sku": "A"})]
 
@@ -243,20 +243,25 @@ def test_characters_python_would_cut_lines_at(file: Path) -> None:
 def test_returns_that_end_no_line(file: Path, quote: str) -> None:
     """I17: a carriage return amid a line is a character of its cell, on either path."""
     text = f"sku,name\nA,one\rtwo\nB,{quote}x\r\r\nC,y\r\n"
-    assert tables(written(file, text))[""] == [["sku", "name"], ["A", "one\rtwo"], ["B", f"{quote}x\r"], ["C", "y"]]
+    assert read_tables(written(file, text))[""] == [
+        ["sku", "name"],
+        ["A", "one\rtwo"],
+        ["B", f"{quote}x\r"],
+        ["C", "y"],
+    ]
 
 
 def test_a_very_long_cell(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I17: a cell may be larger than any piece that is read at once."""
     long = "long, " * 30_000
     monkeypatch.setattr(delimited, "PIECE", 10_000)
-    assert tables(written(file, f'sku,name\nA,"{long}"\nB,x\n'))[""] == [["sku", "name"], ["A", long], ["B", "x"]]
+    assert read_tables(written(file, f'sku,name\nA,"{long}"\nB,x\n'))[""] == [["sku", "name"], ["A", long], ["B", "x"]]
 
 
 def test_texts_that_begin_like_something_else(file: Path) -> None:
     """I17: a header may begin with the letters a program or an archive begins with."""
     for start in ("MZ", "PK", "GIF8", "Rar!", "PAR1", "SQLite"):
-        assert tables(written(file, f"{start},qty\nA,1\n"))[""] == [[start, "qty"], ["A", "1"]]
+        assert read_tables(written(file, f"{start},qty\nA,1\n"))[""] == [[start, "qty"], ["A", "1"]]
 
 
 @pytest.mark.full
@@ -280,7 +285,7 @@ def test_a_wide_header_above_many_short_rows(file: Path, stray: str, wide: str) 
 
 def test_more_columns_than_any_table_has(file: Path) -> None:
     """I19: a file of nothing but delimiters is refused, and says how many are too many."""
-    assert len(tables(written(file, "sku" + "," * (COLUMNS - 1) + "\na\n"))[""]) == 2
+    assert len(read_tables(written(file, "sku" + "," * (COLUMNS - 1) + "\na\n"))[""]) == 2
     said = refused(written(file, "sku" + "," * COLUMNS + "\na\n"), code=FailureCode.FILE_TOO_LARGE)
     assert f"{COLUMNS} columns" in said
 
@@ -295,7 +300,7 @@ def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, text:
 
 def test_cells_of_many_rows_that_are_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I16: of long rows fewer are held at once."""
-    monkeypatch.setattr(extract, "_TEXT", 10_000)
+    monkeypatch.setattr(tables, "_TEXT", 10_000)
     text = 'sku,name\nA,5" tire\n' + f"B,{'x' * 1000}\n" * 100
     [table] = open_tables(written(file, text), Source(), Limits())
     assert max(batch.frame.height for batch in table.batches) == 11

@@ -10,7 +10,8 @@ from unittest.mock import patch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.ingest.extract import delimited, open_tables
+from penstock.ingest.extract import delimited
+from penstock.ingest.extract.tables import open_tables
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Limits, Source
 from tests.ingest.formats.extraction import trimmed

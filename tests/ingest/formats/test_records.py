@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest import extract
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import CELLS, json_stream, open_tables, records
+from penstock.ingest.extract import json_stream, records, tables
+from penstock.ingest.extract.tables import CELLS, open_tables
 from penstock.ingest.supplier import Limits, Source
 from tests.ingest.formats.extraction import STOCK, made, refused, supplier
 
@@ -279,7 +279,7 @@ def test_records_of_many_names(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_records_that_are_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I16: of long records fewer are held at once."""
-    monkeypatch.setattr(extract, "_TEXT", 10_000)
+    monkeypatch.setattr(tables, "_TEXT", 10_000)
     content = b"\n".join([b'{"sku": "' + b"x" * 1000 + b'"}'] * 100)
     [table] = open_tables(written(file, content), Source(), Limits(), ["sku"])
     assert [batch.frame.height for batch in table.batches] == [10] * 10

@@ -9,7 +9,7 @@ import xlsxwriter  # type: ignore[import-untyped]
 import xlwt  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
-from tests.ingest.formats.extraction import STOCK, made, refused, supplier, tables
+from tests.ingest.formats.extraction import STOCK, made, read_tables, refused, supplier
 from tests.ingest.formats.workbooks import Sheets, ods, raw_ods, xlsb
 
 pytestmark = pytest.mark.server  # a workbook is read in a process of its own
@@ -118,7 +118,7 @@ def test_cells_read_as_a_person_reads_them(tmp_path: Path) -> None:
             sheet.write_string(row, 0, formula)
             sheet.write_formula(row, 1, formula, None, value)
     expected = [(name, text) for name, _, _, text in cells] + [(name, text) for name, _, text in formulas]
-    assert [(*row, "")[:2] for row in tables(file)["s"]] == expected
+    assert [(*row, "")[:2] for row in read_tables(file)["s"]] == expected
 
 
 def test_dates_of_old_workbooks(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_dates_of_old_workbooks(tmp_path: Path) -> None:
     sheet.write(0, 0, MOMENT, xlwt.easyxf(num_format_str="dd.mm.yyyy hh:mm"))
     sheet.write(0, 1, date(2026, 2, 1), xlwt.easyxf(num_format_str="dd.mm.yyyy"))
     book.save(str(tmp_path / "old.xls"))
-    assert tables(tmp_path / "old.xls")["s"] == [["2026-02-01T10:20:30", "2026-02-01"]]
+    assert read_tables(tmp_path / "old.xls")["s"] == [["2026-02-01T10:20:30", "2026-02-01"]]
 
 
 def test_merged_cells(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_hidden_sheets_count_when_they_are_asked_for(tmp_path: Path) -> None:
                 sheet.hide()
             if name == "very hidden":
                 sheet.very_hidden()
-    assert list(tables(file)) == ["seen"]
-    assert list(tables(file, sheets={"only": ["hidden", "very hidden"]})) == ["hidden", "very hidden"]
+    assert list(read_tables(file)) == ["seen"]
+    assert list(read_tables(file, sheets={"only": ["hidden", "very hidden"]})) == ["hidden", "very hidden"]
     config = supplier(STOCK, source={"sheets": {"only": ["gone"]}})
     assert "'gone'" in refused(file, config)
 
@@ -225,5 +225,5 @@ def test_cells_an_ods_repeats(tmp_path: Path) -> None:
         '<table:table-row table:number-rows-repeated="1048000"><table:table-cell table:number-columns-repeated="1024"/>'
         "</table:table-row></table:table>"
     )
-    found = tables(raw_ods(tmp_path / "repeated.ods", tables_xml))["s"]
+    found = read_tables(raw_ods(tmp_path / "repeated.ods", tables_xml))["s"]
     assert found == [["a", "b", "c"], *[["x", "x", "y"]] * 3]

@@ -7,7 +7,7 @@ from shutil import copyfile
 from typing import Any
 
 from penstock.ingest import paths
-from penstock.ingest.inspect import Inspection, inspect
+from penstock.ingest.inspect.inspection import Inspection, inspect
 from penstock.ingest.model import Manifest
 from penstock.ingest.service import Ingestion
 from penstock.ingest.supplier import Supplier, load_supplier

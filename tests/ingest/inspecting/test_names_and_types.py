@@ -7,10 +7,10 @@ import pytest
 
 from penstock.ingest.inspect.cells import Cells
 from penstock.ingest.inspect.fields import fields_of
-from penstock.ingest.inspect.kinds import Known, guess
-from penstock.ingest.inspect.naming import Hint, meaning_of, snake
-from penstock.ingest.inspect.numbers import PIECES
-from penstock.ingest.inspect.structure import header_of
+from penstock.ingest.inspect.formats import PIECES
+from penstock.ingest.inspect.headers import header_of
+from penstock.ingest.inspect.types import Known, guess
+from penstock.ingest.inspect.vocabulary import Hint, meaning_of, snake
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import Status
-from penstock.ingest.inspect import Inspection
+from penstock.ingest.inspect.inspection import Inspection
 from tests.ingest.inspecting.proposals import columns, proposed, ran
 from tests.ingest.inspecting.tyre_workbook import Truth, tyre_workbook
 

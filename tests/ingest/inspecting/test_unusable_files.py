@@ -8,7 +8,7 @@ import pytest
 import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.inspect import inspect
+from penstock.ingest.inspect.inspection import inspect
 from penstock.ingest.model import Failed
 from tests.ingest.inspecting.proposals import proposed
 

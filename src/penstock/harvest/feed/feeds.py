@@ -8,7 +8,7 @@ from datetime import timedelta
 from penstock.harvest.config import FeedSection, HarvestSection
 from penstock.harvest.feed.reader import Reader
 from penstock.harvest.feed.recipe import Recipe
-from penstock.harvest.sources import open_source
+from penstock.harvest.sources.open_source import open_source
 from penstock.harvest.sources.port import Source, SourcePaused
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound

@@ -21,7 +21,7 @@ from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Sheets
 
 if TYPE_CHECKING:
-    from penstock.ingest.extract import Gauge
+    from penstock.ingest.extract.tables import Gauge
     from penstock.ingest.supplier import Limits
 
 _FREE = 64 << 20  # what may be unpacked from however little

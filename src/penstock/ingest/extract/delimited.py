@@ -11,9 +11,9 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import BATCH, CELLS, COLUMNS, HEAD, Batch, Table, gathered
 from penstock.ingest.extract.archives import Member, unreadable
 from penstock.ingest.extract.detect import encoding_of, marked_encoding, without_mark
+from penstock.ingest.extract.tables import BATCH, CELLS, COLUMNS, HEAD, Batch, Table, gathered
 from penstock.ingest.model import Failed
 
 if TYPE_CHECKING:

@@ -13,20 +13,10 @@ import polars as pl
 from lxml import etree
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import (
-    BATCH,
-    COLUMNS,
-    FIGURES,
-    HEAD,
-    MALFORMED,
-    Batch,
-    Table,
-    gathered,
-    json_stream,
-    rows_of,
-)
+from penstock.ingest.extract import json_stream
 from penstock.ingest.extract.archives import Member, unreadable
 from penstock.ingest.extract.detect import encoding_of, without_mark
+from penstock.ingest.extract.tables import BATCH, COLUMNS, FIGURES, HEAD, MALFORMED, Batch, Table, gathered, rows_of
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Format
 

@@ -12,8 +12,8 @@ import msgspec
 import polars as pl
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import BATCH, FIGURES, HEAD, Batch, Table
 from penstock.ingest.extract.archives import Member, unreadable
+from penstock.ingest.extract.tables import BATCH, FIGURES, HEAD, Batch, Table
 from penstock.ingest.model import Failed
 
 if TYPE_CHECKING:

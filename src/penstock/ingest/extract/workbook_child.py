@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import python_calamine as calamine
 
-from penstock.ingest.extract import HEAD, rows_of
+from penstock.ingest.extract.tables import HEAD, rows_of
 
 _OWN_LIMIT = "Cell limit exceeded"  # the reader's, for files that say in one word that a cell comes a million times
 

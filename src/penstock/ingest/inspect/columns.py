@@ -8,9 +8,9 @@ import polars as pl
 
 from penstock.ingest.inspect.cells import Cells
 from penstock.ingest.inspect.fields import Field
-from penstock.ingest.inspect.kinds import Guess, Known, guess
-from penstock.ingest.inspect.naming import Hint
 from penstock.ingest.inspect.tables import Shaped
+from penstock.ingest.inspect.types import Guess, Known, guess
+from penstock.ingest.inspect.vocabulary import Hint
 from penstock.ingest.supplier import Column
 from penstock.ingest.transform.values import typed
 

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from penstock.ingest.inspect.naming import DATED, Hint, Meaning, meaning_of
+from penstock.ingest.inspect.vocabulary import DATED, Hint, Meaning, meaning_of
 from penstock.ingest.transform.gate import normal
 
 _LONGEST_SPELLING = 200

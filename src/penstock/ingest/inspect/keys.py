@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from penstock.ingest.inspect.naming import Hint
+from penstock.ingest.inspect.vocabulary import Hint
 from penstock.ingest.supplier import CATEGORY
 
 _PREFERRED = ("sku", "barcode", "vendor_code", "code", "id")

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from penstock.ingest.inspect.columns import Typed
-from penstock.ingest.inspect.kinds import Guess
-from penstock.ingest.inspect.naming import Hint
+from penstock.ingest.inspect.types import Guess
+from penstock.ingest.inspect.vocabulary import Hint
 
 _BARCODE = r"^[0-9]{8,14}$"
 _CODE = r"^[A-Za-zА-Яа-я0-9][A-Za-zА-Яа-я0-9./_-]*$"

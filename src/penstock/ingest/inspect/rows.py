@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from penstock.ingest.inspect.reading import ROW, Sample
-from penstock.ingest.inspect.structure import HeaderRows
+from penstock.ingest.inspect.headers import HeaderRows
+from penstock.ingest.inspect.sample import ROW, Sample
 from penstock.ingest.transform.gate import normal
 
 TOTAL = r"(?i)^(итого|итог|всего|total|grand total|subtotal|sum)(?:[\s:.]|$)"

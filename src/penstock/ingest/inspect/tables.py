@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import polars as pl
 
 from penstock.ingest.inspect.fields import Field, fields_of, numbered_fields
-from penstock.ingest.inspect.naming import meaning_of
-from penstock.ingest.inspect.reading import ROW, Sample
+from penstock.ingest.inspect.headers import HeaderRows, header_of
 from penstock.ingest.inspect.rows import Rows, sorted_rows
-from penstock.ingest.inspect.structure import HeaderRows, header_of
+from penstock.ingest.inspect.sample import ROW, Sample
+from penstock.ingest.inspect.vocabulary import meaning_of
 from penstock.ingest.transform.gate import normal
 
 _COMMON = 0.5  # of tables that have a field, for it to be one all should have

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from penstock.ingest.contract import Reason
-from penstock.ingest.extract import FIGURES, MALFORMED, Batch, Table
+from penstock.ingest.extract.tables import FIGURES, MALFORMED, Batch, Table
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.transform import lines
 from penstock.ingest.transform.gate import Header

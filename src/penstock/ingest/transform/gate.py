@@ -10,7 +10,7 @@ from penstock.ingest.model import Failed
 from penstock.ingest.supplier import CATEGORY, Column, Supplier
 
 if TYPE_CHECKING:
-    from penstock.ingest.extract import Table
+    from penstock.ingest.extract.tables import Table
 
 JOINED = " / "
 _SPACES = re.compile(r"\s+")

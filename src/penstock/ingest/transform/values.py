@@ -9,7 +9,7 @@ from functools import lru_cache
 import polars as pl
 
 from penstock.ingest.contract import Reason
-from penstock.ingest.extract import FIGURES
+from penstock.ingest.extract.tables import FIGURES
 from penstock.ingest.supplier import LARGEST, Column, Kind
 from penstock.ingest.transform import numbers
 from penstock.ingest.transform.numbers import TEXT, Way

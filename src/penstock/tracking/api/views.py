@@ -4,20 +4,20 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from penstock.kernel.states.journal import Noted
-from penstock.tracking import wire
+from penstock.tracking.api import schemas
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import FILE_STAGE, STAGE_OF, Count, Pause, Row
 
 
-def shard(row: Row) -> wire.ShardStatus:
+def shard(row: Row) -> schemas.ShardStatus:
     """A row of a file."""
     statuses = {f"{stage.field}_status": status for stage, status in row.status.items()}
-    return wire.ShardStatus(shard=row.shard, updated_at=row.updated_at, **statuses)
+    return schemas.ShardStatus(shard=row.shard, updated_at=row.updated_at, **statuses)
 
 
-def queue(stage: Stage, counts: Sequence[Count], pause: Pause | None) -> wire.Queue:
+def queue(stage: Stage, counts: Sequence[Count], pause: Pause | None) -> schemas.Queue:
     """How long a queue is, and whether it is paused."""
-    return wire.Queue(
+    return schemas.Queue(
         stage=stage,
         paused=pause is not None,
         paused_since=pause.since if pause else None,
@@ -29,24 +29,24 @@ def queue(stage: Stage, counts: Sequence[Count], pause: Pause | None) -> wire.Qu
     )
 
 
-def summary(counts: Sequence[Count]) -> wire.Summary:
+def summary(counts: Sequence[Count]) -> schemas.Summary:
     """T7: the counts, by stage and by shard."""
     by_shard: dict[int, list[Count]] = defaultdict(list)
     for count in counts:
         if count.stage is Stage.MYSQL_SENDER:
             by_shard[count.shard].append(count)
-    return wire.Summary(
+    return schemas.Summary(
         total=_rows(counts, FILE_STAGE),
-        by_stage=wire.StageCounts(**{stage.field: _by_status(counts, stage) for stage in Stage}),
+        by_stage=schemas.StageCounts(**{stage.field: _by_status(counts, stage) for stage in Stage}),
         by_shard=[_by_shard(by_shard[number], number) for number in sorted(by_shard)],
     )
 
 
-def event(noted: Noted) -> wire.Event:
+def event(noted: Noted) -> schemas.Event:
     """T15, T17: a move."""
     entry = noted.entry
     filename, _, shard = entry.subject.rpartition("/")
-    return wire.Event(
+    return schemas.Event(
         filename=filename,
         shard=int(shard),
         stage=STAGE_OF[entry.machine],
@@ -59,10 +59,10 @@ def event(noted: Noted) -> wire.Event:
     )
 
 
-def told(stage: Stage | None, filename: str | None) -> Callable[[Noted], wire.Event | None]:
+def told(stage: Stage | None, filename: str | None) -> Callable[[Noted], schemas.Event | None]:
     """T17: what watchers of a stage, or of a file, are told of a move."""
 
-    def fitting(noted: Noted) -> wire.Event | None:
+    def fitting(noted: Noted) -> schemas.Event | None:
         is_stage = stage is None or STAGE_OF[noted.entry.machine] is stage
         return event(noted) if is_stage and filename in (None, noted.entry.subject.rpartition("/")[0]) else None
 
@@ -74,11 +74,11 @@ def _rows(counts: Sequence[Count], stage: Stage, status: Status | None = None, *
     return sum(count.rows for count in fitting if count.is_ready or not ready)
 
 
-def _by_status(counts: Sequence[Count], stage: Stage) -> wire.StatusCounts:
-    return wire.StatusCounts(**{status.value: _rows(counts, stage, status) for status in Status})
+def _by_status(counts: Sequence[Count], stage: Stage) -> schemas.StatusCounts:
+    return schemas.StatusCounts(**{status.value: _rows(counts, stage, status) for status in Status})
 
 
-def _by_shard(counts: Sequence[Count], shard: int) -> wire.ShardCounts:
+def _by_shard(counts: Sequence[Count], shard: int) -> schemas.ShardCounts:
     last = Stage.MYSQL_SENDER
     done, failed = _rows(counts, last, Status.DONE), _rows(counts, last, Status.FAILED)
-    return wire.ShardCounts(shard=shard, total=_rows(counts, last), done=done, failed=failed)
+    return schemas.ShardCounts(shard=shard, total=_rows(counts, last), done=done, failed=failed)

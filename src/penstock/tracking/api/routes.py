@@ -16,7 +16,7 @@ from penstock.kernel.http.app import Caller
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Moment
 from penstock.kernel.states.event_stream import EVENT_STREAM
-from penstock.tracking import views, wire
+from penstock.tracking.api import schemas, views
 from penstock.tracking.contract import PREFIX, Answer, Stage, Status
 from penstock.tracking.model import (
     FILE_STAGE,
@@ -62,16 +62,16 @@ Service = Annotated[Tracking, Depends(_tracking)]
 AnyStage = Annotated[Stage, Depends(_stage)]
 HandedOut = Annotated[Stage, Depends(_queue)]
 Transition = Annotated[str, Path(json_schema_extra={"enum": list(MOVES)})]
-Filename = Annotated[wire.Filename, Path()]
+Filename = Annotated[schemas.Filename, Path()]
 When = Annotated[Moment | None, Query()]
 
 
 @routes.post("/files/register")
-async def register(body: wire.Register, tracking: Service, caller: Caller) -> wire.Registered:
+async def register(body: schemas.Register, tracking: Service, caller: Caller) -> schemas.Registered:
     """T1: one row per shard, with event-ingest started. Saying it again is a success."""
     actor = _actor(body.worker, caller)
     created = await tracking.register(body.filename, body.shards, worker=body.worker, actor=actor)
-    return wire.Registered(filename=body.filename, shards=body.shards, created=created)
+    return schemas.Registered(filename=body.filename, shards=body.shards, created=created)
 
 
 @routes.get("/files")
@@ -80,12 +80,12 @@ async def list_files(
     stage: Annotated[Stage | None, Query(description="With `status`: where the rows must stand so.")] = None,
     status: Annotated[Status | None, Query(description="Without `stage`: in any of them.")] = None,
     shard: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    prefix: Annotated[wire.Prefix, Query(description="How the filename begins.")] = "",
+    prefix: Annotated[schemas.Prefix, Query(description="How the filename begins.")] = "",
     updated_since: When = None,
     updated_before: When = None,
     limit: Limit = 100,
     cursor: Cursor = None,
-) -> wire.FilePage:
+) -> schemas.FilePage:
     """T6: files by name, with the shards the filters leave. `limit` counts shards: a file may go on over pages."""
     if stage is not None and status is None:
         raise Invalid("STATUS_MISSING", "a stage alone filters nothing", hint="give `status` too")
@@ -93,80 +93,86 @@ async def list_files(
     after = paging.after(cursor, [str, int], ("", -1))
     found = await tracking.files(stands, after=after, limit=limit)
     files = [
-        wire.FileStatus(filename=filename, shards=[views.shard(row) for row in rows])
+        schemas.FileStatus(filename=filename, shards=[views.shard(row) for row in rows])
         for filename, rows in groupby(found.items, key=lambda row: row.filename)
     ]
-    return wire.FilePage(files=files, next=found.next)
+    return schemas.FilePage(files=files, next=found.next)
 
 
 @routes.get("/files/{filename}")
-async def show_file(filename: Filename, tracking: Service) -> wire.FileStatus:
+async def show_file(filename: Filename, tracking: Service) -> schemas.FileStatus:
     """T6: all shards of a file with their four statuses."""
-    return wire.FileStatus(filename=filename, shards=[views.shard(row) for row in await tracking.file(filename)])
+    return schemas.FileStatus(filename=filename, shards=[views.shard(row) for row in await tracking.file(filename)])
 
 
 @routes.get("/files/{filename}/history")
 async def show_history(
     filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
-) -> wire.History:
+) -> schemas.History:
     """T15: every move of every shard of a file, oldest first: who, when, why."""
     after = paging.after(cursor, [int, int], (0, 0))
     found = await tracking.history(filename, after=after, limit=limit)
-    return wire.History(filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next)
+    return schemas.History(filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next)
 
 
 @routes.get("/files/{filename}/{shard}/why")
-async def explain(filename: Filename, shard: Annotated[int, Path(ge=0, le=2**31 - 1)], tracking: Service) -> wire.Why:
+async def explain(
+    filename: Filename, shard: Annotated[int, Path(ge=0, le=2**31 - 1)], tracking: Service
+) -> schemas.Why:
     """T16: in words, why a row is where it is, and what would move it."""
     found = await tracking.why(filename, shard)
     status = found.status or Status.DONE
-    return wire.Why(filename=filename, shard=shard, stage=found.stage, status=status, why=found.why, hint=found.hint)
+    return schemas.Why(filename=filename, shard=shard, stage=found.stage, status=status, why=found.why, hint=found.hint)
 
 
 @routes.post("/stages/{stage}/retry-failed")
-async def retry_failed(body: wire.RetryFilter, tracking: Service, caller: Caller, stage: AnyStage) -> wire.Retried:
+async def retry_failed(
+    body: schemas.RetryFilter, tracking: Service, caller: Caller, stage: AnyStage
+) -> schemas.Retried:
     """T19: set back all rows that failed so."""
     failed = FailedSo(body.filename_prefix, body.shards, body.failed_since, body.failed_before, body.error_contains)
     actor = _actor(body.worker, caller)
     retried = await tracking.retry_failed(stage, failed, limit=body.limit, actor=actor, reason="retried with others")
-    return wire.Retried(stage=stage, retried=retried)
+    return schemas.Retried(stage=stage, retried=retried)
 
 
-@routes.post("/stages/{stage}/report", response_model=wire.ReportResults)
-async def report(body: wire.Reports, tracking: Service, stage: HandedOut) -> Response:
+@routes.post("/stages/{stage}/report", response_model=schemas.ReportResults)
+async def report(body: schemas.Reports, tracking: Service, stage: HandedOut) -> Response:
     """T13: how claimed rows ended, each with a result of its own. An old fence is superseded and changes nothing."""
     results = await tracking.report(stage, [_report(one) for one in body])
     return _answer({"stage": stage, "results": [_result(*one) for one in results]})
 
 
 @routes.post(f"/stages/{FILE_STAGE}/{{transition}}")
-async def move_file(transition: Transition, body: wire.FileMove, tracking: Service, caller: Caller) -> wire.FileMoved:
+async def move_file(
+    transition: Transition, body: schemas.FileMove, tracking: Service, caller: Caller
+) -> schemas.FileMoved:
     """T2: a step of event-ingest, with all shards of a file at once."""
     actor = _actor(body.worker, caller)
     rows = await tracking.move(
         FILE_STAGE, transition, body.filename, worker=body.worker, actor=actor, reason=body.error
     )
-    return wire.FileMoved(filename=body.filename, updated_rows=rows)
+    return schemas.FileMoved(filename=body.filename, updated_rows=rows)
 
 
 @routes.post("/stages/{stage}/{transition}")
 async def move_row(
-    stage: AnyStage, transition: Transition, body: wire.RowMove, tracking: Service, caller: Caller
-) -> wire.RowMoved:
+    stage: AnyStage, transition: Transition, body: schemas.RowMove, tracking: Service, caller: Caller
+) -> schemas.RowMoved:
     """T3, T4, T8: a step of one row. Asking for the state it is in changes nothing; `start` is a claim."""
     actor = _actor(body.worker, caller)
     await tracking.move(
         stage, transition, body.filename, body.shard, worker=body.worker, actor=actor, reason=body.error
     )
     status = MACHINES[stage].move(transition).target
-    return wire.RowMoved(filename=body.filename, shard=body.shard, stage=stage, status=status)
+    return schemas.RowMoved(filename=body.filename, shard=body.shard, stage=stage, status=status)
 
 
 @routes.get("/queues")
-async def list_queues(tracking: Service) -> wire.Queues:
+async def list_queues(tracking: Service) -> schemas.Queues:
     """How long each queue is, and whether it is paused."""
     counts, pauses = await tracking.counts(), await tracking.pauses()
-    return wire.Queues(queues=[views.queue(stage, counts, pauses.get(stage)) for stage in Stage])
+    return schemas.Queues(queues=[views.queue(stage, counts, pauses.get(stage)) for stage in Stage])
 
 
 @routes.get("/queues/{stage}")
@@ -178,7 +184,7 @@ async def list_queue(
     updated_since: When = None,
     updated_before: When = None,
     cursor: Cursor = None,
-) -> wire.QueuePage:
+) -> schemas.QueuePage:
     """T5: what waits for a stage, oldest first. Page with `cursor`: offsets skip rows while the queue moves."""
     found = await tracking.queue(
         stage,
@@ -188,12 +194,14 @@ async def list_queue(
         limit=limit,
         offset=offset,
     )
-    items = [wire.QueueItem(filename=row.filename, shard=row.shard, created_at=row.created_at) for row in found.items]
-    return wire.QueuePage(stage=stage, items=items, next=found.next)
+    items = [
+        schemas.QueueItem(filename=row.filename, shard=row.shard, created_at=row.created_at) for row in found.items
+    ]
+    return schemas.QueuePage(stage=stage, items=items, next=found.next)
 
 
-@routes.post("/queues/{stage}/claim", response_model=wire.Claims)
-async def claim(body: wire.Claim, request: Request, tracking: Service, stage: HandedOut) -> Response:
+@routes.post("/queues/{stage}/claim", response_model=schemas.Claims)
+async def claim(body: schemas.Claim, request: Request, tracking: Service, stage: HandedOut) -> Response:
     """T12: rows that are now this worker's alone, each under a fence that grows with every claim."""
     held = await tracking.claim(
         stage,
@@ -209,32 +217,32 @@ async def claim(body: wire.Claim, request: Request, tracking: Service, stage: Ha
 
 
 @routes.post("/queues/{stage}/heartbeat")
-async def heartbeat(body: wire.Heartbeat, tracking: Service, stage: HandedOut) -> wire.HeartbeatResult:
+async def heartbeat(body: schemas.Heartbeat, tracking: Service, stage: HandedOut) -> schemas.HeartbeatResult:
     """T14: hold on to claimed rows for another lease."""
     keys = None if body.items is None else [Key(item.filename, item.shard, item.fence) for item in body.items]
     until, kept, lost = await tracking.heartbeat(stage, body.worker, keys, _seconds(body.lease_seconds))
-    return wire.HeartbeatResult(stage=stage, lease_until=until, extended=_held(kept), lost=_held(lost))
+    return schemas.HeartbeatResult(stage=stage, lease_until=until, extended=_held(kept), lost=_held(lost))
 
 
 @routes.post("/queues/{stage}/pause")
 async def pause(
-    stage: AnyStage, tracking: Service, caller: Caller, body: wire.PauseRequest | None = None
-) -> wire.PauseState:
+    stage: AnyStage, tracking: Service, caller: Caller, body: schemas.PauseRequest | None = None
+) -> schemas.PauseState:
     """T19: hand out and start nothing of this stage until it is resumed. What is under way may end."""
-    said = body or wire.PauseRequest()
+    said = body or schemas.PauseRequest()
     paused = await tracking.pause(stage, actor=_actor(said.worker, caller), reason=said.reason)
-    return wire.PauseState(stage=stage, paused=True, since=paused.since, by=paused.actor, reason=paused.reason)
+    return schemas.PauseState(stage=stage, paused=True, since=paused.since, by=paused.actor, reason=paused.reason)
 
 
 @routes.post("/queues/{stage}/resume")
-async def resume(stage: AnyStage, tracking: Service) -> wire.PauseState:
+async def resume(stage: AnyStage, tracking: Service) -> schemas.PauseState:
     """T19: let a stage go on."""
     await tracking.resume(stage)
-    return wire.PauseState(stage=stage, paused=False)
+    return schemas.PauseState(stage=stage, paused=False)
 
 
 @routes.get("/metrics/summary")
-async def summarise(tracking: Service) -> wire.Summary:
+async def summarise(tracking: Service) -> schemas.Summary:
     """T7: how many rows stand where, exactly, whatever their number."""
     return views.summary(await tracking.counts())
 
@@ -243,7 +251,7 @@ async def summarise(tracking: Service) -> wire.Summary:
 async def watch(
     tracking: Annotated[Tracking, Depends(_watching)],
     stage: Annotated[Stage | None, Query()] = None,
-    filename: Annotated[wire.Filename | None, Query()] = None,
+    filename: Annotated[schemas.Filename | None, Query()] = None,
     last_event_id: Annotated[str | None, Header(description="Go on after this event.")] = None,
 ) -> StreamingResponse:
     """T17: moves as they are made, as server-sent events named `move`."""
@@ -272,9 +280,9 @@ def _seconds(number: float | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)
 
 
-def _report(one: wire.Reported) -> Report:
+def _report(one: schemas.Reported) -> Report:
     return Report(one.filename, one.shard, one.fence, one.outcome, one.error, _seconds(one.retry_after_seconds))
 
 
-def _held(keys: Sequence[Key]) -> list[wire.HeldRow]:
-    return [wire.HeldRow(filename=key.filename, shard=key.shard, fence=key.fence) for key in keys]
+def _held(keys: Sequence[Key]) -> list[schemas.HeldRow]:
+    return [schemas.HeldRow(filename=key.filename, shard=key.shard, fence=key.fence) for key in keys]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.ingest.inspect.cells import Cells
+from penstock.ingest.inspect.formats import is_fractional, measure_options, money_options, quantity_options
 from penstock.ingest.inspect.moments import moment_options
-from penstock.ingest.inspect.naming import Hint
-from penstock.ingest.inspect.numbers import is_fractional, measure_options, money_options, quantity_options
+from penstock.ingest.inspect.vocabulary import Hint
 
 _PAIRS = (
     ({"да", "нет"}, "да"),

@@ -4,13 +4,13 @@ from typing import Any
 
 import polars as pl
 
-from penstock.ingest.extract import Table
+from penstock.ingest.extract.tables import Table
 from penstock.ingest.inspect.columns import Typed
 from penstock.ingest.inspect.keys import Candidate, Key, key_of
-from penstock.ingest.inspect.naming import Hint
-from penstock.ingest.inspect.reading import FIRST, ROW, Read
+from penstock.ingest.inspect.sample import FIRST, ROW, Read
 from penstock.ingest.inspect.skipping import Skipping
 from penstock.ingest.inspect.tables import Plan, Shaped
+from penstock.ingest.inspect.vocabulary import Hint
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import WORKBOOKS, Format, Supplier
 from penstock.ingest.transform.gate import bind

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import polars as pl
 
-from penstock.ingest.extract import MALFORMED, Batch, Gauge, Table, archives, delimited, detect, open_tables
+from penstock.ingest.extract import archives, delimited, detect
+from penstock.ingest.extract.tables import MALFORMED, Batch, Gauge, Table, open_tables
 from penstock.ingest.inspect.places import place_of_records
 from penstock.ingest.supplier import WORKBOOKS, Format, Limits, Source
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock.ingest.inspect.naming import meaning_of
+from penstock.ingest.inspect.vocabulary import meaning_of
 from penstock.ingest.transform.gate import joined
 
 _WITHIN = 60  # rows in which a header is looked for

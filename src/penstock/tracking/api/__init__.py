@@ -1,0 +1,1 @@
+"""HTTP for daemons and operators."""
