@@ -12,7 +12,7 @@ from docs.generators.text import code, page, said, table
 from ruamel.yaml import YAML
 
 import penstock
-from penstock.flows.kinds.market.svg_renderer import PictureFailed
+from penstock.flows.kinds.market.renderers import PictureFailed
 from penstock.flows.step import StepFailed
 from penstock.harvest.sources.port import SourceFailed
 from penstock.kernel import errors

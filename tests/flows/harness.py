@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from penstock.app.apis import Web, make_app
 from penstock.app.http_server import address_of, listening, serving
-from penstock.flows.api import runs as flows_api
+from penstock.flows.api import runs, steps
 from penstock.flows.api.queries import FlowViews
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.catalogue import Catalogue
@@ -115,7 +115,8 @@ async def flows_harness(
         engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, flows))
         web = Web(settings or Settings(), telemetry, HttpMetrics(telemetry), authenticator or NoAuthenticator())
         app = make_app("Flows", web, Pulse({}, needs=[]))
-        app.include_router(flows_api.routes)
+        for part in (runs, steps):
+            app.include_router(part.routes)
         app.state.flows, app.state.flow_management = engine, Management(engine, storage)
         app.state.flow_views = FlowViews(db, catalogue)
         app.state.flow_live = Live([Tail(db, {RUN.name, STEP.name})], [Ringing(engine.bell, MOVES)])

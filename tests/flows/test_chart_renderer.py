@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from penstock.flows.kinds.looks import THEMES, Look
-from penstock.flows.kinds.market.exported_candles import Candle, Series, joined, moving_average
+from penstock.flows.kinds.market.candles import Candle, Series, joined, moving_average
 from penstock.flows.kinds.market.svg.axes import form_of, short, ticks, time_labels
 from penstock.flows.kinds.market.svg.chart import draw
+from penstock.flows.kinds.market.svg.layout import THEMES, Look
 from tests.support.soak import examples
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)

@@ -14,10 +14,10 @@ import pytest
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import CHART_EXPORT
 from penstock.flows.kinds.market import renderers
+from penstock.flows.kinds.market.candles import Candle, Series
 from penstock.flows.kinds.market.charts import worker_charts
-from penstock.flows.kinds.market.exported_candles import Candle, Series
 from penstock.flows.kinds.market.manifest import ChartRequest, verdict
-from penstock.flows.kinds.market.svg_renderer import LocalPainter, Painter, Picture
+from penstock.flows.kinds.market.renderers import LocalPainter, Painter, Picture
 from penstock.flows.kinds.market.workers import market_workers
 from penstock.flows.step import Workers
 from penstock.kernel.clock import ManualClock

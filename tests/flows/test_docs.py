@@ -13,13 +13,14 @@ from pydantic import BaseModel
 
 from penstock.cli import flow_schedules
 from penstock.cli.flow import app
-from penstock.flows import contract, looking
+from penstock.flows import contract
 from penstock.flows.api.runs import routes
 from penstock.flows.contract import PREFIX, Answer, Hold, RunStatus, Said, StepStatus
-from penstock.flows.definition import checked_graph, loader, spec
+from penstock.flows.definition import loader, spec, validation
 from penstock.flows.definition.catalogue import load_file
 from penstock.flows.definition.loader import load_module
 from penstock.flows.definition.spec import FlowSpec, Retry, RunRequest, Schedule, StepSpec
+from penstock.flows.engine import advance
 from penstock.flows.kinds import http, python
 from penstock.flows.kinds import registry as builtin
 from penstock.flows.kinds.http_client import Trouble
@@ -57,7 +58,7 @@ def test_the_flow_of_the_document_is_one(tmp_path: Path) -> None:
     assert len(load_file(tmp_path / "flow.yaml", CHECKS).steps) == 5
     (asked,) = blocks("json")
     request = RunRequest.model_validate_json(asked)
-    checked_graph.checked(request.steps or {}, CHECKS)
+    validation.checked_steps(request.steps or {}, CHECKS)
 
 
 def test_the_modules_of_the_document_define_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +206,7 @@ def test_the_limits_are_told_as_they_are() -> None:
         (contract.WAIT_LIMIT, "a claim waits up to {:,} s"),
         (contract.DEPTH_LIMIT, "Up to {:,} deep"),
         (contract.LOG_LINES, "some {:,} lines a step"),
-        (looking.ITEMS_LIMIT, "at most {:,} characters (`TOO_LARGE`)"),
+        (advance.ITEMS_LIMIT, "at most {:,} characters (`TOO_LARGE`)"),
         (loader._SCHEDULED_NAME, "with a `schedule` up to {:,})"),
         (spec._LONG.days, "is at most {:,} days"),
     ):

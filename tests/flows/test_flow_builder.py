@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.flows.definition import checked_graph
+from penstock.flows.definition import validation
 from penstock.flows.definition.catalogue import load_file
-from penstock.flows.definition.python_dsl import Flow, index, item
+from penstock.flows.definition.python_dsl import Flow, Reference, index, item
 from penstock.flows.definition.spec import FlowSpec, Policy, Retry, Schedule, Work
 from penstock.flows.definition.templates import Context, condition, fill
-from penstock.flows.reference import Reference
 from penstock.kernel.errors import Invalid
 
 YAML = """
@@ -75,7 +74,7 @@ def test_a_flow_in_python_is_the_flow_in_yaml(tmp_path: Path) -> None:
     file.write_text(YAML)
     built = market_report().spec()
     assert built == load_file(file)
-    assert list(checked_graph.checked(built.steps).ids) == ["ohlcv", "charts", "each"]
+    assert list(validation.checked_steps(built.steps).ids) == ["ohlcv", "charts", "each"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_steps_of_any_name_are_referred_to() -> None:
     spec = flow.spec().steps["second"]
     assert condition(spec.when or "").references == {"1-first.x"}
     assert spec.inputs == {"was": '${steps["1-first.x"].status}'}
-    checked_graph.checked(flow.spec().steps)
+    validation.checked_steps(flow.spec().steps)
 
 
 def test_mistakes_are_told_where_they_are_made() -> None:

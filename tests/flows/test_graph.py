@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flows.definition import checked_graph
+from penstock.flows.definition import validation
 from penstock.flows.definition.spec import StepSpec, Work
 from penstock.flows.definition.templates import Context
 from penstock.kernel.errors import Invalid
@@ -24,7 +24,7 @@ def step(*after: str, kind: str = "http", **about: Any) -> StepSpec:
 
 def refused(steps: Steps, **checks: Any) -> Invalid:
     with pytest.raises(Invalid) as caught:
-        checked_graph.checked(steps, **checks)
+        validation.checked_steps(steps, **checks)
     return caught.value
 
 
@@ -64,7 +64,7 @@ def ancestors(steps: Steps, name: str) -> set[str]:
 @given(dags())
 def test_steps_are_in_an_order_they_can_run_in(steps: Steps) -> None:
     """F2: each after those it depends on, in the order of writing where it is free; layers as deep as they must be."""
-    found = checked_graph.checked(steps)
+    found = validation.checked_steps(steps)
     assert list(found.ids) == plain_order(steps)
     for place, name in enumerate(found.ids):
         assert [found.ids[other] for other in found.depends_on[place]] == steps[name].depends_on
@@ -88,7 +88,7 @@ def test_the_shortest_ring_is_named(steps: Steps, data: st.DataObject) -> None:
     made = {name: step(*after[name]) for name in steps}
     rings = [ring for name in made if (ring := ring_length(made, name))]
     if not rings:
-        checked_graph.checked(made)
+        validation.checked_steps(made)
         return
     error = refused(made)
     ring = error.details["ring"]
@@ -127,7 +127,7 @@ def test_only_what_comes_before_can_be_referred_to(steps: Steps, data: st.DataOb
     }
     made = {**steps, name: step(*steps[name].depends_on, **about[where])}
     if other in ancestors(steps, name):
-        checked_graph.checked(made)
+        validation.checked_steps(made)
         return
     error = refused(made)
     assert error.code == "BAD_REFERENCE"
@@ -200,8 +200,8 @@ def test_kinds_have_their_say_of_inputs() -> None:
             raise Invalid("WHATEVER", "n is over 3", hint="take 3")
 
     checks = {"small": few}
-    checked_graph.checked({"a": step(kind="small", inputs={"n": 3})}, checks)
-    checked_graph.checked({"a": step(kind="small", inputs={"n": "${scope.n}"})}, checks)
+    validation.checked_steps({"a": step(kind="small", inputs={"n": 3})}, checks)
+    validation.checked_steps({"a": step(kind="small", inputs={"n": "${scope.n}"})}, checks)
     error = refused({"a": step(kind="small", inputs={"n": 4})}, kind_checks=checks)
     assert (error.code, error.message, error.hint) == ("BAD_INPUTS", "step 'a', inputs: n is over 3", "take 3")
     work = Work(kind="small", inputs={"n": 4})
@@ -213,8 +213,8 @@ def test_the_steps_of_a_flow_within_refer_to_each_other() -> None:
     """F14: what is written there is filled in its own run, and nothing of it in the run around."""
     within = {"x": {"kind": "http"}, "y": {"kind": "http", "dependsOn": ["x"], "inputs": {"v": "${steps.x.outputs.v}"}}}
     inner = step("a", kind="flow", inputs={"steps": within, "scope": {"n": "${steps.a.outputs.n}"}})
-    checked_graph.checked({"a": step(), "b": inner})
-    filled = checked_graph.filled(inner, Context("r", {}, {"a": {"n": 3}}, {}))
+    validation.checked_steps({"a": step(), "b": inner})
+    filled = validation.filled(inner, Context("r", {}, {"a": {"n": 3}}, {}))
     assert filled == {"steps": within, "scope": {"n": 3}}
 
 
@@ -224,7 +224,7 @@ def test_flows_within_flows_have_an_end() -> None:
     def nested(depth: int) -> dict[str, Any]:
         return {"kind": "flow", "inputs": {"steps": {"x": nested(depth - 1)}}} if depth else {"kind": "http"}
 
-    checked_graph.checked({"a": StepSpec.model_validate(nested(7))})
+    validation.checked_steps({"a": StepSpec.model_validate(nested(7))})
     assert refused({"a": StepSpec.model_validate(nested(8))}).code == "TOO_DEEP"
 
 
@@ -243,7 +243,7 @@ def test_flows_within_flows_have_an_end() -> None:
 )
 def test_the_engine_looks_at_what_must_be_judged(about: dict[str, Any], expected: bool) -> None:
     """F3: all else is ready with its last dependency."""
-    assert checked_graph.is_looked_at(step(**about)) is expected
+    assert validation.is_looked_at(step(**about)) is expected
 
 
 @pytest.mark.full
@@ -255,6 +255,6 @@ def test_large_flows_are_checked_in_one_pass() -> None:
     middle = [f"m{number}" for number in range(10_000)]
     fan = {"a": step(), **{name: step("a") for name in middle}, "z": step(*middle)}
     begin = time.process_time()
-    assert len(checked_graph.checked(chain).layers()) == 20_000
-    assert len(checked_graph.checked(fan).layers()) == 3
+    assert len(validation.checked_steps(chain).layers()) == 20_000
+    assert len(validation.checked_steps(fan).layers()) == 3
     assert time.process_time() - begin < 10  # a pass for each step would take minutes

@@ -10,10 +10,11 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from penstock.flows import contract, looking, maintenance, service, store
-from penstock.flows.definition.checked_graph import checked
+from penstock.flows import contract, maintenance, service, store
 from penstock.flows.definition.loader import load_file
 from penstock.flows.definition.spec import FlowSpec, StepSpec
+from penstock.flows.definition.validation import checked_steps
+from penstock.flows.engine import advance
 from penstock.flows.model import NewStep
 from penstock.kernel.errors import BadConfig, Invalid
 from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, work
@@ -94,7 +95,7 @@ async def test_an_inner_run_that_cannot_be_told_does_not_hold_up_the_others(
 
 async def test_the_items_of_a_map_have_a_size(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
     """F14: all of them together; the map fails before there is no memory left."""
-    monkeypatch.setattr(looking, "ITEMS_LIMIT", 10_000)
+    monkeypatch.setattr(advance, "ITEMS_LIMIT", 10_000)
     each = {"inputs": {"text": "${scope.text}"}}
     await flows.start({"m": mapped(list(range(20)), do=each)}, scope={"text": "x" * 1_000})
     assert (await flows.step("m"))["error"]["code"] == "TOO_LARGE"
@@ -181,7 +182,7 @@ async def test_the_longest_durations_can_be_kept(flows: FlowsStepper) -> None:
 def test_what_would_not_be_heeded_is_refused(step: dict[str, Any], part: dict[str, Any]) -> None:
     """F10, F14: the engine's own kinds have neither `retry` nor `timeout`; it is told where they belong."""
     with pytest.raises(Invalid) as refused:
-        checked({"s": StepSpec.model_validate({**step, **part})}, {})
+        checked_steps({"s": StepSpec.model_validate({**step, **part})}, {})
     assert (refused.value.code, refused.value.details["part"]) == ("BAD_STEP", next(iter(part)))
     assert refused.value.hint is not None
 

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import OHLCV_EXPORT
-from penstock.flows.kinds.market.candles import candles_of
-from penstock.flows.kinds.market.exported_candles import read_series
-from penstock.flows.kinds.market.ohlcv import resampled
+from penstock.flows.kinds.market.candles import candles_of, read_series
+from penstock.flows.kinds.market.ohlcv import read_only, resampled
 from penstock.flows.kinds.market.workers import check_inputs, market_workers
-from penstock.flows.kinds.sql import read_only
 from penstock.flows.model import StepError
 from penstock.flows.step import Workers
 from penstock.kernel.db.database import Database

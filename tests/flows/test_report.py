@@ -13,10 +13,9 @@ from ruamel.yaml import YAML
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import CHART_EXPORT, LLM_REPORT, OHLCV_EXPORT
 from penstock.flows.definition.spec import FlowSpec
-from penstock.flows.kinds.facts import facts_of
-from penstock.flows.kinds.market.exported_candles import Candle, Series
+from penstock.flows.kinds.market.candles import Candle, Series
 from penstock.flows.kinds.market.manifest import verdict
-from penstock.flows.kinds.market.summary import plain
+from penstock.flows.kinds.market.summary import facts_of, plain
 from penstock.flows.kinds.market.workers import check_inputs, market_workers
 from penstock.flows.step import Workers
 from penstock.settings import load_settings

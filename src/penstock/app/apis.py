@@ -8,7 +8,8 @@ from fastapi.responses import RedirectResponse
 from pydantic import BaseModel
 
 from penstock.flows import status as flows_findings
-from penstock.flows.api import runs as flows_api
+from penstock.flows.api import runs as flow_runs_api
+from penstock.flows.api import steps as flow_steps_api
 from penstock.flows.api.queries import FlowViews
 from penstock.flows.engine.operations import Management
 from penstock.flows.service import FlowEngine
@@ -81,7 +82,7 @@ def make_api(web: Web, pulse: Pulse, parts: Parts) -> FastAPI:
     app.state.flows, app.state.flow_management = parts.flows, parts.flow_management
     app.state.flow_views, app.state.flow_live = parts.flow_views, parts.flow_live
     app.state.all_moves, app.state.status_board = parts.all_moves, _status_board(pulse, parts)
-    for part in (refdata_api, ingest_api, harvest_api, flows_api, overview_api):
+    for part in (refdata_api, ingest_api, harvest_api, flow_runs_api, flow_steps_api, overview_api):
         app.include_router(part.routes)
     app.include_router(_access)
     return app

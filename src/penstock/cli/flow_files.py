@@ -45,7 +45,7 @@ def graph(
     json: JsonOption = False,
 ) -> None:
     """Draw a flow: each step below those it waits for."""
-    from penstock.flows.definition import checked_graph as graphs
+    from penstock.flows.definition import render as graphs
 
     spec = chosen(target, flow)
     steps = spec.steps
@@ -70,7 +70,7 @@ def _looked_at(target: str) -> Iterator[_Looked]:
 
 def _together(looked: Iterable[_Looked]) -> Iterator[_Looked]:
     """The same beside each other: flows that lead back to themselves are wrong, each good by itself."""
-    from penstock.flows.definition.nesting import within_itself
+    from penstock.flows.definition.graph import within_itself
 
     known: dict[str, FlowSpec] = {}
     for one in looked:

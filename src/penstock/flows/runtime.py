@@ -10,10 +10,10 @@ from penstock.flows.config import FlowsSection
 from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.engine.operations import Management
 from penstock.flows.kinds import http, python
+from penstock.flows.kinds.market.ohlcv import read_only
 from penstock.flows.kinds.market.workers import market_workers
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
 from penstock.flows.kinds.registry import check_inputs
-from penstock.flows.kinds.sql import read_only
 from penstock.flows.maintenance import Keeper
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP

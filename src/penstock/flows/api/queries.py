@@ -12,7 +12,7 @@ from penstock.flows.api.explain import AHEAD_LIMIT, Facts, explain
 from penstock.flows.contract import MAP, RunStatus, StepStatus
 from penstock.flows.definition import schedule
 from penstock.flows.definition.catalogue import Catalogue
-from penstock.flows.definition.checked_graph import mermaid
+from penstock.flows.definition.render import mermaid
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.model import RUN, STEP, no_run, no_step
 from penstock.kernel.db import sql

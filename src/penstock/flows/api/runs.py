@@ -1,26 +1,55 @@
-"""The API of flows: /api/v1/flow_runs and /api/v1/flows; what workers ask for is in worker_api."""
+"""The API of flows: /api/v1/flow_runs and /api/v1/flows; what workers ask for is in steps."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from penstock.flows.api import schemas
-from penstock.flows.api import steps as worker_api
-from penstock.flows.api.queries import LAST, move
+from penstock.flows.api.queries import LAST, FlowViews, move
 from penstock.flows.contract import NAME, PREFIX, RunStatus, StepStatus
+from penstock.flows.definition.json_values import refuse_repeated
 from penstock.flows.definition.spec import RunRequest
-from penstock.flows.dependencies import Decisions, Engine, FlowName, Operator, RunId, StepId, Views
-from penstock.flows.repeated import refuse_repeated
+from penstock.flows.engine.operations import Management
+from penstock.flows.service import FlowEngine
 from penstock.kernel.db import paging
 from penstock.kernel.db.paging import Cursor, Limit
 from penstock.kernel.errors import Invalid
+from penstock.kernel.http.app import of_the_house
+from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Moment
 from penstock.kernel.states.event_stream import EVENT_STREAM, Live
 from penstock.kernel.states.journal import Noted
 from penstock.kernel.telemetry.telemetry import current_trace
+
+Operator = Annotated[Principal, Depends(of_the_house("flows"))]
+
+
+# These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
+async def _engine(request: Request, _caller: Operator) -> FlowEngine:
+    engine: FlowEngine = request.app.state.flows
+    return engine
+
+
+async def _management(request: Request, _caller: Operator) -> Management:
+    management: Management = request.app.state.flow_management
+    return management
+
+
+async def _views(request: Request, _caller: Operator) -> FlowViews:
+    views: FlowViews = request.app.state.flow_views
+    return views
+
+
+Engine = Annotated[FlowEngine, Depends(_engine)]
+Decisions = Annotated[Management, Depends(_management)]
+Views = Annotated[FlowViews, Depends(_views)]
+FlowName = Annotated[str, Path(alias="flow", pattern=NAME)]
+RunId = Annotated[str, Path(alias="runId", pattern=schemas.RUN_ID)]
+StepId = Annotated[str, Path(alias="stepId", pattern=schemas.STEP_ID)]
+
 
 EVENTS = "events"  # where a run of that name would be
 routes = APIRouter(prefix=PREFIX, tags=["flows"])
@@ -209,6 +238,3 @@ def _created(run_id: str, status: RunStatus, *, is_new: bool) -> schemas.Created
 def _refuse_reserved(run_id: str | None) -> None:
     if run_id == EVENTS:
         raise Invalid("RESERVED_RUN_ID", f"no run can be called {EVENTS!r}", hint="choose another runId")
-
-
-routes.include_router(worker_api.routes)

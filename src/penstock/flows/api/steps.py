@@ -13,12 +13,12 @@ from fastapi.responses import StreamingResponse
 
 from penstock.flows import artifacts
 from penstock.flows.api import step_schemas
-from penstock.flows.contract import ARTIFACT_NAME_LIMIT, ENGINE_KINDS, Answer, Hold
-from penstock.flows.dependencies import Engine, Operator, RunId, StepId, Views
+from penstock.flows.api.runs import Engine, Operator, RunId, StepId, Views
+from penstock.flows.contract import ARTIFACT_NAME_LIMIT, ENGINE_KINDS, PREFIX, Answer, Hold
 from penstock.flows.model import Claimed, Report, StepError
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 
-routes = APIRouter()
+routes = APIRouter(prefix=PREFIX, tags=["flows"])
 # In the browser of whoever looks at it, what a step left must not act as this server's own page would.
 _HARMLESS = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _BINARY = "application/octet-stream"

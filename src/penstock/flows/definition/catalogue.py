@@ -7,9 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.graph import did_you_mean
+from penstock.flows.definition.graph import did_you_mean, within_itself
 from penstock.flows.definition.loader import load_file, load_module
-from penstock.flows.definition.nesting import within_itself
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
 from penstock.flows.step import Workers

@@ -2,13 +2,14 @@
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
-from penstock.flows.contract import STEP_LIMIT
-from penstock.flows.definition.spec import StepSpec
-from penstock.kernel.errors import Invalid
+from penstock.flows.contract import FLOW, STEP_LIMIT
+from penstock.flows.definition.spec import FlowSpec, StepSpec
+from penstock.kernel.errors import BadConfig, Invalid
 
 _SEARCH_LIMIT = 200_000  # dependencies looked at for the shortest ring
 _NEAR = 32  # of these, from each step at least
@@ -151,4 +152,52 @@ def _way_back(start: int, place: int, came_from: Mapping[int, int]) -> list[int]
     way = [place]
     while way[-1] != start:
         way.append(came_from[way[-1]])
+    return way
+
+
+def within_itself(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> BadConfig | None:
+    """Why *flow* cannot stand beside *others*, if it leads through them back to itself."""
+    way = _circle(flow, others)
+    if way is None:
+        return None
+    told = f"flow {flow.name} would run within itself: {' → '.join(way)}"
+    return BadConfig("FLOW_WITHIN_ITSELF", told, hint="take its steps into another flow")
+
+
+def _circle(flow: FlowSpec, others: Mapping[str, FlowSpec]) -> list[str] | None:
+    """The way from *flow* through *others* back to it, if there is one; names known only at run time are not seen."""
+    came_from: dict[str, str] = {}
+    ahead = [flow]
+    while ahead:
+        within = ahead.pop()
+        for name in _inner(within):
+            if name == flow.name:
+                return [*_way(within.name, came_from), name]
+            if name in others and name not in came_from:
+                came_from[name] = within.name
+                ahead.append(others[name])
+    return None
+
+
+def _inner(flow: FlowSpec) -> Iterator[str]:
+    """The flows *flow* has within, at whatever depth of steps written inline."""
+    yield from _named({"kind": step.kind, "inputs": step.inputs} for step in flow.steps.values())
+
+
+def _named(steps: Iterable[Any]) -> Iterator[str]:
+    for step in steps:
+        inputs = step.get("inputs") or {}
+        if step.get("kind") != FLOW:
+            continue
+        if isinstance(name := inputs.get("flow"), str):
+            yield name
+        written = inputs.get("steps")
+        if isinstance(written, dict | list):
+            yield from _named(written.values() if isinstance(written, dict) else written)
+
+
+def _way(name: str, came_from: Mapping[str, str]) -> list[str]:
+    way = [name]
+    while way[0] in came_from:
+        way.insert(0, came_from[way[0]])
     return way

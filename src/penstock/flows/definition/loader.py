@@ -11,7 +11,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from penstock.flows.definition import checked_graph, schedule
+from penstock.flows.definition import schedule, validation
 from penstock.flows.definition.python_dsl import Flow
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
@@ -42,7 +42,7 @@ def load_file(path: Path, kind_checks: KindChecks = _NO_CHECKS) -> FlowSpec:
         @model_validator(mode="after")
         def _has_a_graph(self) -> Self:
             try:
-                checked_graph.checked(self.steps, kind_checks)
+                validation.checked_steps(self.steps, kind_checks)
             except Invalid as error:
                 raise Misplaced(_path(error), _told(error)) from None
             return self
@@ -90,7 +90,7 @@ def load_module(name: str, kind_checks: KindChecks = _NO_CHECKS) -> Module:
 
 def _check(name: str, flow: FlowSpec, kind_checks: KindChecks) -> None:
     try:
-        checked_graph.checked(flow.steps, kind_checks)
+        validation.checked_steps(flow.steps, kind_checks)
         _check_schedule(flow)
     except Invalid as error:
         said = f"{name}: flow {flow.name!r}: {error.message}"

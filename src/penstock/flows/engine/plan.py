@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from penstock.flows import store
 from penstock.flows.contract import RunStatus
-from penstock.flows.definition import checked_graph
+from penstock.flows.definition import validation
 from penstock.flows.definition.spec import RunRequest, StepSpec
 from penstock.flows.model import NewStep, Settled
 from penstock.kernel.db.database import Connection
@@ -23,8 +23,8 @@ _PLANS = 200
 
 def planned(steps: Mapping[str, StepSpec], checks: Checks) -> list[NewStep]:
     """The steps as they are kept; Invalid, naming it, when they make no flow."""
-    known = checked_graph.checked(steps, checks)
-    looked = [checked_graph.is_looked_at(steps[step_id]) for step_id in known.ids]
+    known = validation.checked_steps(steps, checks)
+    looked = [validation.is_looked_at(steps[step_id]) for step_id in known.ids]
     return [
         NewStep(
             n,

@@ -12,7 +12,7 @@ import orjson
 from yarl import URL
 
 from penstock import __version__
-from penstock.flows.kinds.hiding import Hiding
+from penstock.flows.kinds.http import Hiding
 from penstock.kernel.clock import Clock
 from penstock.kernel.http.retry_after import retry_after
 from penstock.kernel.tasks.backoff import delay

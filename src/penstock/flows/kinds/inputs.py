@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from penstock.flows.definition.spec import Written
-from penstock.flows.inputs import bad_inputs, checked
+from penstock.flows.definition.validation import bad_inputs, checked_inputs
 from penstock.flows.step import StepFailed
 from penstock.kernel.errors import Invalid
 
@@ -18,7 +18,7 @@ _CERTAIN = frozenset({"missing", "extra_forbidden"})  # whatever is referred to
 def read(model: type[M], inputs: Mapping[str, Any]) -> M:
     """*inputs* with all references filled in, as *model* has them; StepFailed BAD_INPUTS names what is wrong."""
     try:
-        return checked(model, inputs)
+        return checked_inputs(model, inputs)
     except Invalid as error:
         raise StepFailed(error.code, error.message, retryable=False) from None
 

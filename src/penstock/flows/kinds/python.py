@@ -1,28 +1,60 @@
 """F14: steps that are a function of Python, of a module that may be called."""
 
+import asyncio
+import contextvars
 import importlib
 import inspect
+import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import Field, StringConstraints
 
 from penstock.flows.contract import DOCUMENT_LIMIT
 from penstock.flows.definition.spec import Json, Written
-from penstock.flows.kinds import threads
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.threads import in_a_thread
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.text import storable
+
+T = TypeVar("T")
+
+
+async def in_a_thread(work: Callable[[], T], name: str) -> T:
+    """What *work* returns or raises; whoever stops waiting leaves it alone.
+
+    Not in the pool everybody shares: a few steps that take hours would fill it, and the program's end wait for them.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            settle: tuple[Callable[[Any], None], Any] = (future.set_result, context.run(work))
+        except StopIteration as error:  # no future can carry it
+            settle = (future.set_exception, RuntimeError(f"StopIteration: {error}"))
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            settle = (future.set_exception, error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, future, *settle)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await future
+
+
+def _settle(future: "asyncio.Future[T]", how: Callable[[Any], None], what: Any) -> None:
+    if not future.done():  # else whoever waited was cancelled
+        how(what)
+
 
 KIND = "python"
 _TRACE_LIMIT = 4_000  # characters, of its end: there the mistake is
 _MESSAGE_LIMIT = 1_000
-_OURS = (__file__, threads.__file__)
 
 
 class PythonInputs(Written):
@@ -97,7 +129,7 @@ def _told(error: BaseException) -> StepFailed:
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _OURS:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
 

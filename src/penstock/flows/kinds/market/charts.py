@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from penstock.flows.contract import MANIFEST
-from penstock.flows.inputs import CandleFile
-from penstock.flows.kinds.market.exported_candles import Series, read_series
+from penstock.flows.definition.validation import CandleFile
+from penstock.flows.kinds.market.candles import Series, read_series
 from penstock.flows.kinds.market.manifest import (
     ChartInputs,
     ChartRequest,
@@ -21,7 +21,7 @@ from penstock.flows.kinds.market.manifest import (
     manifest_of,
     verdict,
 )
-from penstock.flows.kinds.market.svg_renderer import Painter, Picture, PictureFailed
+from penstock.flows.kinds.market.renderers import Painter, Picture, PictureFailed
 from penstock.flows.model import StepError
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.errors import Invalid, NotFound, PenstockError

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from penstock.flows.contract import ARTIFACT_LIMIT, MANIFEST
 from penstock.flows.definition.spec import Code, Json, Name, Written
-from penstock.flows.inputs import TIMEFRAME, CandleFile, bad_inputs, checked
+from penstock.flows.definition.validation import TIMEFRAME, CandleFile, bad_inputs, checked_inputs
 from penstock.flows.model import StepError
 from penstock.kernel.errors import Invalid
 
@@ -66,7 +66,7 @@ class ChartInputs:
 
 def chart_inputs(inputs: Mapping[str, Any]) -> ChartInputs:
     """The *inputs* with all references filled in; Invalid BAD_INPUTS that names what is wrong."""
-    read = checked(_ChartInputs, inputs)
+    read = checked_inputs(_ChartInputs, inputs)
     if (read.requests is None) == (read.chart_template_id is None):
         raise bad_inputs("inputs: give either `requests` or `chartTemplateId`")
     requests = read.requests or _of_template(str(read.chart_template_id), read.timeframes)
@@ -110,8 +110,11 @@ def _refers(value: Any) -> bool:
 def _of_template(template: str, timeframes: Sequence[str]) -> list[ChartRequest]:
     """One picture per timeframe, or the one there is."""
     if not timeframes:
-        return [checked(ChartRequest, {"id": template, "template": template})]
-    return [checked(ChartRequest, {"id": f"{template}-{t}", "template": template, "timeframe": t}) for t in timeframes]
+        return [checked_inputs(ChartRequest, {"id": template, "template": template})]
+    return [
+        checked_inputs(ChartRequest, {"id": f"{template}-{t}", "template": template, "timeframe": t})
+        for t in timeframes
+    ]
 
 
 def _twice(names: Sequence[str]) -> list[str]:

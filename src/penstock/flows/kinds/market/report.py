@@ -10,12 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from penstock.flows.config import LlmSection
 from penstock.flows.contract import artifact_folder
 from penstock.flows.definition.spec import Name, Written
-from penstock.flows.inputs import CandleFile
-from penstock.flows.kinds.facts import Facts, facts_of
+from penstock.flows.definition.validation import CandleFile
 from penstock.flows.kinds.http_client import Answered, Api, CallFailed, Pause, Trouble
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.market.exported_candles import Series, read_series
-from penstock.flows.kinds.market.summary import picture, plain, summary, table
+from penstock.flows.kinds.market.candles import Series, read_series
+from penstock.flows.kinds.market.summary import Facts, facts_of, picture, plain, summary, table
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound

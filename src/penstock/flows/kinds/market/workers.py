@@ -10,9 +10,8 @@ from penstock.flows.kinds.inputs import CheckInputs, checks
 from penstock.flows.kinds.market.charts import OpenPainter, worker_charts
 from penstock.flows.kinds.market.manifest import check_written
 from penstock.flows.kinds.market.ohlcv import OhlcvInputs, Query, worker_ohlcv_export
-from penstock.flows.kinds.market.renderers import image_api, opened
+from penstock.flows.kinds.market.renderers import drawn_here, image_api, opened
 from penstock.flows.kinds.market.report import Model, ReportInputs, worker_llm_report
-from penstock.flows.kinds.market.svg_renderer import drawn_here
 from penstock.flows.step import Workers
 from penstock.kernel.clock import Clock, SystemClock
 

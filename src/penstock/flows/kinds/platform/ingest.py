@@ -12,7 +12,7 @@ from pydantic import StringConstraints
 from penstock.flows.definition.spec import Written
 from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.platform.common import asked_by, patiently, pause, stopped
-from penstock.flows.kinds.threads import in_a_thread
+from penstock.flows.kinds.python import in_a_thread
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.ingest.contract import SUPPLIER, FailureCode, Status
 from penstock.kernel.errors import Conflict
