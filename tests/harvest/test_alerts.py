@@ -20,11 +20,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from penstock.harvest import contract
-from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.alerts import ATTEMPTS, Code, Severity, Teller, raise_alert
 from penstock.harvest.config import AlertsSection
 from penstock.harvest.local.faults import Faults
 from penstock.harvest.local.server import LocalOptions
-from penstock.harvest.telling import ATTEMPTS, Teller
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.harvest import runtime
-from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.alerts import Code, Severity, Teller, raise_alert
 from penstock.harvest.config import AlertsSection
 from penstock.harvest.consolidate.batches import _Batches
 from penstock.harvest.consolidate.worker import Consolidator
@@ -19,7 +19,6 @@ from penstock.harvest.feed.feeds import Feeds
 from penstock.harvest.fetch.finish import consolidation
 from penstock.harvest.model import Kind, Position, Range, Window
 from penstock.harvest.sources.port import SourcePaused, SourceRefused
-from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.clock import ManualClock

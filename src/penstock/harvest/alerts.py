@@ -1,11 +1,25 @@
 """H12: alerts are written in the transaction that gives cause for them, and told afterwards, by every channel."""
 
-from datetime import datetime
+import asyncio
+import smtplib
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
+from email.message import EmailMessage
 from enum import StrEnum
+from typing import Any
 from uuid import UUID
 
+import aiohttp
+import asyncpg
+import orjson
+import structlog
+
+from penstock.harvest.config import AlertsSection, SmtpSection, WebhookSection
+from penstock.kernel.config.loader import resolve
 from penstock.kernel.db import sql
-from penstock.kernel.db.database import Connection
+from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.tasks.backoff import delay
+from penstock.kernel.text import storable
 
 SQL = sql.load("penstock.harvest", file="alerts.sql")
 
@@ -35,3 +49,122 @@ async def raise_alert(
 ) -> None:
     """Have somebody told, if and only if *tx* commits."""
     await tx.execute(SQL["raise"], feed, run_id, code, severity, message, now)
+
+
+ATTEMPTS = 60  # over more than a day, however chance has it
+_FIRST_DELAY, _MOST_DELAY = timedelta(seconds=5), timedelta(hours=1)
+_AT_ONCE = 20
+_TIMEOUT = 15.0
+# ValueError: a secret that no header, or no login, can hold.
+_FAILURES = (OSError, TimeoutError, ValueError, aiohttp.ClientError, smtplib.SMTPException)
+
+Channel = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+class Teller:
+    """Tells alerts that nobody was told of yet."""
+
+    def __init__(self, db: Database, section: AlertsSection) -> None:
+        self._db = db
+        self._channels: dict[str, Channel] = {"log": _log}
+        if section.email is not None:
+            self._channels["email"] = _email(section.email)
+        for number, webhook in enumerate(section.webhooks):
+            self._channels[f"webhook {number + 1}"] = _webhook(webhook, number)
+
+    async def tell(self) -> int:
+        """Tell what is due; how many alerts somebody has still to be told of."""
+        for _ in range(_AT_ONCE):
+            if not await self._tell_next():
+                break
+        return int(await self._db.fetchval(SQL["untold"]))
+
+    async def _tell_next(self) -> bool:
+        """One alert, in a transaction of its own: what was told stays told, whatever becomes of the next."""
+        async with self._db.transaction() as tx:
+            now = self._db.clock.now()
+            row = await tx.fetchrow(SQL["due"], now)
+            if row is None:
+                return False
+            told, error = await self._tell_one(row)
+            is_told = not error or row["attempts"] + 1 >= ATTEMPTS
+            due = now + delay(row["attempts"] + 1, first=_FIRST_DELAY, most=_MOST_DELAY)
+            await tx.execute(SQL["told"], row["id"], told, due, error and storable(error, 1_000), is_told)
+            return True
+
+    async def _tell_one(self, row: asyncpg.Record) -> tuple[list[str], str | None]:
+        told, error = list(row["told"]), None
+        for name, channel in self._channels.items():
+            if name in told:
+                continue
+            try:
+                await channel(_document(row))
+                told.append(name)
+            except _FAILURES as failure:
+                error = f"{name}: {_reason(failure)}"
+                structlog.get_logger().warning("alert_not_told", channel=name, error=error)
+        return told, error
+
+
+def _reason(failure: Exception) -> str:
+    # An answer's error repeats the address, which for a webhook often is the secret.
+    said = f"{failure.status} {failure.message}" if isinstance(failure, aiohttp.ClientResponseError) else str(failure)
+    return f"{type(failure).__name__}: {said}"
+
+
+def _document(row: asyncpg.Record) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "feed": row["feed"],
+        "runId": str(row["run_id"]) if row["run_id"] else None,
+        "code": row["code"],
+        "severity": row["severity"],
+        "message": row["message"],
+        "raisedAt": row["raised_at"].isoformat(),
+    }
+
+
+async def _log(alert: Mapping[str, Any]) -> None:
+    log = structlog.get_logger().bind(part="harvest")
+    tell = {Severity.WARNING: log.warning, Severity.ERROR: log.error}.get(alert["severity"], log.critical)
+    tell("alert", **alert)
+
+
+def _email(section: SmtpSection) -> Channel:
+    password = resolve(section.password, "harvest.alerts.email.password") if section.password else None
+
+    def send(message: EmailMessage) -> None:
+        with smtplib.SMTP(section.host, section.port, timeout=_TIMEOUT) as server:
+            if section.starttls:
+                server.starttls()
+            if section.username and password:
+                server.login(section.username, password)
+            server.send_message(message)
+
+    async def tell(alert: Mapping[str, Any]) -> None:
+        message = EmailMessage()
+        message["Subject"] = f"[Penstock] {alert['severity']}: {alert['code']} ({alert['feed']})"
+        message["From"], message["To"] = section.sender, ", ".join(section.to)
+        # Of the alert's number: a mail that is sent again can be seen to be the same.
+        message["Message-ID"] = f"<harvest-alert-{alert['id']}@penstock>"
+        message.set_content("\n".join([alert["message"], "", *(f"{name}: {said}" for name, said in alert.items())]))
+        await asyncio.to_thread(send, message)
+
+    return tell
+
+
+def _webhook(section: WebhookSection, number: int) -> Channel:
+    place = f"harvest.alerts.webhooks.{number}.secret_headers"
+    headers = {name: resolve(secret, f"{place}.{name}") for name, secret in section.secret_headers.items()}
+
+    async def tell(alert: Mapping[str, Any]) -> None:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
+        async with (
+            aiohttp.ClientSession(headers={**headers, "Content-Type": "application/json"}, timeout=timeout) as session,
+            session.post(section.url, data=orjson.dumps(alert), allow_redirects=False) as answer,
+        ):
+            if answer.status >= 300:  # a redirect is not followed: the secrets are for this address
+                reason = answer.reason or ""
+                raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status, message=reason)
+
+    return tell

@@ -10,6 +10,7 @@ import structlog
 
 from penstock.app.platform import HarvestPlatform
 from penstock.harvest import contract, store
+from penstock.harvest.alerts import Teller
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator, OnPublished
 from penstock.harvest.contract import WorkDone
@@ -18,7 +19,6 @@ from penstock.harvest.fetch.worker import ATTEMPTS, Fetcher
 from penstock.harvest.maintenance import Rescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
-from penstock.harvest.telling import Teller
 from penstock.kernel.bus import Delivering, Delivery, Subscription
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Connection

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.harvest.config import FeedSection
-from penstock.harvest.sources.open_source import open_source
+from penstock.harvest.feed.feeds import open_source
 from penstock.harvest.sources.port import Source
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
