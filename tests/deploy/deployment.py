@@ -14,7 +14,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.drift import DriftWatch
+from penstock.refdata.maintenance import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from tests.deploy.scrape import scraped
 from tests.harvest.local_source_process import LocalSourceProcess

@@ -8,7 +8,7 @@ from penstock.refdata import store
 from penstock.refdata.apply import definitions
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.drift import DriftWatch
+from penstock.refdata.maintenance import DriftWatch
 from penstock.refdata.model import Dict, Mark
 from tests.refdata.harness import RefdataHarness, upsert
 

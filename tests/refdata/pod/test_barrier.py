@@ -14,7 +14,7 @@ from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod.ipc import Reach
 from penstock.refdata.pod.load import barrier
 from penstock.refdata.pod.load.dictionary_state import Holding
-from penstock.refdata.pod.load.load_dictionary import Loads
+from penstock.refdata.pod.load.loader import Loads
 from tests.refdata.pod.conftest import Pods
 from tests.refdata.pod.harness import PodAnswer, PodHarness
 from tests.support.waiting import becomes

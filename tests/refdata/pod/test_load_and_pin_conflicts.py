@@ -13,8 +13,8 @@ from penstock.refdata import store
 from penstock.refdata.dictionaries import kept_versions
 from penstock.refdata.dictionaries.reader import Rows, Snapshot
 from penstock.refdata.model import Dict
-from penstock.refdata.pod.load import load_dictionary
-from penstock.refdata.pod.load.load_dictionary import Loads
+from penstock.refdata.pod.load import loader
+from penstock.refdata.pod.load.loader import Loads
 from penstock.refdata.store import stamp_of
 from tests.refdata.harness import delete
 from tests.refdata.pod.harness import PodHarness
@@ -47,13 +47,13 @@ async def test_keys_that_cannot_be_looked_up_in_time_are_loaded_with_all(
     only = Snapshot.only
     monkeypatch.setattr(Snapshot, "only", never)
     with monkeypatch.context() as impatient:
-        impatient.setattr(load_dictionary, "_CHANGES_WITHIN", 0.05)
+        impatient.setattr(loader, "_CHANGES_WITHIN", 0.05)
         await pod.hold("LOOSE", {"a": "once"})
     monkeypatch.setattr(Snapshot, "only", only)
     before = loaded(pod, "LOOSE", "delta")
     await pod.hold("LOOSE", {"a": "quick again"})
     assert (tries, loaded(pod, "LOOSE", "delta")) == (1, before + 1)
-    monkeypatch.setattr(load_dictionary, "_CHANGES_WITHIN", 0.05)
+    monkeypatch.setattr(loader, "_CHANGES_WITHIN", 0.05)
     monkeypatch.setattr(Snapshot, "only", never)
     for number in range(4):
         await pod.hold("LOOSE", {"a": number})

@@ -10,12 +10,44 @@ from penstock.kernel.db import paging
 from penstock.kernel.db.paging import Cursor, Limit
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.app import Caller
-from penstock.refdata import contract, views
-from penstock.refdata.access import acts_for
+from penstock.kernel.http.auth import Principal
+from penstock.refdata import contract
 from penstock.refdata.api import schemas
 from penstock.refdata.commands.service import LAST_ID, LATEST, Refdata
+from penstock.refdata.config import TenantSection
 from penstock.refdata.contract import NAME, PREFIX, Status
-from penstock.refdata.model import Dict, Update
+from penstock.refdata.model import Dict, Update, Version
+
+
+def accepted(update: Update) -> schemas.Accepted:
+    url = f"{PREFIX}/{update.tenant_id}/updates/{update.event_id}"
+    return schemas.Accepted(event_id=update.event_id, status=update.status, status_url=url)
+
+
+def update_status(update: Update) -> schemas.UpdateStatus:
+    return schemas.UpdateStatus(
+        event_id=update.event_id,
+        tenant_id=update.tenant_id,
+        dict_code=update.dict_code,
+        status=update.status,
+        committed_version=update.committed_version,
+        error=update.error_message,
+        error_code=update.error_code,
+        created_at=update.created_at,
+        updated_at=update.updated_at,
+    )
+
+
+def dictionary_version(version: Version) -> schemas.DictionaryVersion:
+    return schemas.DictionaryVersion(**version._asdict())
+
+
+def acts_for(caller: Principal, named: str | None, section: TenantSection) -> object:
+    """Whom a token acts for: the tenant of its claim; a trusted client may name another."""
+    if section.allow_header_override_for_trusted_clients and named and caller.subject in section.trusted_clients:
+        return named
+    return caller.claims.get(section.claim, "")
+
 
 routes = APIRouter(prefix=PREFIX, tags=["refdata"])
 _MOST = 2**63 - 1
@@ -63,7 +95,7 @@ async def submit(
     waits = mode is schemas.ConsistencyMode.WAIT_COMMIT
     within = timedelta(milliseconds=timeout_ms or refdata.section.consistency.wait_commit_timeout_ms)
     update = await refdata.submit(tenant, command, within if waits else None)
-    return _outcome(update, response) if waits else views.accepted(update)
+    return _outcome(update, response) if waits else accepted(update)
 
 
 @routes.get("/{tenantId}/updates/{eventId}")
@@ -71,7 +103,7 @@ async def show_update(
     tenant: Tenant, event_id: Annotated[UUID, Path(alias="eventId")], refdata: Service
 ) -> schemas.UpdateStatus:
     """R7: how an update stands."""
-    return views.update_status(await refdata.update(tenant, event_id))
+    return update_status(await refdata.update(tenant, event_id))
 
 
 @routes.get("/{tenantId}/updates")
@@ -88,7 +120,7 @@ async def list_updates(
         raise Invalid("NOT_LISTED", "committed updates are not listed", hint="the history of a dictionary tells them")
     moment, event_id = paging.after(cursor, [datetime, UUID], (LATEST, LAST_ID))
     found = await refdata.updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
-    return schemas.UpdatePage(updates=[views.update_status(update) for update in found.items], next=found.next)
+    return schemas.UpdatePage(updates=[update_status(update) for update in found.items], next=found.next)
 
 
 @routes.get("/{tenantId}/history/{dictCode}")
@@ -98,7 +130,7 @@ async def show_history(
     """R30: the versions of a dictionary and what made them, the latest first."""
     (before,) = paging.after(cursor, [int], [_MOST])
     found = await refdata.history(Dict(tenant, dict_code), before=before, limit=limit)
-    versions = [views.dictionary_version(version) for version in found.items]
+    versions = [dictionary_version(version) for version in found.items]
     return schemas.History(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)
 
 
@@ -145,7 +177,7 @@ async def roll_back(
 def _outcome(update: Update, response: Response) -> schemas.Accepted | schemas.Committed:
     """What a write that was waited for is answered with."""
     if update.status is Status.PENDING:
-        return views.accepted(update)
+        return accepted(update)
     if update.status is Status.FAILED:
         said, code = update.error_message or "it failed", update.error_code or "FAILED"
         raise Invalid(code, said, hint="mend it and send it under another eventId", eventId=str(update.event_id))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.headers import foreign_page
-from penstock.refdata.access import acts_for
+from penstock.refdata.api.routes import acts_for
 from penstock.refdata.config import TenantSection
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.ipc import Audit, Find, Reach, Show
