@@ -24,7 +24,7 @@ from penstock.flows.step import Handler, Step
 from penstock.harvest.contract import PLANS
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import Step as Place
-from penstock.ingest.service import Ingestion
+from penstock.ingest.run.run import Ingestion
 from penstock.ingest.workspace import Workplace, workplace
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, Transient

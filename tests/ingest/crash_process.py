@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.ingest.config import RetentionSection
 from penstock.ingest.run.hooks import Hooks
 from penstock.ingest.run.publish import Step
-from penstock.ingest.service import Ingestion
+from penstock.ingest.run.run import Ingestion
 from penstock.ingest.state.retention import sweep
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock, SystemClock

@@ -22,7 +22,7 @@ from penstock.ingest.run import ledger
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.ledger import Ledger
 from penstock.ingest.run.publish import OnStep
-from penstock.ingest.service import Ingestion
+from penstock.ingest.run.run import Ingestion
 from penstock.ingest.state import reader
 from penstock.ingest.state.retention import Swept, sweep
 from penstock.ingest.state.supplier_status import standing

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from penstock.ingest import paths
 from penstock.ingest.run.hooks import Hooks, Outcome
-from penstock.ingest.service import Ingestion
+from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import Clock
 

@@ -17,7 +17,7 @@ from penstock.ingest.model import Manifest, Pointer
 from penstock.ingest.run import publish
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import OnStep, Step
-from penstock.ingest.service import Ingestion
+from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, Stored

@@ -125,7 +125,7 @@ def test_a_run_id_is_as_the_document_says() -> None:
 )
 def test_a_name_that_could_lead_elsewhere_is_no_supplier(harness: SupplierHarness, name: str) -> None:
     """I5: no path comes from outside."""
-    from penstock.ingest.service import Ingestion
+    from penstock.ingest.run.run import Ingestion
 
     with pytest.raises(Invalid, match="cannot name a supplier"):
         Ingestion(harness.tree, "test").run(name)

@@ -22,10 +22,9 @@ from penstock.ingest.config import AlertSection
 from penstock.ingest.deliver import targets
 from penstock.ingest.deliver.deliveries import Deliveries
 from penstock.ingest.model import Alert, Failed
-from penstock.ingest.recipients import DictionaryTarget
 from penstock.ingest.state.reader import open_state
 from penstock.ingest.state.supplier_status import standing
-from penstock.ingest.supplier import load_supplier
+from penstock.ingest.supplier import DictionaryTarget, load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot

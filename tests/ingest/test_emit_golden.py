@@ -21,7 +21,8 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import delimited, records, workbook
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Column, Supplier
-from penstock.ingest.transform import emit, key_index, lines
+from penstock.ingest.transform import emit, key_index
+from penstock.ingest.transform import ndjson as lines
 from penstock.ingest.transform.pipeline import Names, Processed, process, settle_repeated
 from penstock.ingest.transform.values import typed
 from tests.ingest import reference

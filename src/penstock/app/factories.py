@@ -5,8 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from penstock.ingest.config import IngestSection
-from penstock.ingest.tree.open_tree import open_tree
-from penstock.ingest.tree.port import Tree
+from penstock.ingest.tree.port import Tree, open_tree
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.config.loader import resolve

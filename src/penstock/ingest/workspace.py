@@ -14,7 +14,7 @@ from penstock.ingest.deliver.deliveries import Deliveries
 from penstock.ingest.model import Failed, Standing, checked_supplier, no_supplier, supplier_of
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.recorder import DatabaseRecorder
-from penstock.ingest.service import Ingestion
+from penstock.ingest.run.run import Ingestion
 from penstock.ingest.state import reader
 from penstock.ingest.state.diff import Comparison, compare_runs
 from penstock.ingest.state.retention import Swept, sweep

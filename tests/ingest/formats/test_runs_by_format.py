@@ -9,7 +9,7 @@ import pytest
 
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import Manifest
-from penstock.ingest.service import Ingestion
+from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree.folder import FolderTree
 from tests.ingest.formats.extraction import DQ, STOCK
 from tests.ingest.formats.test_workbooks import ROWS, WRITERS

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.ingest import paths
 from penstock.ingest.inspect.inspection import Inspection, inspect
 from penstock.ingest.model import Manifest
-from penstock.ingest.service import Ingestion
+from penstock.ingest.run.run import Ingestion
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree.folder import FolderTree
 

@@ -7,10 +7,9 @@ from typing import Any
 from penstock.ingest import paths
 from penstock.ingest.async_bridge import Bridge
 from penstock.ingest.deliver.targets import Refused, call_webhook, fill_dictionary, start_flow
-from penstock.ingest.recipients import Target
 from penstock.ingest.run.publish import Current, current_state
 from penstock.ingest.state.reader import open_state
-from penstock.ingest.supplier import Supplier
+from penstock.ingest.supplier import Supplier, Target
 from penstock.ingest.transform.ndjson import document, small
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock

@@ -14,9 +14,9 @@ import orjson
 from msgspec import Raw
 
 from penstock.flows.contract import PREFIX as FLOWS
-from penstock.ingest.recipients import DictionaryTarget, FlowTarget, WebhookTarget
 from penstock.ingest.run.publish import Current
 from penstock.ingest.state.reader import State
+from penstock.ingest.supplier import DictionaryTarget, FlowTarget, WebhookTarget
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
 from penstock.kernel.http.client import ApiClient, Json

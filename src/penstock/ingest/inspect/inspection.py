@@ -3,14 +3,13 @@
 from pathlib import Path
 
 from penstock.ingest.inspect.columns import Typed, shortened, typed_fields
-from penstock.ingest.inspect.nameless import named_by_content
+from penstock.ingest.inspect.fields import named_by_content
 from penstock.ingest.inspect.proposal import chosen_key, config_of, doubts_of, settled_header
-from penstock.ingest.inspect.report import ColumnFound, Inspection, TableFound
+from penstock.ingest.inspect.report import ColumnFound, Inspection, TableFound, percent
+from penstock.ingest.inspect.rows import patterns_for
 from penstock.ingest.inspect.sample import Read, read
-from penstock.ingest.inspect.skipping import patterns_for
 from penstock.ingest.inspect.tables import Plan, Shaped, planned
 from penstock.ingest.inspect.vocabulary import snake
-from penstock.ingest.inspect.writing import percent
 
 __all__ = ["ColumnFound", "Inspection", "TableFound", "inspect"]
 

@@ -4,9 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.ingest.inspect.cells import Cells
-from penstock.ingest.inspect.formats import is_fractional, measure_options, money_options, quantity_options
-from penstock.ingest.inspect.moments import moment_options
+from penstock.ingest.inspect.columns import Cells
+from penstock.ingest.inspect.formats import (
+    is_fractional,
+    measure_options,
+    moment_options,
+    money_options,
+    quantity_options,
+)
 from penstock.ingest.inspect.vocabulary import Hint
 
 _PAIRS = (

@@ -16,8 +16,7 @@ from penstock.ingest.run.quality import Before
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform import key_index as indexes
 from penstock.ingest.transform.key_index import Difference
-from penstock.ingest.transform.lines import changed_lines, parsed
-from penstock.ingest.transform.ndjson import Lines, at, digest_of, document, small, text_of
+from penstock.ingest.transform.ndjson import Lines, at, changed_lines, digest_of, document, parsed, small, text_of
 from penstock.ingest.transform.pipeline import Processed
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Corrupt

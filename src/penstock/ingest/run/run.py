@@ -1,17 +1,22 @@
 """One run, from the choice of a file to its end: published, or failed with a code."""
 
+import platform
 import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from penstock.ingest import paths, provenance
+from penstock import __version__
+from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
-from penstock.ingest.model import Arrival, Artifact, Failed, Failure, Manifest, Stats, new_run_id
-from penstock.ingest.run import ledger, publish, select
+from penstock.ingest.model import Arrival, Artifact, Failed, Failure, Manifest, Stats, checked_supplier, new_run_id
+from penstock.ingest.run import ledger, publish, recover, select
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.ledger import Ledger
 from penstock.ingest.run.publish import Current, Publication, Step
@@ -23,9 +28,22 @@ from penstock.ingest.transform.key_index import index_of
 from penstock.ingest.transform.ndjson import digest_of, small
 from penstock.ingest.transform.pipeline import Names, Processed, hold, process, settle_repeated
 from penstock.ingest.tree.port import Tree
-from penstock.kernel.clock import Clock
+from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError, Transient
 from penstock.kernel.telemetry.build import code_commit
+
+_LIBRARIES = ("polars", "python-calamine")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What the result may depend on."""
+    return {
+        "penstock": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+    }
+
 
 # Not the file's fault: it stays in the inbox, and is looked at again.
 _STAYS = (
@@ -290,7 +308,7 @@ class Begun:
             key=self.config.key if self.config else (),
             previous_run=self.current.pointer.run_id if self.current else None,
             code_commit=code_commit(),
-            versions=provenance.versions(),
+            versions=versions(),
         )
 
 
@@ -298,3 +316,38 @@ def _why_nothing(ready: Ready) -> str:
     if ready.waiting:
         return f"{len(ready.waiting)} files may still be written: {', '.join(one.name for one in ready.waiting[:5])}"
     return "the inbox is empty"
+
+
+class Ingestion:
+    """Runs of the suppliers of one tree."""
+
+    def __init__(self, tree: Tree, holder: str, hooks: Hooks | None = None, clock: Clock | None = None) -> None:
+        self._tree = tree
+        self._holder = holder
+        self._hooks = hooks or Hooks()
+        self._clock = clock or SystemClock()
+
+    def run(self, supplier: str, *, waits: bool = True) -> Outcome:
+        """I4: one run, alone for its supplier; Conflict LOCKED when another is under way."""
+        checked_supplier(supplier)
+        with self._tree.lock(supplier, self._holder):
+            self._hooks.on_step(Step.LOCKED)
+            self._tree.prepare(supplier)
+            known = ledger.load(self._tree, supplier)
+            if (ended := recover.recover(self._tree, supplier, known, self._clock)) is not None:
+                known.note(ended)
+                self._record(ended)
+                known.running = None
+            self._hooks.on_step(Step.RECOVERED)
+            run = Run(self._tree, supplier, known, self._hooks, self._clock)
+            try:
+                return run.run(waits=waits)
+            finally:
+                ledger.save(self._tree, supplier, known)
+
+    def _record(self, ended: dict[str, Any]) -> None:
+        """Tell of a run that was killed what it could not tell itself."""
+        recorder, supplier, name = self._hooks.recorder, ended["supplier"], ended["input_filename"]
+        if ended["status"] == Status.PASS.value and ended["moved_to"] is not None:
+            recorder.moved(supplier, ended["run_id"], name, ended["moved_to"], "published")
+        recorder.ended(ended)

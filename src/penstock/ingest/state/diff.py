@@ -13,8 +13,7 @@ from penstock.ingest.model import Changes, supplier_of
 from penstock.ingest.state.reader import open_facts
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform import key_index as indexes
-from penstock.ingest.transform.lines import keys_of, parsed
-from penstock.ingest.transform.ndjson import at
+from penstock.ingest.transform.ndjson import at, keys_of, parsed
 from penstock.ingest.tree.port import Tree
 
 

@@ -10,7 +10,7 @@ import polars as pl
 from penstock.ingest.contract import Reason
 from penstock.ingest.extract.tables import FIGURES, MALFORMED, Batch, Table
 from penstock.ingest.supplier import CATEGORY, Supplier
-from penstock.ingest.transform import lines
+from penstock.ingest.transform import ndjson
 from penstock.ingest.transform.gate import Header
 from penstock.ingest.transform.values import Check, any_of, read, reading
 
@@ -50,7 +50,7 @@ class Emitter:
         self._header = header
         self._table = table
         self._above: dict[str, tuple[Any, ...]] = {}
-        self._start = lines.start_of(run_id, name, table.name)
+        self._start = ndjson.start_of(run_id, name, table.name)
         self._cells = list(dict.fromkeys(_column(one.index) for one in header.fields))
         self._readings = {
             one.name: reading(
@@ -72,7 +72,7 @@ class Emitter:
             pl.lit(table.name) if name == CATEGORY else pl.col(self._places[name]).cast(pl.String).fill_null("")
             for name in supplier.key
         ]
-        self._hashes = lines.hashes(key, pl.col(_ID))
+        self._hashes = ndjson.hashes(key, pl.col(_ID))
 
     def prepare(self, batch: Batch) -> Iterator[Prepared]:
         """The rows of *batch* that count; batches are prepared in their order."""
@@ -98,7 +98,7 @@ class Emitter:
         told = self._told(bad, torn)
         return Emitted(
             facts=facts[_LINE],
-            bad=lines.bad_lines(self._start, told),
+            bad=ndjson.bad_lines(self._start, told),
             index=facts.drop(_LINE),
             held=self._held(bad),
             reasons=dict(told["reason_code"].value_counts().iter_rows()),
@@ -151,7 +151,7 @@ class Emitter:
         """The lines of facts, and what the index has of them."""
         payload = good.select(self._payload).to_series()
         row_id = pl.Series(_ID, [sha256(text).hexdigest() for text in payload.cast(pl.Binary).to_list()], pl.String)
-        line = lines.fact_line(self._start, pl.col(_ID), pl.col(_ROW), pl.col(_PAYLOAD))
+        line = ndjson.fact_line(self._start, pl.col(_ID), pl.col(_ROW), pl.col(_PAYLOAD))
         return good.with_columns(payload, row_id).select(line.alias(_LINE), *self._hashes)
 
     def _held(self, bad: pl.DataFrame) -> pl.DataFrame:

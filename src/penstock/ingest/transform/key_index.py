@@ -8,8 +8,7 @@ from typing import BinaryIO
 import polars as pl
 
 from penstock.ingest.supplier import Supplier
-from penstock.ingest.transform.lines import keys_of, parsed
-from penstock.ingest.transform.ndjson import lines_of
+from penstock.ingest.transform.ndjson import keys_of, lines_of, parsed
 
 PART = 250_000  # keys looked at together
 _FAN = 16  # kinds of files, by the hash of the key: to look at a part only one kind is read

@@ -20,8 +20,17 @@ from penstock.ingest.transform import key_index as indexes
 from penstock.ingest.transform.emit import Emitted, Emitter
 from penstock.ingest.transform.gate import bind
 from penstock.ingest.transform.key_index import Index
-from penstock.ingest.transform.lines import held_lines, keys_of, parsed, payloads, repeated_lines, start_of
-from penstock.ingest.transform.ndjson import Lines, at, lines_of
+from penstock.ingest.transform.ndjson import (
+    Lines,
+    at,
+    held_lines,
+    keys_of,
+    lines_of,
+    parsed,
+    payloads,
+    repeated_lines,
+    start_of,
+)
 
 _JUDGES = 2
 _UNDER_WAY = 3  # one more than can be judged: a judge must not wait until the one before it is written
