@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from penstock.flows.api import schemas as flows
 from penstock.harvest.api import schemas as harvest
 from penstock.ingest.api import schemas as ingest
-from penstock.overview import wire as overview
+from penstock.overview import schemas as overview
 from penstock.tracking.api import schemas as tracking
 
 MOVE = {"from", "to", "actor", "at", "reason", "fence"}

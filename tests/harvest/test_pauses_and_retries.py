@@ -25,7 +25,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.outcome import Done, Retry
-from penstock.kernel.work.bus_workers import working
+from penstock.kernel.work.worker import working
 from tests.harvest.harness import harvest_harness
 from tests.harvest.scripted_source import (
     ONE_PART,

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.flows import status as flows
 from penstock.ingest.model import Alert
-from penstock.kernel.spans import in_words
 from penstock.kernel.states import event_stream
+from penstock.kernel.text import in_words
 from penstock.refdata import status as refdata
 from penstock.tracking import status as tracking
 

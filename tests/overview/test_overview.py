@@ -15,7 +15,7 @@ import pytest
 
 from penstock.overview.client import OverviewClient
 from penstock.overview.contract import Part
-from penstock.overview.machines import PART_OF
+from penstock.overview.events import PART_OF
 from tests.harvest.stepper import FEED, feed
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
 from tests.services.postgres import module_database

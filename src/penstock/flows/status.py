@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from penstock.flows.api.queries import FailedRun, FlowViews
 from penstock.kernel.findings import Finding, Report, broken, late, several
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 
 FAILED_WITHIN = timedelta(days=1)
 WAITS_TOO_LONG = timedelta(minutes=5)  # a worker that restarts claims again

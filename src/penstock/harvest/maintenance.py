@@ -18,7 +18,7 @@ from penstock.harvest.plan.planner import Planner
 from penstock.harvest.store import SQL
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db.database import Database
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 
 RESCUES = 3
 _BECALMED = timedelta(hours=1)

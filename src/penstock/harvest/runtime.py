@@ -26,8 +26,7 @@ from penstock.kernel.errors import PenstockError
 from penstock.kernel.ids import worker_name
 from penstock.kernel.tasks.outcome import Done, Outcome
 from penstock.kernel.tasks.periodic import Chore, repeating
-from penstock.kernel.work.bus_workers import working
-from penstock.kernel.work.worker import Handler, each
+from penstock.kernel.work.worker import Handler, each, working
 from penstock.refdata.apply import bump_version
 from penstock.refdata.model import Dict
 

@@ -7,7 +7,7 @@ from penstock.harvest.api.schemas import Feed, Run
 from penstock.harvest.contract import PlanState, RunState
 from penstock.harvest.model import RUN
 from penstock.kernel.findings import Finding, Report, broken, late, several
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 
 _FAILED = (PlanState.FAILED, RunState.FAILED, RunState.CONSOLIDATION_SKIPPED)
 _UNDER_WAY = (PlanState.PLANNING, PlanState.PLANNED, *RUN.groups["active"])

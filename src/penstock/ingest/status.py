@@ -7,7 +7,7 @@ from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import Status
 from penstock.ingest.model import Alert, Standing
 from penstock.kernel.findings import Finding, Report, broken, late, several
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 
 _Told = tuple[Callable[..., Finding], Callable[[Standing], str], str]  # the hint may name the supplier
 _ALERTS: Mapping[Alert, _Told] = {

@@ -9,10 +9,9 @@ from fastapi.responses import StreamingResponse
 from penstock.kernel.http.app import of_the_house
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.states.event_stream import EVENT_STREAM, Live
-from penstock.overview import wire
+from penstock.overview import schemas
 from penstock.overview.contract import EVENTS, LAST_LIMIT, PREFIX, STATUS, Part
-from penstock.overview.events import told
-from penstock.overview.machines import MACHINES
+from penstock.overview.events import MACHINES, told
 from penstock.overview.status import StatusBoard
 
 routes = APIRouter(prefix=PREFIX, tags=["overview"])
@@ -44,7 +43,7 @@ async def events(
 
 
 @routes.get(STATUS)
-async def status(request: Request, _caller: Operator) -> wire.Status:
+async def status(request: Request, _caller: Operator) -> schemas.Status:
     """What is late or broken, in all parts, and what to do next."""
     board: StatusBoard = request.app.state.status_board
     return await board.status()

@@ -1,13 +1,28 @@
 """Every move of every part as one stream, whichever databases their journals are in."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from penstock.flows import model as flows
+from penstock.harvest import model as harvest
+from penstock.ingest import model as ingest
 from penstock.kernel.db.database import Database
+from penstock.kernel.machine import Machine
 from penstock.kernel.states.event_stream import Live, Ringing, Tail
 from penstock.kernel.states.journal import Noted
-from penstock.overview import wire
+from penstock.overview import schemas
 from penstock.overview.contract import Part
-from penstock.overview.machines import MACHINES, PART_OF
+from penstock.refdata import model as refdata
+from penstock.tracking import model as tracking
+
+MACHINES: Mapping[Part, Sequence[Machine[Any]]] = {
+    Part.TRACKING: list(tracking.MACHINES.values()),
+    Part.REFDATA: [refdata.UPDATE, refdata.SNAPSHOT],
+    Part.INGEST: [ingest.RUN],
+    Part.HARVEST: [harvest.PLAN, harvest.RUN, harvest.PARTITION],
+    Part.FLOWS: [flows.RUN, flows.STEP],
+}
+PART_OF: Mapping[str, Part] = {machine.name: part for part, machines in MACHINES.items() for machine in machines}
 
 
 def all_moves(databases: Mapping[Part, Database], bells: Sequence[Ringing]) -> Live:
@@ -18,13 +33,13 @@ def all_moves(databases: Mapping[Part, Database], bells: Sequence[Ringing]) -> L
     return Live([Tail(db, names) for db, names in machines.items()], bells)
 
 
-def told(subject: str) -> Callable[[Noted], wire.Event | None]:
+def told(subject: str) -> Callable[[Noted], schemas.Event | None]:
     """What is told of a move to those who watch subjects that begin so."""
 
-    def fitting(noted: Noted) -> wire.Event | None:
+    def fitting(noted: Noted) -> schemas.Event | None:
         entry = noted.entry
         if not entry.subject.startswith(subject):
             return None
-        return wire.Event(part=PART_OF[entry.machine], **{name: getattr(entry, name) for name in entry.__slots__})
+        return schemas.Event(part=PART_OF[entry.machine], **{name: getattr(entry, name) for name in entry.__slots__})
 
     return fitting

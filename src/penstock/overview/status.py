@@ -10,7 +10,7 @@ from penstock import __version__
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.findings import Report, Severity, broken, several
 from penstock.kernel.http.health import Pulse
-from penstock.overview import wire
+from penstock.overview import schemas
 
 OK = "OK"
 PLATFORM = "platform"
@@ -27,17 +27,17 @@ class StatusBoard:
         self._pulse = pulse
         self._now = now
 
-    async def status(self) -> wire.Status:
+    async def status(self) -> schemas.Status:
         reports = await asyncio.gather(*(_report(name, look) for name, look in self._looks.items()))
         parts = [
-            wire.PartStatus(
-                part=name, summary=report.summary, findings=[*map(wire.Finding.model_validate, report.findings)]
+            schemas.PartStatus(
+                part=name, summary=report.summary, findings=[*map(schemas.Finding.model_validate, report.findings)]
             )
             for name, report in zip(self._looks, reports, strict=True)
         ]
         found = {finding.severity for report in reports for finding in report.findings}
         worst = next((one.value for one in Severity if one in found), OK)
-        return wire.Status(status=worst, at=self._now(), version=__version__, parts=parts)
+        return schemas.Status(status=worst, at=self._now(), version=__version__, parts=parts)
 
     async def _platform(self) -> Report:
         """What all parts stand on."""

@@ -11,8 +11,7 @@ from penstock.app.platform import RefdataPlatform
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.ids import worker_name
 from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.work.bus_workers import working
-from penstock.kernel.work.worker import Handler
+from penstock.kernel.work.worker import Handler, working
 from penstock.refdata.apply import definitions
 from penstock.refdata.apply.applier import Applier
 from penstock.refdata.apply.handlers import Relay, adapter_handler, apply_handler

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from penstock.kernel.findings import Finding, Report, broken, late, several
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 from penstock.refdata.commands.service import Refdata
 
 PENDING_TOO_LONG = timedelta(minutes=2)

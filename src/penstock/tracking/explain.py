@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import FILE_STAGE, Pause, Row, because
 

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from penstock.kernel.findings import Finding, Report, broken, late, several
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.model import FILE_STAGE, Standing, because
 from penstock.tracking.service import Tracking

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.flows.contract import FLOW, MAP, RunStatus, StepStatus
 from penstock.flows.model import UPSTREAM_FAILED
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 
 AHEAD_LIMIT = 1_000  # nobody counts further
 _NAMED = 5  # steps that are named; the others are counted

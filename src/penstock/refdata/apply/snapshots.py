@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.spans import in_words
+from penstock.kernel.text import in_words
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
 from penstock.refdata.apply.apply_transaction import Judging
