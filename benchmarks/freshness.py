@@ -33,7 +33,7 @@ from benchmarks.simulated_pods import HEARD, HELD
 from benchmarks.wrk import SECONDS
 from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
-from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source

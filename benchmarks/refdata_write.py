@@ -24,7 +24,7 @@ from benchmarks.servers import served
 from benchmarks.session import Session
 from penstock.app.platform import RefdataPlatform, open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.client import RefdataClient
 from penstock.refdata.commands.commit_waiter import SOMETHING

@@ -19,7 +19,7 @@ import uvloop
 
 from penstock.app.factories import make_refdata_redis
 from penstock.kernel.db.database import Database
-from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 from penstock.refdata.contract import INVALIDATIONS
 from penstock.refdata.dictionaries.catalogue import Catalogue

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from penstock.kernel.errors import NotFound, PenstockError, Transient
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import Stage, Status

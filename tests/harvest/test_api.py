@@ -19,7 +19,7 @@ from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.local.faults import Faults
-from penstock.kernel.db.paging import encode
+from penstock.kernel.db.page import encode
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import HttpMetrics

@@ -4,7 +4,7 @@ import asyncio
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.notifier import Bell
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 
 CHANNEL = "test_bell"
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.paging import Page, after, decode, encode, page
+from penstock.kernel.db.page import Page, after, decode, encode, page
 from penstock.kernel.errors import Invalid
 
 TYPES = (datetime, int, str)

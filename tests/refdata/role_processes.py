@@ -22,7 +22,7 @@ from penstock.app.factories import make_bus, make_invalidations
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db.database import Database
 from penstock.kernel.signals import Signal, Signals
-from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.tasks.wait import ended
 from penstock.settings import Settings
 from tests.refdata.crash_points import order, run
 from tests.refdata.harness import DOCUMENT, OTHER, chunk, command, create_schemas, dictionaries, upsert

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.app.apis import Web, make_command_api
-from penstock.kernel.db import paging
+from penstock.kernel.db import page as paging
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import HttpMetrics

@@ -22,7 +22,7 @@ from penstock.kernel.errors import Transient
 from penstock.kernel.http.auth import NoAuthenticator
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import HttpMetrics
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.dictionaries.provider import ItemTableProvider
 from penstock.refdata.maintenance import Upkeep

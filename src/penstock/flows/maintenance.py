@@ -26,7 +26,7 @@ from penstock.kernel.db.locks import transaction_lock
 from penstock.kernel.errors import Conflict, PenstockError, Transient
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.periodic import Chore
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.kernel.telemetry.telemetry import current_trace
 
 SCHEDULE = "schedule"

@@ -20,7 +20,7 @@ from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Conflict, NotFound
 from penstock.kernel.ids import new_id
 from penstock.kernel.storage import Storage
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.kernel.text import storable
 
 __all__ = ["MOVES", "RUNS", "STEPS", "FlowEngine"]

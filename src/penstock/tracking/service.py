@@ -8,13 +8,13 @@ from time import monotonic
 
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.notifier import Bell
-from penstock.kernel.db.paging import Page, page
+from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.machine import Move
 from penstock.kernel.states.event_stream import POLL, Live, Ringing, Tail
 from penstock.kernel.states.journal import Noted
 from penstock.kernel.tasks.outcome import readable
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.kernel.work.lease import Lease, Settled
 from penstock.kernel.work.lease import Report as LeaseReport
 from penstock.tracking import store

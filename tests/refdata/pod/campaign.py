@@ -22,7 +22,7 @@ from yarl import URL
 
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.model import Dict
 from penstock.refdata.runtime import ROLES

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
-from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.tasks.wait import ended
 from penstock.refdata import store
 from penstock.refdata.dictionaries.reader import Rows, Snapshot
 from penstock.refdata.model import Dict, Mark

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import structlog
 
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from tests.refdata.pod.campaign import (
     READERS,
     TARGETS,

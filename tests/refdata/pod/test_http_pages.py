@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.kernel.db import paging
+from penstock.kernel.db import page as paging
 from penstock.settings import Settings
 from tests.refdata.harness import delete
 from tests.refdata.pod.harness import PodHarness, running_pod

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.kernel.db import paging
+from penstock.kernel.db import page
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import NotFound, Transient
 from penstock.refdata import store
@@ -147,7 +147,7 @@ async def test_a_page_of_a_quicker_pod_is_waited_for(pod: PodHarness) -> None:
     version = await pod.put("LOOSE", {"c": 3})
     query = "SELECT updated_at FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2"
     at = await pod.harness.db.fetchval(query, *LOOSE)
-    cursor = paging.encode([version, stamp_of(at), False, b"\0a".hex()])
+    cursor = page.encode([version, stamp_of(at), False, b"\0a".hex()])
     found = await pod.get(f"LOOSE/all?cursor={cursor}")
     assert (found.status, [item["key"] for item in found.json["items"]]) == (200, ["b", "c"])
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.tasks.wait import ended
 from penstock.refdata.model import Mark
 from penstock.refdata.pod.ipc import (
     Answer,

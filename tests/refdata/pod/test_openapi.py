@@ -20,7 +20,7 @@ from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 import penstock.refdata.pod
-from penstock.kernel.db import paging
+from penstock.kernel.db import page as paging
 from penstock.kernel.http.auth import JwtAuthenticator
 from penstock.kernel.http.keys import SharedSecret
 from penstock.refdata.pod.serve.request import KEYS_LIMIT

@@ -17,7 +17,7 @@ from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.model import RUN, STEP, no_run, no_step
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
-from penstock.kernel.db.paging import Page, page
+from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import Conflict
 from penstock.kernel.states import journal
 from penstock.kernel.states.journal import Noted

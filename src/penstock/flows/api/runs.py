@@ -14,8 +14,8 @@ from penstock.flows.definition.json_values import refuse_repeated
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine.operations import Management
 from penstock.flows.service import FlowEngine
-from penstock.kernel.db import paging
-from penstock.kernel.db.paging import Cursor, Limit
+from penstock.kernel.db import page
+from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.app import of_the_house
 from penstock.kernel.http.auth import Principal
@@ -98,7 +98,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.Runs:
     """The runs there were, the latest first."""
-    (before,) = paging.after(cursor, [int], [LAST])
+    (before,) = page.after(cursor, [int], [LAST])
     found = await views.runs(flow, status, since, before, limit)
     return schemas.Runs(runs=list(found.items), next=found.next)
 
@@ -132,7 +132,7 @@ async def watch_run(run_id: RunId, views: Views, live: Watching, last_event_id: 
 @routes.get("/flow_runs/{runId}/history")
 async def history(run_id: RunId, views: Views, limit: Limit = 1000, cursor: Cursor = None) -> schemas.History:
     """F18: every move of a run and its steps, oldest first: who, when, why."""
-    entry, place = paging.after(cursor, [int, int], (0, 0))
+    entry, place = page.after(cursor, [int, int], (0, 0))
     return await views.history(run_id, (entry, place), limit)
 
 
@@ -193,7 +193,7 @@ async def logs(
     cursor: Cursor = None,
 ) -> schemas.Logs:
     """F18: what a step told while it ran, oldest first."""
-    (after,) = paging.after(cursor, [int], [0])
+    (after,) = page.after(cursor, [int], [0])
     return await views.logs(run_id, step_id, attempt, after, limit)
 
 

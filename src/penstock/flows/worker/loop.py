@@ -17,7 +17,7 @@ from penstock.flows.step import Desk, Handler, Step, StepFailed, Workers
 from penstock.flows.worker.reports import checked_outputs, failed, given_back, said, set_aside
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.tasks.wait import ended, happens
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 Ended = tuple[Claimed, Report]

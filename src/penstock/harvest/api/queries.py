@@ -17,7 +17,7 @@ from penstock.harvest.feed.feeds import known_feed
 from penstock.harvest.model import no_run
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.paging import Page, page
+from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import NotFound
 from penstock.kernel.states import journal
 from penstock.kernel.storage import Storage

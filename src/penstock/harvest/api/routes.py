@@ -10,8 +10,8 @@ from penstock.harvest.api import schemas
 from penstock.harvest.api.queries import START, HarvestViews
 from penstock.harvest.contract import NAME, PREFIX
 from penstock.harvest.service import Harvest
-from penstock.kernel.db import paging
-from penstock.kernel.db.paging import Cursor, Limit
+from penstock.kernel.db import page
+from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.http.app import of_the_house
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Text
@@ -94,7 +94,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.Runs:
     """The runs there were, the latest first."""
-    moment, run_id = paging.after(cursor, [datetime, UUID], START)
+    moment, run_id = page.after(cursor, [datetime, UUID], START)
     found = await views.runs(feed, (moment, run_id), limit)
     return schemas.Runs(runs=list(found.items), next=found.next)
 
@@ -114,7 +114,7 @@ async def partitions(run_id: RunId, views: Views) -> schemas.Partitions:
 @routes.get("/runs/{runId}/rejects")
 async def rejects(run_id: RunId, views: Views, limit: Limit = 20, cursor: Cursor = None) -> schemas.Rejects:
     """The records of a run that could not be kept or mapped, and why."""
-    (after,) = paging.after(cursor, [int], [0])
+    (after,) = page.after(cursor, [int], [0])
     return await views.rejects(run_id, after, limit)
 
 

@@ -16,7 +16,7 @@ from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.store import MoveRow, Position, RunRow
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.paging import Page, page
+from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import NotFound
 from penstock.kernel.states import journal
 from penstock.kernel.states.journal import Noted

@@ -10,8 +10,8 @@ from penstock.ingest.api import schemas
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import PREFIX, RunState
 from penstock.ingest.store import START
-from penstock.kernel.db import paging
-from penstock.kernel.db.paging import Cursor, Limit
+from penstock.kernel.db import page
+from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.http.app import of_the_house
 
 NDJSON = "application/x-ndjson"
@@ -56,7 +56,7 @@ async def runs(
     cursor: Cursor = None,
 ) -> schemas.Runs:
     """The runs there were, the latest first."""
-    moment, run_id = paging.after(cursor, [datetime, str], START)
+    moment, run_id = page.after(cursor, [datetime, str], START)
     found = await views.runs(supplier, status, (moment, run_id), limit)
     items = [schemas.Run.model_validate(one, from_attributes=True) for one in found.items]
     return schemas.Runs(runs=items, next=found.next)

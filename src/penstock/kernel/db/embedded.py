@@ -25,7 +25,7 @@ from penstock.kernel.db.account import Account, Process
 from penstock.kernel.db.datadir import make_folder
 from penstock.kernel.errors import BadConfig, Conflict, Transient
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 
 DATABASE = "penstock"
 START_TIMEOUT = 60.0

@@ -11,7 +11,7 @@ import structlog
 from penstock.kernel.db.database import translated
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.tasks.wait import ended, happens
 
 INBOX_LIMIT = 10_000
 _PING_EVERY = 10.0

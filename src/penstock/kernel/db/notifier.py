@@ -11,7 +11,7 @@ from datetime import timedelta
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.listener import Heard, Inbox, listen
 from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.tasks.wait import ended
 
 QUIET = timedelta(milliseconds=50)  # a NOTIFY takes a lock all commits of the server pass: never one per move
 

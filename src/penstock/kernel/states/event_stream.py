@@ -14,7 +14,7 @@ from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.states import journal
 from penstock.kernel.states.journal import Noted, Position
-from penstock.kernel.tasks.waiting import any_happens
+from penstock.kernel.tasks.wait import any_happens
 
 EVENT_STREAM = "text/event-stream"
 WATCHERS = 100  # event streams of a part one process serves at a time

@@ -9,7 +9,7 @@ from random import uniform
 import structlog
 
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.tasks.wait import ended
 
 Chore = Callable[[], Awaitable[object]]
 

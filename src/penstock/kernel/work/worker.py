@@ -16,7 +16,7 @@ from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.outcome import Failed, Outcome, Retry
-from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.tasks.wait import ended, happens
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 
-from penstock.kernel.db import paging
-from penstock.kernel.db.paging import Cursor, Limit
+from penstock.kernel.db import page
+from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.app import Caller
 from penstock.kernel.http.auth import Principal
@@ -118,7 +118,7 @@ async def list_updates(
     """Which updates are under way, or failed and why, the latest first."""
     if status is Status.COMMITTED:
         raise Invalid("NOT_LISTED", "committed updates are not listed", hint="the history of a dictionary tells them")
-    moment, event_id = paging.after(cursor, [datetime, UUID], (LATEST, LAST_ID))
+    moment, event_id = page.after(cursor, [datetime, UUID], (LATEST, LAST_ID))
     found = await refdata.updates(tenant, status, dict_code, before=(moment, event_id), limit=limit)
     return schemas.UpdatePage(updates=[update_status(update) for update in found.items], next=found.next)
 
@@ -128,7 +128,7 @@ async def show_history(
     tenant: Tenant, dict_code: Code, refdata: Service, limit: Limit = 100, cursor: Cursor = None
 ) -> schemas.History:
     """R30: the versions of a dictionary and what made them, the latest first."""
-    (before,) = paging.after(cursor, [int], [_MOST])
+    (before,) = page.after(cursor, [int], [_MOST])
     found = await refdata.history(Dict(tenant, dict_code), before=before, limit=limit)
     versions = [dictionary_version(version) for version in found.items]
     return schemas.History(tenant_id=tenant, dict_code=dict_code, versions=versions, next=found.next)

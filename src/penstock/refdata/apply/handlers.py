@@ -18,7 +18,7 @@ from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.kernel.telemetry.telemetry import TRACEPARENT, Telemetry
 from penstock.kernel.work.worker import Handler
 from penstock.refdata.apply.applier import Applier, TooSlow

@@ -9,7 +9,7 @@ import structlog
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.tasks.wait import ended, happens
 from penstock.refdata import store
 from penstock.refdata.contract import Status
 from penstock.refdata.model import Update

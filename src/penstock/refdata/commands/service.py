@@ -13,7 +13,7 @@ import msgspec
 from penstock.kernel.bus import Bus
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.notifier import Bell
-from penstock.kernel.db.paging import Page, page
+from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.kernel.ids import new_id
 from penstock.kernel.telemetry.telemetry import current_trace

@@ -21,7 +21,7 @@ from penstock.kernel.http.health import EXPOSITION, Check, Health, Pulse
 from penstock.kernel.ids import worker_name
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.tasks.wait import ended, happens
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.pod.ipc import Answer, Document, Question, answering

@@ -9,8 +9,8 @@ import orjson
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from fastapi.responses import Response, StreamingResponse
 
-from penstock.kernel.db import paging
-from penstock.kernel.db.paging import Cursor, Limit
+from penstock.kernel.db import page
+from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.app import Caller
 from penstock.kernel.http.auth import Principal
@@ -90,7 +90,7 @@ async def list_files(
     if stage is not None and status is None:
         raise Invalid("STATUS_MISSING", "a stage alone filters nothing", hint="give `status` too")
     stands = Stands(stage, status, shard, prefix, updated_since, updated_before)
-    after = paging.after(cursor, [str, int], ("", -1))
+    after = page.after(cursor, [str, int], ("", -1))
     found = await tracking.files(stands, after=after, limit=limit)
     files = [
         schemas.FileStatus(filename=filename, shards=[views.shard(row) for row in rows])
@@ -110,7 +110,7 @@ async def show_history(
     filename: Filename, tracking: Service, limit: Limit = 1000, cursor: Cursor = None
 ) -> schemas.History:
     """T15: every move of every shard of a file, oldest first: who, when, why."""
-    after = paging.after(cursor, [int, int], (0, 0))
+    after = page.after(cursor, [int, int], (0, 0))
     found = await tracking.history(filename, after=after, limit=limit)
     return schemas.History(filename=filename, moves=[views.event(noted) for noted in found.items], next=found.next)
 
@@ -188,7 +188,7 @@ async def list_queue(
     """T5: what waits for a stage, oldest first. Page with `cursor`: offsets skip rows while the queue moves."""
     found = await tracking.queue(
         stage,
-        after=paging.after(cursor, [datetime, int], (BEGINNING, 0)),
+        after=page.after(cursor, [datetime, int], (BEGINNING, 0)),
         updated_since=updated_since,
         updated_before=updated_before,
         limit=limit,

@@ -9,8 +9,8 @@ exception is tried again later. Delivery is at least once: an item can come agai
 between the work and the report.
 """
 
-from penstock.tracking.sdk.blocking import SyncStageDaemon
 from penstock.tracking.sdk.daemon import StageDaemon
 from penstock.tracking.sdk.item import Item
+from penstock.tracking.sdk.sync import SyncStageDaemon
 
 __all__ = ["Item", "StageDaemon", "SyncStageDaemon"]

@@ -12,7 +12,7 @@ import structlog
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.ids import worker_name
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.waiting import ended, happens
+from penstock.kernel.tasks.wait import ended, happens
 from penstock.tracking.client import PipelineClient
 from penstock.tracking.contract import BATCH_LIMIT
 from penstock.tracking.model import Claimed, queue_named

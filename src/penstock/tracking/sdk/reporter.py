@@ -8,7 +8,7 @@ import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.tracking.client import Ended, PipelineClient
 from penstock.tracking.contract import BATCH_LIMIT, Answer, Stage
 from penstock.tracking.sdk.item import Item

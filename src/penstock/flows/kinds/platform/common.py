@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 
 from penstock.flows.step import Step, StepFailed
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 
 T = TypeVar("T")
 LOOK = 0.5  # seconds between two looks at what goes on elsewhere

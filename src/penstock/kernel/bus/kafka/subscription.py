@@ -17,7 +17,7 @@ from penstock.kernel.bus.kafka.sender import Letter
 from penstock.kernel.bus.settlement import Settled, settle
 from penstock.kernel.clock import Clock
 from penstock.kernel.tasks.outcome import Failed, Outcome
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 
 SHORTEST_SESSION, LONGEST_SESSION = timedelta(seconds=6), timedelta(minutes=30)  # brokers refuse others by default
 _HEARTBEAT = timedelta(milliseconds=500)

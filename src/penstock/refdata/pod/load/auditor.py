@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.tasks.waiting import within
+from penstock.kernel.tasks.wait import within
 from penstock.refdata.dictionaries.reader import Snapshot
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.load.dictionary_state import Holding

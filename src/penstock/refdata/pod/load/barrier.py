@@ -10,7 +10,7 @@ import structlog
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, PenstockError, Transient
-from penstock.kernel.tasks.waiting import within
+from penstock.kernel.tasks.wait import within
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection
 from penstock.refdata.model import Dict

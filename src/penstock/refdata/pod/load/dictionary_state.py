@@ -10,7 +10,7 @@ from typing import Protocol
 
 from penstock.kernel.errors import NotFound, PenstockError
 from penstock.kernel.tasks.backoff import Backoff
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.refdata.model import Dict, Mark
 
 _NOTHING = -1

@@ -13,7 +13,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Corrupt, NotFound, PenstockError, Transient
 from penstock.kernel.signals import Resync, Signals
 from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.waiting import ended, happens, within
+from penstock.kernel.tasks.wait import ended, happens, within
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection

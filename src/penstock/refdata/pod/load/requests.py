@@ -6,7 +6,7 @@ import msgspec
 import structlog
 
 from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.tasks.waiting import within
+from penstock.kernel.tasks.wait import within
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.ipc import Answer, Audit, Document, Find, Question, Reach, Ready, Refused, Show
 from penstock.refdata.pod.load.auditor import Auditor

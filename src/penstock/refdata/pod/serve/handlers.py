@@ -7,7 +7,7 @@ from uuid import uuid4
 import orjson
 import structlog
 
-from penstock.kernel.db import paging
+from penstock.kernel.db import page
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.refdata.model import Dict, Mark
 from penstock.refdata.pod.ipc import Reach
@@ -158,7 +158,7 @@ def _page(view: View, entry: Entry, address: Address, request: Request) -> Answe
         raise Gone("VERSION_GONE", said, hint="begin again without a cursor")
     # When it is not known whether there is more, the next page tells: it may be empty.
     is_last = len(found) < limit and sum(len(place) + len(value) for place, value in found) < _PAGE_SIZE
-    more = None if is_last else paging.encode([*at.mark, found[-1][0].hex()])
+    more = None if is_last else page.encode([*at.mark, found[-1][0].hex()])
     items = b",".join(map(as_line, found))
     body = b'{"version":%d,"items":[%b],"next":%b}' % (at.mark.version, items, orjson.dumps(more))
     head = responses.data_head(at.mark, responses.MEMORY, entry.age)
@@ -188,7 +188,7 @@ def _limit(given: str | None) -> int:
 
 
 def _at(cursor: str) -> PageAt:
-    *mark, place = paging.decode(cursor, [int, int, bool, str])
+    *mark, place = page.decode(cursor, [int, int, bool, str])
     try:
         at = PageAt(Mark(*mark), bytes.fromhex(place))
     except ValueError as error:

@@ -17,7 +17,7 @@ import uvloop
 from penstock.app.factories import make_authenticator
 from penstock.kernel.http.headers import LOCAL_NAMES
 from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.waiting import ended
+from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import configure_logging
 from penstock.refdata.pod.ipc import Link, Show

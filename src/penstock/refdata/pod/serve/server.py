@@ -9,7 +9,7 @@ from time import monotonic
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError, Transient
 from penstock.kernel.http.auth import Authenticator
 from penstock.kernel.http.sockets import queued
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.refdata.model import Mark
 from penstock.refdata.pod.ipc import Audit, Document, Find, Items, Link, Reach, Ready, Refused, Show
 from penstock.refdata.pod.memory import layout

@@ -8,7 +8,7 @@ from time import monotonic
 import orjson
 
 from penstock.kernel.errors import Transient
-from penstock.kernel.tasks.waiting import happens
+from penstock.kernel.tasks.wait import happens
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.memory.reader import Changed
 from penstock.refdata.pod.serve import responses
