@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.settings import load_settings
-from tests.harvest.local_source_process import LocalSourceProcess
+from tests.harvest.simulator_process import SimulatorProcess
 from tests.support.processes import Up
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +33,7 @@ CONFIG, FLOW = blocks("yaml")
 class ReadmeReader:
     """Somebody who types what the README says, in a folder of their own."""
 
-    def __init__(self, up: Up, folder: Path, source: LocalSourceProcess) -> None:
+    def __init__(self, up: Up, folder: Path, source: SimulatorProcess) -> None:
         self._folder = folder
         self._addresses = {API: up.api, QUERY: up.query, SOURCE: source.url}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -69,7 +69,7 @@ class ReadmeReader:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadmeReader]:
     folder = tmp_path_factory.mktemp("reader")
-    source = LocalSourceProcess(3000)
+    source = SimulatorProcess(3000)
     (folder / "penstock.yaml").write_text(CONFIG.replace(SOURCE, source.url))
     (folder / "flows").mkdir()
     (folder / "flows" / "nightly.yaml").write_text(FLOW)

@@ -20,7 +20,7 @@ from penstock.kernel.errors import PenstockError
 from penstock.refdata.model import Refusal
 
 _INGEST = Path(__file__).parent.parent / "etl" / "reason_codes.yaml"
-_APART = ("penstock.harvest.local",)  # the source to try harvest with is nobody's API
+_APART = ("penstock.harvest.simulator",)  # the source to try harvest with is nobody's API
 _WHERE = {
     "kernel": "Everywhere",
     "tracking": "Tracking",

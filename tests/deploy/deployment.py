@@ -17,7 +17,7 @@ from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.maintenance import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
 from tests.deploy.scrape import scraped
-from tests.harvest.local_source_process import LocalSourceProcess
+from tests.harvest.simulator_process import SimulatorProcess
 from tests.harvest.stepper import FEED, feed
 from tests.ingest.harness import KEYED, IngestHarness, snapshot
 from tests.services.postgres import module_database
@@ -92,7 +92,7 @@ class DeploymentRole(Server):
 class Deployment:
     """Its configuration, the files of a supplier, a source to harvest; *url* is where its processes find PostgreSQL."""
 
-    def __init__(self, folder: Path, url: str, source: LocalSourceProcess) -> None:
+    def __init__(self, folder: Path, url: str, source: SimulatorProcess) -> None:
         self.folder = folder
         self.source = source
         self.harness = IngestHarness(folder / "tree", KEYED)
@@ -180,8 +180,8 @@ def database() -> Iterator[str]:
 
 
 @contextmanager
-def source() -> Iterator[LocalSourceProcess]:
-    one = LocalSourceProcess(RECORDS)
+def source() -> Iterator[SimulatorProcess]:
+    one = SimulatorProcess(RECORDS)
     try:
         yield one
     finally:

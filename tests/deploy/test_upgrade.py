@@ -18,7 +18,7 @@ from tests.deploy import upgrade_versions
 from tests.deploy.test_migrations import recorded
 from tests.deploy.upgrade_versions import NEXT, PARTS, Version, VersionRole
 from tests.deploy.upgrade_workload import BACK, FORWARD, loaded, upgrade_workload
-from tests.harvest.local_source_process import LocalSourceProcess
+from tests.harvest.simulator_process import SimulatorProcess
 from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import fresh_database
 from tests.support.processes import penstock_here
@@ -72,7 +72,7 @@ async def test_the_other_parts_are_shared_by_two_versions(
     before: Version, following: Version, postgres_url: str, tmp_path: Path
 ) -> None:
     """R27: rows, steps and partitions are handed out to old and new, each once, whichever of them began the work."""
-    source = LocalSourceProcess(RECORDS)
+    source = SimulatorProcess(RECORDS)
     try:
         async with fresh_database(postgres_url, empty=True) as url, UpgradeClient() as client:
             written(tmp_path, url, source)
@@ -239,7 +239,7 @@ async def shares_steps(client: UpgradeClient, folder: Path, old: VersionRole, ne
 
 
 async def shares_partitions(
-    client: UpgradeClient, url: str, source: LocalSourceProcess, old: VersionRole, new: VersionRole
+    client: UpgradeClient, url: str, source: SimulatorProcess, old: VersionRole, new: VersionRole
 ) -> None:
     """Harvest: the partitions of a run are fetched by both, each record once."""
     run_id = (await client.ask(new, f"/api/v1/harvest/feeds/{FEED}/runs", {}))["runId"]
@@ -264,7 +264,7 @@ def up(version: Version, folder: Path) -> VersionRole:
     return version.start("up", "--data-dir", str(folder / version.name), *ports, folder=folder)
 
 
-def written(folder: Path, url: str, source: LocalSourceProcess) -> None:
+def written(folder: Path, url: str, source: SimulatorProcess) -> None:
     source.fail(latency_ms=30)
     section = {**feed(source.url), "pages_per_turn": 1, "partitions": {"count": 12, "least": 10}, "page_size": 10}
     config = {

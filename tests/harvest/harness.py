@@ -22,13 +22,13 @@ from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import RunState
 from penstock.harvest.feed.feeds import Feeds
 from penstock.harvest.fetch.worker import Fetcher
-from penstock.harvest.local.message import Answer, Reply, Request
-from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.harvest.maintenance import Rescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import harvesting, renewing_dictionaries
+from penstock.harvest.simulator.message import Answer, Reply, Request
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.bus import DeadLetter, Delivery
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound

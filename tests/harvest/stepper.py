@@ -15,12 +15,12 @@ from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.feed.feeds import Feeds
 from penstock.harvest.fetch.worker import ATTEMPTS, Fetcher
-from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.harvest.maintenance import Rescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import renewing_dictionaries
 from penstock.harvest.service import Harvest
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.bus import Delivering, Delivery, Message
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db.database import Database

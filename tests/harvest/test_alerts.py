@@ -22,8 +22,8 @@ from aiohttp.test_utils import TestServer
 from penstock.harvest import contract
 from penstock.harvest.alerts import ATTEMPTS, Code, Severity, Teller, raise_alert
 from penstock.harvest.config import AlertsSection
-from penstock.harvest.local.faults import Faults
-from penstock.harvest.local.server import LocalOptions
+from penstock.harvest.simulator.faults import Faults
+from penstock.harvest.simulator.server import LocalOptions
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig

@@ -18,7 +18,7 @@ from penstock.harvest import contract
 from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.consolidate import watermark
-from penstock.harvest.local.faults import Faults
+from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.db.page import encode
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.health import Pulse

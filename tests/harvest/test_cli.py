@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from penstock.cli import harvest
-from tests.harvest.local_source_process import RECORDS, LocalSourceProcess
+from tests.harvest.simulator_process import RECORDS, SimulatorProcess
 from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import module_database
 from tests.support.processes import ServerCli, Up, penstock_on_a_terminal
@@ -21,14 +21,14 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
-def source() -> Iterator[LocalSourceProcess]:
-    one = LocalSourceProcess()
+def source() -> Iterator[SimulatorProcess]:
+    one = SimulatorProcess()
     yield one
     one.stop()
 
 
 @pytest.fixture(scope="module")
-def server(source: LocalSourceProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def server(source: SimulatorProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("server")
     with module_database() as url:
         feeds = {FEED: feed(source.url), "untouched": feed(source.url)}
@@ -39,7 +39,7 @@ def server(source: LocalSourceProcess, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def cli(server: Up, source: LocalSourceProcess) -> Iterator[ServerCli]:
+def cli(server: Up, source: SimulatorProcess) -> Iterator[ServerCli]:
     source.fail()
     yield ServerCli("harvest", server.api)
     source.fail()
@@ -86,7 +86,7 @@ def test_where_feeds_stand(cli: ServerCli) -> None:
     assert cli.run("alerts", "untouched").out == "none\n"
 
 
-def test_the_watermark_and_a_record(cli: ServerCli, source: LocalSourceProcess) -> None:
+def test_the_watermark_and_a_record(cli: ServerCli, source: SimulatorProcess) -> None:
     """H13: up to when a feed is known, and where a record is."""
     run_id = cli.json("run", FEED, "--full", "--wait")["runId"]
     shown = cli.run("watermark", FEED, "--limit", "1")
@@ -101,7 +101,7 @@ def test_the_watermark_and_a_record(cli: ServerCli, source: LocalSourceProcess) 
 
 
 @pytest.mark.full
-def test_a_run_that_fails_is_taken_up_again(cli: ServerCli, source: LocalSourceProcess) -> None:
+def test_a_run_that_fails_is_taken_up_again(cli: ServerCli, source: SimulatorProcess) -> None:
     """H13, H11: 1 with why and the next step; `retry` takes it up, and then there is nothing to retry."""
     source.fail(rate_500=1.0)
     failed = cli.run("run", FEED, "--full", "--wait")
@@ -129,7 +129,7 @@ def test_a_run_that_fails_is_taken_up_again(cli: ServerCli, source: LocalSourceP
 
 
 @pytest.mark.full
-def test_force_says_why(cli: ServerCli, source: LocalSourceProcess) -> None:
+def test_force_says_why(cli: ServerCli, source: SimulatorProcess) -> None:
     """H5, H13: without a reason it is a mistake of usage; with one the run is consolidated, and that is an alert."""
     source.fail(latency_ms=700)
     run_id = cli.json("run", FEED, "--full")["runId"]
@@ -144,7 +144,7 @@ def test_force_says_why(cli: ServerCli, source: LocalSourceProcess) -> None:
     assert "half will do" in cli.run("alerts", FEED).out
 
 
-def test_a_second_run_is_refused(cli: ServerCli, source: LocalSourceProcess) -> None:
+def test_a_second_run_is_refused(cli: ServerCli, source: SimulatorProcess) -> None:
     """H2: 6 while one is under way, naming it, as text and as JSON; a run that takes too long is 124, and goes on."""
     source.fail(latency_ms=700)
     late = cli.run("run", FEED, "--full", "--wait", "--timeout", "1")
@@ -192,7 +192,7 @@ def test_a_server_that_is_away(args: list[str]) -> None:
     assert "hint: is it running? `penstock up` starts it" in said
 
 
-def test_progress_on_a_terminal(cli: ServerCli, source: LocalSourceProcess) -> None:
+def test_progress_on_a_terminal(cli: ServerCli, source: SimulatorProcess) -> None:
     """H13: counting, fetching and consolidating are shown on one line, which is gone at the end; the result is not."""
     source.change(updates=RECORDS)
     source.fail(latency_ms=120)

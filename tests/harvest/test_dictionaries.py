@@ -23,7 +23,7 @@ from penstock.refdata.runtime import relaying
 from penstock.refdata.store import CHANNEL
 from penstock.settings import load_settings
 from tests.harvest.harness import FEED, HarvestHarness, harvest_harness, harvest_settings, made_of, opened
-from tests.harvest.local_source_process import LocalSourceProcess
+from tests.harvest.simulator_process import SimulatorProcess
 from tests.harvest.stepper import feed
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.support.processes import Up, penstock
@@ -220,14 +220,14 @@ async def test_a_version_has_one_content_while_a_run_is_consolidated(
 
 
 @pytest.fixture
-def source() -> Iterator[LocalSourceProcess]:
-    one = LocalSourceProcess(200)
+def source() -> Iterator[SimulatorProcess]:
+    one = SimulatorProcess(200)
     yield one
     one.stop()
 
 
 @pytest.mark.full
-def test_pods_serve_what_a_run_has_published(source: LocalSourceProcess, database_url: str, tmp_path: Path) -> None:
+def test_pods_serve_what_a_run_has_published(source: SimulatorProcess, database_url: str, tmp_path: Path) -> None:
     """R2, R19: by configuration alone: a completed run is in every pod's memory, and its version can be asked for."""
     config = {
         "database": {"url": database_url},

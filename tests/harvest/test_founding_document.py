@@ -8,7 +8,6 @@ import asyncpg
 import pytest
 
 from penstock.harvest import contract
-from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import PARTITION, PLAN, RUN
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Database

@@ -20,8 +20,8 @@ from penstock.harvest import contract
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.contract import RunState
 from penstock.harvest.fetch.finish import consolidation, work_item
-from penstock.harvest.local.faults import Faults
 from penstock.harvest.model import RUN
+from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.errors import Conflict, NotFound
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 from tests.services.postgres import fresh_database

@@ -21,7 +21,7 @@ from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.outcome import Done
 from penstock.settings import Settings
-from tests.harvest.local_source_process import COMMAND, LocalSourceProcess
+from tests.harvest.simulator_process import COMMAND, SimulatorProcess
 from tests.harvest.stepper import FEED, HarvestStepper, feed, harvest_stepper
 from tests.harvest.test_config import EXAMPLE
 from tests.support.processes import Up, Work, penstock
@@ -33,8 +33,8 @@ PASSWORD = {"NIVODA_PASSWORD": "demo"}
 
 
 @pytest.fixture
-def source() -> Iterator[LocalSourceProcess]:
-    one = LocalSourceProcess(RECORDS)
+def source() -> Iterator[SimulatorProcess]:
+    one = SimulatorProcess(RECORDS)
     yield one
     one.stop()
 
@@ -51,7 +51,7 @@ def metric(api: str, name: str, feed: str) -> float:
 
 @pytest.mark.full
 async def test_the_example_runs_by_itself_and_through_a_restart(
-    source: LocalSourceProcess, database_url: str, tmp_path: Path
+    source: SimulatorProcess, database_url: str, tmp_path: Path
 ) -> None:
     """H2, H4, H13: a run begins by its schedule; SIGTERM in the middle of it costs nothing; who waits is served."""
     config = YAML(typ="safe").load(EXAMPLE.read_text())
@@ -116,7 +116,7 @@ def test_workers_without_feeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_two_processes_share_a_run(source: LocalSourceProcess, database_url: str, tmp_path: Path) -> None:
+async def test_two_processes_share_a_run(source: SimulatorProcess, database_url: str, tmp_path: Path) -> None:
     """H4, H7: both take part, each partition is counted once, and no record is doubled."""
     section = {**feed(source.url), "pages_per_turn": 1, "partitions": {"count": 12, "least": 20}, "page_size": 10}
     config = {"database": {"url": database_url}, "harvest": {"workers": 1, "feeds": {FEED: section}}}

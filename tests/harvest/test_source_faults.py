@@ -13,7 +13,7 @@ import pytest
 
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_DONE, WORK_ITEMS, RunState
 from penstock.harvest.fetch.finish import work_item
-from penstock.harvest.local.faults import Faults
+from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid, NotFound

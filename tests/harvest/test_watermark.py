@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from penstock.harvest.contract import RunState
-from penstock.harvest.local.dataset import Changed
-from penstock.harvest.local.server import LocalSource
+from penstock.harvest.simulator.dataset import Changed
+from penstock.harvest.simulator.server import LocalSource
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Transient
 from tests.harvest.harness import (

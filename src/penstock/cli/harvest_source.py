@@ -10,7 +10,7 @@ import typer
 from penstock.cli.output import JsonOption
 
 if TYPE_CHECKING:
-    from penstock.harvest.local.server import LocalOptions, LocalSource
+    from penstock.harvest.simulator.server import LocalOptions, LocalSource
 
 RateOption = Annotated[float, typer.Option(min=0, max=1, help="Which part of requests fails so.")]
 
@@ -61,11 +61,11 @@ def source(
 
     import uvloop
 
-    from penstock.harvest.local.churn import Rates
-    from penstock.harvest.local.dataset import Order
-    from penstock.harvest.local.faults import Faults
-    from penstock.harvest.local.records import Prices
-    from penstock.harvest.local.server import LocalOptions
+    from penstock.harvest.simulator.churn import Rates
+    from penstock.harvest.simulator.dataset import Order
+    from penstock.harvest.simulator.faults import Faults
+    from penstock.harvest.simulator.records import Prices
+    from penstock.harvest.simulator.server import LocalOptions
 
     options = LocalOptions(
         records=records,
@@ -96,7 +96,7 @@ async def _serve(options: "LocalOptions", as_json: bool) -> None:
     import asyncio
     import signal
 
-    from penstock.harvest.local.server import local_source
+    from penstock.harvest.simulator.server import local_source
 
     stopping = asyncio.Event()
     async with local_source(options) as running:

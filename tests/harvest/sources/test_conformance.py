@@ -9,9 +9,9 @@ import pytest
 
 from penstock.harvest.config import FeedSection
 from penstock.harvest.feed.feeds import open_source
-from penstock.harvest.local.faults import Faults
-from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
 from penstock.harvest.model import ALWAYS, EVERYTHING, WITHOUT_VALUE, Position, Range, Window
+from penstock.harvest.simulator.faults import Faults
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.harvest.sources.port import Source
 from penstock.kernel.db.database import Database
 

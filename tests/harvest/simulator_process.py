@@ -11,7 +11,7 @@ COMMAND = [sys.executable, "-m", "penstock.cli.main"]
 RECORDS = 400
 
 
-class LocalSourceProcess:
+class SimulatorProcess:
     """`penstock harvest source` in a process of its own."""
 
     def __init__(self, records: int = RECORDS, *options: str) -> None:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from random import Random
 
-from penstock.harvest.local import records
-from penstock.harvest.local.records import Prices
+from penstock.harvest.simulator import records
+from penstock.harvest.simulator.records import Prices
 from penstock.kernel.clock import Clock
 
 FIRST_MOMENT = records.micros(datetime(2026, 1, 1, tzinfo=UTC))

@@ -10,13 +10,13 @@ from typing import Any
 
 import orjson
 
-from penstock.harvest.local.churn import STILL, Churn, Rates
-from penstock.harvest.local.dataset import Changed, Dataset, Order
-from penstock.harvest.local.faults import NO_FAULTS, Dealer, Faults
-from penstock.harvest.local.graphql import Tokens
-from penstock.harvest.local.protocol import Connection
-from penstock.harvest.local.records import Prices
-from penstock.harvest.local.routes import Routes
+from penstock.harvest.simulator.churn import STILL, Churn, Rates
+from penstock.harvest.simulator.dataset import Changed, Dataset, Order
+from penstock.harvest.simulator.faults import NO_FAULTS, Dealer, Faults
+from penstock.harvest.simulator.graphql import Tokens
+from penstock.harvest.simulator.protocol import Connection
+from penstock.harvest.simulator.records import Prices
+from penstock.harvest.simulator.routes import Routes
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, Invalid
 

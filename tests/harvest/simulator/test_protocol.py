@@ -7,12 +7,12 @@ from contextlib import suppress
 import orjson
 import pytest
 
-from penstock.harvest.local.churn import Rates
-from penstock.harvest.local.faults import Faults
-from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.churn import Rates
+from penstock.harvest.simulator.faults import Faults
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
-from tests.harvest.local.client import LocalSourceClient, in_order
+from tests.harvest.simulator.client import LocalSourceClient, in_order
 from tests.support.types import Json
 
 

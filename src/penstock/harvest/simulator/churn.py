@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.harvest.local.dataset import Dataset
+from penstock.harvest.simulator.dataset import Dataset
 
 TICK = 0.05
 Speed = Annotated[float, msgspec.Meta(ge=0, le=100_000)]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import httptools
 
-from penstock.harvest.local.message import BadRequest, Reply, Request, refusal
-from penstock.harvest.local.routes import Routes
+from penstock.harvest.simulator.message import BadRequest, Reply, Request, refusal
+from penstock.harvest.simulator.routes import Routes
 
 _BODY_LIMIT = 1_000_000
 

@@ -7,10 +7,10 @@ import aiohttp
 import orjson
 import pytest
 
-from penstock.harvest.local.churn import Rates
-from penstock.harvest.local.faults import Dealer, Faults
-from penstock.harvest.local.server import LocalSource
-from tests.harvest.local.client import COUNT, PAGE, LocalSourceClient, in_order
+from penstock.harvest.simulator.churn import Rates
+from penstock.harvest.simulator.faults import Dealer, Faults
+from penstock.harvest.simulator.server import LocalSource
+from tests.harvest.simulator.client import COUNT, PAGE, LocalSourceClient, in_order
 from tests.support.waiting import becomes
 
 

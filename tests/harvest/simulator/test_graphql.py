@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.harvest.local.server import LocalSource
+from penstock.harvest.simulator.server import LocalSource
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.client import AUTHENTICATE, COUNT, PAGE, LocalSourceClient, in_order
+from tests.harvest.simulator.client import AUTHENTICATE, COUNT, PAGE, LocalSourceClient, in_order
 
 
 def code_of(told: Any) -> str:

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.client import LocalSourceClient
+from tests.harvest.simulator.client import LocalSourceClient
 
 RECORDS = 400
 

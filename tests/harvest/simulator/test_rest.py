@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from penstock.harvest.local.dataset import Order
-from penstock.harvest.local.server import LocalOptions, LocalSource, local_source
+from penstock.harvest.simulator.dataset import Order
+from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
-from tests.harvest.local.client import LocalSourceClient, in_order
+from tests.harvest.simulator.client import LocalSourceClient, in_order
 from tests.support.types import Json
 
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.harvest.local.dataset import Dataset, Filter
-from penstock.harvest.local.faults import Dealer, Fault
-from penstock.harvest.local.message import Answer, BadRequest, told
-from penstock.harvest.local.rest import read_moment
+from penstock.harvest.simulator.dataset import Dataset, Filter
+from penstock.harvest.simulator.faults import Dealer, Fault
+from penstock.harvest.simulator.message import Answer, BadRequest, told
+from penstock.harvest.simulator.rest import read_moment
 from penstock.kernel.clock import Clock
 
 MOST = 50

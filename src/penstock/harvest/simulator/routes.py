@@ -9,12 +9,22 @@ from typing import Annotated, TypeVar
 import msgspec
 import structlog
 
-from penstock.harvest.local import graphql, rest
-from penstock.harvest.local.churn import Churn, Rates
-from penstock.harvest.local.dataset import Dataset
-from penstock.harvest.local.faults import Dealer, Fault, Faults, Kind
-from penstock.harvest.local.graphql import Tokens
-from penstock.harvest.local.message import NDJSON, TEXT, Answer, BadRequest, Reply, Request, WrongMethod, refusal, told
+from penstock.harvest.simulator import graphql, rest
+from penstock.harvest.simulator.churn import Churn, Rates
+from penstock.harvest.simulator.dataset import Dataset
+from penstock.harvest.simulator.faults import Dealer, Fault, Faults, Kind
+from penstock.harvest.simulator.graphql import Tokens
+from penstock.harvest.simulator.message import (
+    NDJSON,
+    TEXT,
+    Answer,
+    BadRequest,
+    Reply,
+    Request,
+    WrongMethod,
+    refusal,
+    told,
+)
 from penstock.kernel.errors import NotFound, PenstockError
 
 T = TypeVar("T")
