@@ -11,8 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, RunState
-from penstock.harvest.simulator.churn import Rates
-from penstock.harvest.simulator.faults import Faults
+from penstock.harvest.simulator.faults import Faults, Rates
 from penstock.harvest.simulator.server import LocalOptions
 from penstock.settings import Settings
 from tests.harvest.harness import TOPICS, HarvestHarness, RequestLog, harvest_harness, tapped

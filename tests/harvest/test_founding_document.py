@@ -9,6 +9,7 @@ import pytest
 
 from penstock.harvest import contract
 from penstock.harvest.model import PARTITION, PLAN, RUN
+from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Database
 from tests.harvest.stepper import HarvestStepper, harvest_stepper

@@ -61,10 +61,8 @@ def source(
 
     import uvloop
 
-    from penstock.harvest.simulator.churn import Rates
-    from penstock.harvest.simulator.dataset import Order
-    from penstock.harvest.simulator.faults import Faults
-    from penstock.harvest.simulator.records import Prices
+    from penstock.harvest.simulator.dataset import Order, Prices
+    from penstock.harvest.simulator.faults import Faults, Rates
     from penstock.harvest.simulator.server import LocalOptions
 
     options = LocalOptions(

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.harvest.simulator.dataset import FIRST_MOMENT, Dataset, Filter, Order
-from penstock.harvest.simulator.records import Prices, micros
+from penstock.harvest.simulator.dataset import FIRST_MOMENT, Dataset, Filter, Order, Prices, micros
 from penstock.harvest.simulator.rest import read_moment
 from penstock.kernel.clock import ManualClock
 from tests.support.soak import examples

@@ -7,8 +7,7 @@ import aiohttp
 import orjson
 import pytest
 
-from penstock.harvest.simulator.churn import Rates
-from penstock.harvest.simulator.faults import Dealer, Faults
+from penstock.harvest.simulator.faults import Dealer, Faults, Rates
 from penstock.harvest.simulator.server import LocalSource
 from tests.harvest.simulator.client import COUNT, PAGE, LocalSourceClient, in_order
 from tests.support.waiting import becomes

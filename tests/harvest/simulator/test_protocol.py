@@ -7,8 +7,7 @@ from contextlib import suppress
 import orjson
 import pytest
 
-from penstock.harvest.simulator.churn import Rates
-from penstock.harvest.simulator.faults import Faults
+from penstock.harvest.simulator.faults import Faults, Rates
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid

@@ -1,26 +1,65 @@
-"""The records of the local source: ranges of price, windows of time, pages, and random changes. No I/O."""
+"""Seeded records of the simulator: selection by price and time, pages, and random changes. No I/O."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
+from itertools import pairwise, product
+from math import exp
 from random import Random
+from statistics import NormalDist
 
-from penstock.harvest.simulator import records
-from penstock.harvest.simulator.records import Prices
+import orjson
+
 from penstock.kernel.clock import Clock
 
-FIRST_MOMENT = records.micros(datetime(2026, 1, 1, tzinfo=UTC))
 _SHIFT = 30
 _NUMBER = (1 << _SHIFT) - 1
-_NO_PRICE = 1 << 40  # behind every price: records without one come last
+_NO_PRICE = 1 << 40  # greater than every price: records without a price are sorted last
 _SELECTIONS = 256
-_ONE_BY_ONE = 1_000  # up to a so-many-th part of a list, moving its rest for each key is cheaper than sorting it anew
+_ONE_BY_ONE = 1_000  # below this fraction of a list, insertion and deletion per key cost less than a new sort
+_BITS = 64  # random bits per record
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+FIRST_MOMENT = (datetime(2026, 1, 1, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_STEPS = 4_096
+_LOWEST, _USUAL, _SPREAD = 20_000, 200_000, 1.2
+_GRADES, _COLORS = ("EX", "EX", "VG", "G"), "DEFGHIJK"
+_CLARITIES = ("IF", "VVS1", "VVS2", "VS1", "VS2", "SI1", "SI2", "I1")
+_AVAILABILITIES = ("AVAILABLE", "AVAILABLE", "AVAILABLE", "ON_HOLD")
+# A record consists of prepared parts, each selected by some of the bits. This halves the time to make records.
+_DISCOUNTS = [f"-{percent}.{quarter:02d}" for percent in range(64) for quarter in (0, 25, 50, 75)]
+_LOCATIONS = [
+    f'{{"country":"{country}","city":"{city}"}}'
+    for country, city in (("IN", "Surat"), ("IN", "Mumbai"), ("BE", "Antwerp"), ("US", "New York"))
+]
+_LABS = ("GIA", "GIA", "IGI", "HRD")
+_SHAPES = ("ROUND", "ROUND", "ROUND", "OVAL", "CUSHION", "PEAR", "EMERALD", "PRINCESS")
+_CARATS = [(30 + step // 14) / 100 for step in range(_STEPS)]  # by the bits of the price: large stones cost more
+_SIDES = [f'"length":{4.1 + carats:.2f},"width":{4 + carats:.2f}' for carats in _CARATS]
+_LOOKS = [
+    f'"color":"{color}","clarity":"{clarity}","cut":"{cut}","polish":"{polish}","symmetry":"{symmetry}"'
+    for color, clarity, cut, polish, symmetry in product(_COLORS, _CLARITIES, _GRADES, _GRADES, _GRADES)
+]
+_GLOWS = ("NON", "NON", "FNT", "MED")
+_DEPTHS = [
+    f'"depth":{depth / 10},"table":{table / 10},"labgrown":{labgrown}'
+    for depth, table, labgrown in product(range(590, 654, 4), range(540, 604, 4), ("false", "false", "false", "true"))
+]
+
+
+class Prices(StrEnum):
+    """Distribution of prices."""
+
+    HEAVY = "heavy"
+    EQUAL = "equal"
+    UNIFORM = "uniform"
 
 
 class Order(StrEnum):
-    """How pages are sorted."""
+    """Sort order of pages."""
 
     PRICE = "price"
     ID = "id"
@@ -28,8 +67,8 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Records at least *lower* and below *upper*, or with (False) or without (True) a price at all, that changed
-    after *after* and not after *upto*, in microseconds."""
+    """Select prices in [*lower*, *upper*), or only records without (True) or with (False) a price, and changes in
+    (*after*, *upto*], in microseconds."""
 
     lower: int | None = None
     upper: int | None = None
@@ -40,7 +79,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a filter selects, in order, until the next change: a part of a list of sorted keys."""
+    """Result of a filter: a slice of a list of sorted keys, valid until the next change."""
 
     keys: list[int]
     first: int
@@ -51,7 +90,7 @@ class Rows:
         return self.end - self.first
 
     def after(self, key: int) -> int:
-        """How many come up to and with *key*, whether that is still there or not."""
+        """Return the number of rows up to and including *key*, which may have been deleted."""
         return bisect_right(self.keys, key, self.first, self.end) - self.first
 
     def some(self, offset: int, limit: int) -> list[int]:
@@ -61,7 +100,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a change did, by id."""
+    """Ids of the records of one change."""
 
     updated: Sequence[str]
     inserted: Sequence[str]
@@ -69,15 +108,15 @@ class Changed:
 
 
 class Dataset:
-    """Seeded records, the same for the same seed; so are changes, but for the moments at which they happen."""
+    """Records and changes that depend on the seed only, except for the time of a change."""
 
     def __init__(self, size: int, seed: int, prices: Prices, order: Order, clock: Clock) -> None:
         self.order = order
         self.generation = 0
         self._clock = clock
         self._random = Random(seed)  # noqa: S311 - repeatable on purpose
-        self._price_of = records.pricing(prices)
-        # By number, from 1 on; what was deleted leaves a gap.
+        self._price_of = _price_function(prices)
+        # Indexed by record number, from 1. A deleted record leaves an empty body.
         self._bodies, self._prices, self._moments = [b""], [0], [0]
         self._last_moment = FIRST_MOMENT
         for _ in range(size):
@@ -92,7 +131,7 @@ class Dataset:
         return len(self._by_price)
 
     def select(self, asked: Filter) -> Rows:
-        """The rows of a filter; good until the next change."""
+        """Return the rows of a filter, valid until the next change."""
         rows = self._selections.get(asked)
         if rows is None:
             if len(self._selections) >= _SELECTIONS:
@@ -101,21 +140,21 @@ class Dataset:
         return rows
 
     def bodies(self, keys: Iterable[int]) -> list[bytes]:
-        """The records at these keys, as JSON."""
+        """Return the records at these keys, as JSON."""
         held = self._bodies
         return [held[key & _NUMBER] for key in keys]
 
     def truth(self) -> list[bytes]:
-        """All there is now, by id."""
+        """Return all present records, sorted by id."""
         return [body for body in self._bodies if body]
 
     def ids_after(self, moment: datetime) -> set[str]:
-        """What is there now and changed, or came, after *moment*."""
-        rows = self.select(Filter(after=records.micros(moment)))
-        return {records.key(key & _NUMBER) for key in rows.some(0, rows.total)}
+        """Return the ids of the present records that were inserted or updated after *moment*."""
+        rows = self.select(Filter(after=micros(moment)))
+        return {_record_id(key & _NUMBER) for key in rows.some(0, rows.total)}
 
     def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> Changed:
-        """Change random records, at once; never more than there are."""
+        """Change random records at once, at most all present ones."""
         chosen = self._random.sample(range(self.total), min(updates + deletes, self.total))
         numbers = [self._by_price[place] & _NUMBER for place in chosen]
         gone, changed = numbers[:deletes], numbers[deletes:]
@@ -131,26 +170,26 @@ class Dataset:
         if numbers or come:
             self.generation += 1
             self._selections.clear()
-        return Changed(*([records.key(number) for number in some] for some in (changed, come, gone)))
+        return Changed(*([_record_id(number) for number in some] for some in (changed, come, gone)))
 
     def _make(self, moment: int) -> int:
-        number, bits = len(self._bodies), self._random.getrandbits(records.BITS)
+        number, bits = len(self._bodies), self._random.getrandbits(_BITS)
         price = self._price_of(bits)
-        self._bodies.append(records.make(number, bits, price, moment))
+        self._bodies.append(_make_record(number, bits, price, moment))
         self._prices.append(_NO_PRICE if price is None else price)
         self._moments.append(moment)
         self._last_moment = moment
         return number
 
     def _update(self, number: int) -> None:
-        bits, moment = self._random.getrandbits(records.BITS), self._next_moment()
+        bits, moment = self._random.getrandbits(_BITS), self._next_moment()
         price = self._price_of(bits)
-        self._bodies[number] = records.change(self._bodies[number], bits, price, moment)
+        self._bodies[number] = _change_record(self._bodies[number], bits, price, moment)
         self._prices[number] = _NO_PRICE if price is None else price
         self._moments[number] = self._last_moment = moment
 
     def _next_moment(self) -> int:
-        return max(self._last_moment + 1, records.micros(self._clock.now()))
+        return max(self._last_moment + 1, micros(self._clock.now()))
 
     def _price_key(self, number: int) -> int:
         return self._prices[number] << _SHIFT | number
@@ -175,14 +214,19 @@ class Dataset:
         return Rows(keys, 0, len(keys))
 
     def _window(self, asked: Filter) -> tuple[int, int]:
-        """Where the records of its window lie, by moment."""
+        """Return the slice of the list by moment that the window of a filter selects."""
         since = 0 if asked.after is None else bisect_left(self._by_moment, asked.after + 1 << _SHIFT)
         until = self.total if asked.upto is None else bisect_left(self._by_moment, asked.upto + 1 << _SHIFT)
         return since, max(since, until)
 
 
+def micros(moment: datetime) -> int:
+    """Return the microseconds since 1970, which compare exactly."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
 def _price_keys(asked: Filter) -> tuple[int, int]:
-    """The first key of its range, and the first behind it."""
+    """Return the first key of the price range of a filter, and the first key after the range."""
     if asked.is_null:
         return _NO_PRICE << _SHIFT, _NO_PRICE + 1 << _SHIFT
     is_ranged = asked.is_null is False or asked.lower is not None or asked.upper is not None
@@ -193,7 +237,7 @@ def _price_keys(asked: Filter) -> tuple[int, int]:
 
 
 def _exchange(keys: list[int], gone: Set[int], come: Sequence[int]) -> None:
-    """Take keys out of a sorted list, and others in."""
+    """Remove keys from a sorted list and insert others."""
     if len(gone) + len(come) > len(keys) // _ONE_BY_ONE:
         keys[:] = [key for key in keys if key not in gone]
         keys += come
@@ -203,3 +247,73 @@ def _exchange(keys: list[int], gone: Set[int], come: Sequence[int]) -> None:
         del keys[bisect_left(keys, key)]
     for key in come:
         insort(keys, key)
+
+
+def _record_id(number: int) -> str:
+    """Return the id of a record number. Ids sort as numbers do."""
+    return f"DIAMOND/{number:09d}"
+
+
+def _make_record(number: int, bits: int, price: int | None, moment: int) -> bytes:
+    """Return a new record, as JSON."""
+    digits, step = f"{number:09d}", bits & 4095
+    return (
+        f'{{"id":"DIAMOND/{digits}","price":{"null" if price is None else price},'
+        f'"discount":"{_DISCOUNTS[bits >> 12 & 255]}","updatedAt":"{_iso_moment(moment)}","diamond":{{"id":"{digits}",'
+        f'"availability":"{_AVAILABILITIES[bits >> 20 & 3]}","supplierStockId":"S{bits >> 44}",'
+        f'"image":"https://img.example.com/{digits}.jpg","video":"https://vid.example.com/{digits}.mp4",'
+        f'"location":{_LOCATIONS[bits >> 22 & 3]},"certificate":{{"id":"C{digits}","lab":"{_LABS[bits >> 24 & 3]}",'
+        f'"certNumber":"1{digits}","shape":"{_SHAPES[bits >> 26 & 7]}","carats":{_CARATS[step]},'
+        f'{_LOOKS[bits >> 29 & 4095]},"floInt":"{_GLOWS[bits >> 41 & 3]}",{_SIDES[step]},'
+        f"{_DEPTHS[bits >> 43 & 1023]}}}}}}}"
+    ).encode()
+
+
+def _change_record(record: bytes, bits: int, price: int | None, moment: int) -> bytes:
+    """Return the record with another price, discount, availability and time of change."""
+    changed = orjson.loads(record)
+    changed |= {"price": price, "discount": _DISCOUNTS[bits >> 12 & 255], "updatedAt": _iso_moment(moment)}
+    changed["diamond"]["availability"] = _AVAILABILITIES[bits >> 20 & 3]
+    return orjson.dumps(changed)
+
+
+def _price_function(prices: Prices) -> Callable[[int], int | None]:
+    """Return the function from bits to a price. Of 1,000 records about two have no price, and about one costs 0."""
+    spread: dict[Prices, Callable[[int], int]] = {
+        Prices.HEAVY: _heavy_prices(),
+        Prices.EQUAL: lambda _: 500_000,
+        Prices.UNIFORM: lambda bits: bits % 10_000_000,
+    }
+    usual = spread[prices]
+
+    def price_of(bits: int) -> int | None:
+        rare = bits >> 54
+        if rare > 2:
+            return usual(bits)
+        return None if rare else 0
+
+    return price_of
+
+
+def _heavy_prices() -> Callable[[int], int]:
+    """Return the function from bits to a price of a log-normal distribution, by a table of quantiles."""
+    normal = NormalDist()
+    deviations = (normal.inv_cdf((step + 0.5) / (_STEPS + 1)) for step in range(_STEPS + 1))
+    quantiles = [_LOWEST + int(_USUAL * exp(_SPREAD * one)) for one in deviations]
+    cells = [(low, high - low) for low, high in pairwise(quantiles)]
+
+    def price_of(bits: int) -> int:
+        low, width = cells[bits & 4095]
+        return low + (width * (bits >> 12 & 4095) >> 12)
+
+    return price_of
+
+
+def _iso_moment(moment: int) -> str:
+    second, rest = divmod(moment, 1_000_000)
+    return f"{_iso_second(second)}.{rest:06d}Z"
+
+
+@lru_cache(maxsize=16)
+def _iso_second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).replace(tzinfo=None).isoformat()

@@ -1,5 +1,6 @@
-"""H17: how the local source fails, by rates and a seeded generator: the same requests fail in every run."""
+"""H17: faults and background changes of the simulator. A seed makes the same requests fail in every run."""
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,12 +9,16 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.harvest.simulator.dataset import Dataset
+
+TICK = 0.05
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]
+Speed = Annotated[float, msgspec.Meta(ge=0, le=100_000)]
 
 
 class Kind(StrEnum):
-    """What can go wrong with a request."""
+    """Kind of fault of one request."""
 
     THROTTLED = "429"
     ERROR = "500"
@@ -24,7 +29,7 @@ class Kind(StrEnum):
 
 
 class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How slow and how bad the source is. A time-out never ends, unless it is told `timeout_for` how many seconds."""
+    """Latency and rates of faults. A time-out never ends unless `timeout_for` states the seconds."""
 
     latency_ms: Amount = 0
     rate_429: Rate = 0
@@ -42,14 +47,14 @@ NO_FAULTS = Faults()
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One that was dealt; *share* says how much of a short page is left."""
+    """Fault of one request. *share* is the part of a short page that is sent."""
 
     kind: Kind
     share: float
 
 
 class Dealer:
-    """Deals faults to requests, at most one to each, and counts those that were given."""
+    """Assigns at most one fault to each request, and counts the faults that took effect."""
 
     def __init__(self, faults: Faults, seed: int) -> None:
         self._seed = seed
@@ -57,7 +62,7 @@ class Dealer:
         self.set(faults)
 
     def set(self, faults: Faults) -> None:
-        """Fail as *faults* say from now on, beginning with the first throw of the dice."""
+        """Apply *faults* from now on, and restart the random sequence."""
         self.faults = faults
         self._random = Random(self._seed)  # noqa: S311 - repeatable on purpose
         rates = ((kind, getattr(faults, f"rate_{kind.value}")) for kind in Kind)
@@ -70,8 +75,48 @@ class Dealer:
         return None
 
     def left_of(self, rows: int, fault: Fault | None) -> int:
-        """How many of a page's rows are sent: a short page has one at least, and one less than it could."""
+        """Return the number of rows to send: a short page lacks at least one row, and has at least one."""
         if fault is None or fault.kind is not Kind.SHORT or rows < 2:
             return rows
         self.given[Kind.SHORT] += 1
         return 1 + int(fault.share * (rows - 1))
+
+
+class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Changes per second."""
+
+    updates: Speed = 0
+    inserts: Speed = 0
+    deletes: Speed = 0
+
+
+STILL = Rates()
+
+
+class Churn:
+    """Changes a dataset in the background, so that rows move between pages while a client reads them."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.rates = STILL
+        self._due = [0.0, 0.0, 0.0]
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, rates: Rates) -> None:
+        self.stop()
+        self.rates = rates
+        if rates != STILL:
+            self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self.rates = None, STILL
+
+    def _tick(self) -> None:
+        rates = self.rates
+        due = [have + rate * TICK for have, rate in zip(self._due, msgspec.structs.astuple(rates), strict=True)]
+        whole = [int(one) for one in due]
+        self._due = [have - now for have, now in zip(due, whole, strict=True)]
+        self._dataset.change(*whole)
+        self._timer = asyncio.get_running_loop().call_later(TICK, self._tick)

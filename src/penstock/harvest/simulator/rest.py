@@ -6,10 +6,9 @@ from datetime import datetime
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
-from penstock.harvest.simulator.dataset import Dataset, Filter, Order
+from penstock.harvest.simulator.dataset import Dataset, Filter, Order, micros
 from penstock.harvest.simulator.faults import Dealer, Fault
 from penstock.harvest.simulator.message import Answer, BadRequest
-from penstock.harvest.simulator.records import micros
 
 USUAL_LIMIT, MOST = 30, 1_000
 Parameters = dict[str, str]

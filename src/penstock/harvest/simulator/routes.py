@@ -10,9 +10,8 @@ import msgspec
 import structlog
 
 from penstock.harvest.simulator import graphql, rest
-from penstock.harvest.simulator.churn import Churn, Rates
 from penstock.harvest.simulator.dataset import Dataset
-from penstock.harvest.simulator.faults import Dealer, Fault, Faults, Kind
+from penstock.harvest.simulator.faults import Churn, Dealer, Fault, Faults, Kind, Rates
 from penstock.harvest.simulator.graphql import Tokens
 from penstock.harvest.simulator.message import (
     NDJSON,

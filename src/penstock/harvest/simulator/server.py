@@ -10,12 +10,10 @@ from typing import Any
 
 import orjson
 
-from penstock.harvest.simulator.churn import STILL, Churn, Rates
-from penstock.harvest.simulator.dataset import Changed, Dataset, Order
-from penstock.harvest.simulator.faults import NO_FAULTS, Dealer, Faults
+from penstock.harvest.simulator.dataset import Changed, Dataset, Order, Prices
+from penstock.harvest.simulator.faults import NO_FAULTS, STILL, Churn, Dealer, Faults, Rates
 from penstock.harvest.simulator.graphql import Tokens
 from penstock.harvest.simulator.protocol import Connection
-from penstock.harvest.simulator.records import Prices
 from penstock.harvest.simulator.routes import Routes
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, Invalid
