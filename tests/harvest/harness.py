@@ -27,7 +27,7 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import harvesting, renewing_dictionaries
-from penstock.harvest.simulator.message import Answer, Reply, Request
+from penstock.harvest.simulator.routes import Answer, Request
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.bus import DeadLetter, Delivery
 from penstock.kernel.db.database import Database
@@ -156,14 +156,14 @@ class RequestLog:
     act: Callable[[str, int], None] | None = None  # with the path, and the number of such requests
     refuses: str = ""  # this path fails
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    pages: list[tuple[dict[str, str], Reply]] = field(default_factory=list)  # with parameters; a test may clear it
+    pages: list[tuple[dict[str, str], Answer]] = field(default_factory=list)  # with parameters; a test may clear it
 
     def explain(self, key: str) -> str:
         """Return which of the kept pages contained the record *key*, and which of these were sent late or cut off."""
         found = [
-            params | {"delay": reply.delay, "is_cut": reply.is_cut}
-            for params, reply in self.pages
-            if f'"{key}"'.encode() in reply.answer.body
+            params | {"delay": answer.delay, "is_cut": answer.is_cut}
+            for params, answer in self.pages
+            if f'"{key}"'.encode() in answer.body
         ]
         return f"{key}: in {len(found)} of {len(self.pages)} pages: {found}"
 
@@ -173,18 +173,18 @@ class RequestLog:
 
 def tapped(source: LocalSource) -> RequestLog:
     """Note every request from now on; the test may change the source between two of them."""
-    asked, answer = RequestLog(), source._routes.answer
+    asked, make_answer = RequestLog(), source._routes.answer
 
-    def noted(request: Request) -> Reply:
-        path, params = request.path.decode(), dict(parse_qsl(request.query.decode()))
+    def noted(request: Request) -> Answer:
+        path, params = request.path, dict(parse_qsl(request.query.decode()))
         if path in (PAGE, COUNT):
             asked.requests.append((path, params))
             if asked.act is not None:
                 asked.act(path, len(asked.of(path)))
-        reply = Reply(Answer(status=500)) if path == asked.refuses else answer(request)
+        answer = Answer(status=500) if path == asked.refuses else make_answer(request)
         if path == PAGE:
-            asked.pages.append((params, reply))
-        return reply
+            asked.pages.append((params, answer))
+        return answer
 
     source._routes.answer = noted  # type: ignore[method-assign]
     return asked

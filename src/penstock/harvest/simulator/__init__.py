@@ -1,1 +1,1 @@
-"""H17: a paged API in one process, with the records, the changes and the faults that a test asks for."""
+"""H17: a simulator of a paged API in one process, with the records, changes and faults that a test requests."""

@@ -1,4 +1,4 @@
-"""The GraphQL side, in Nivoda's shape: no parser, its three root fields are found in the text."""
+"""GraphQL API of the simulator in the form of Nivoda. No parser: the text is searched for three root fields."""
 
 import re
 import secrets
@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Annotated
 
 import msgspec
+import orjson
 
 from penstock.harvest.simulator.dataset import Dataset, Filter
 from penstock.harvest.simulator.faults import Dealer, Fault
-from penstock.harvest.simulator.message import Answer, BadRequest, told
-from penstock.harvest.simulator.rest import read_moment
+from penstock.harvest.simulator.rest import BadRequest, read_moment
 from penstock.kernel.clock import Clock
 
 MOST = 50
@@ -52,7 +52,7 @@ _asked = msgspec.json.Decoder(_Asked)
 
 
 class Refused(Exception):
-    """GraphQL tells errors in an answer that is 200 all the same."""
+    """Error that GraphQL reports in an answer with status 200."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class Refused(Exception):
 
 
 class Tokens:
-    """Who may ask, and until when."""
+    """Tokens of authenticated clients and their times of expiry."""
 
     def __init__(self, username: str, password: str, lifetime: timedelta, clock: Clock) -> None:
         self._known = (username, password)
@@ -82,21 +82,21 @@ class Tokens:
             raise Refused("UNAUTHENTICATED", "the token is not known, or has expired")
 
     def expire(self) -> int:
-        """Let none be good any more; tells how many were."""
+        """Expire all tokens and return their number."""
         expired = len(self._until)
         self._until.clear()
         return expired
 
 
-def answer(dataset: Dataset, tokens: Tokens, dealer: Dealer, body: bytes, fault: Fault | None) -> tuple[str, Answer]:
-    """What was asked for, and the answer to it."""
+def answer(dataset: Dataset, tokens: Tokens, dealer: Dealer, body: bytes, fault: Fault | None) -> tuple[str, bytes]:
+    """Return the kind of the request and the answer, as JSON."""
     kind = "graphql"
     try:
         asked = _asked.decode(body)
         kind, variables = _kind_of(asked.query), asked.variables or _Variables()
         if kind == "authenticate":
             token = tokens.give(variables.username, variables.password)
-            return kind, told({"data": {"authenticate": {"username_and_password": {"token": token}}}})
+            return kind, orjson.dumps({"data": {"authenticate": {"username_and_password": {"token": token}}}})
         tokens.check(variables.token)
         make = _count if kind == "count" else _page
         return kind, make(dataset, dealer, variables, fault)
@@ -118,16 +118,16 @@ def _kind_of(query: str) -> str:
     return kinds[field]
 
 
-def _page(dataset: Dataset, dealer: Dealer, variables: _Variables, fault: Fault | None) -> Answer:
+def _page(dataset: Dataset, dealer: Dealer, variables: _Variables, fault: Fault | None) -> bytes:
     rows = dataset.select(_filter(variables.query))
     keys = rows.some(variables.offset, variables.limit)
     keys = keys[: dealer.left_of(len(keys), fault)]
     items = b",".join(dataset.bodies(keys))
-    return Answer(b'{"data":{"as":{"diamonds_by_query":{"items":[%b],"total_count":%d}}}}' % (items, rows.total))
+    return b'{"data":{"as":{"diamonds_by_query":{"items":[%b],"total_count":%d}}}}' % (items, rows.total)
 
 
-def _count(dataset: Dataset, _dealer: Dealer, variables: _Variables, _fault: Fault | None) -> Answer:
-    return told({"data": {"as": {"diamonds_by_query_count": dataset.select(_filter(variables.query)).total}}})
+def _count(dataset: Dataset, _dealer: Dealer, variables: _Variables, _fault: Fault | None) -> bytes:
+    return b'{"data":{"as":{"diamonds_by_query_count":%d}}}' % dataset.select(_filter(variables.query)).total
 
 
 def _filter(query: _Query | None) -> Filter:
@@ -136,7 +136,7 @@ def _filter(query: _Query | None) -> Filter:
     value, moments = query.dollar_value or _Value(), query.updated_at or _Moments()
     if query.has_price is False and (value.from_ is not None or value.to is not None):
         raise Refused("BAD_USER_INPUT", "has_price: false and dollar_value have no record in common")
-    upper = None if value.to is None else value.to + 1  # here both ends belong to a range
+    upper = None if value.to is None else value.to + 1  # a GraphQL range includes both ends
     is_null = None if query.has_price is None else not query.has_price
     return Filter(value.from_, upper, is_null, _moment(moments.after), _moment(moments.upto))
 
@@ -148,5 +148,5 @@ def _moment(text: str | None) -> int | None:
         raise Refused("BAD_USER_INPUT", f"{text!r} is no moment in ISO 8601 with a zone") from error
 
 
-def _errors(code: str, message: str) -> Answer:
-    return told({"errors": [{"message": message, "extensions": {"code": code}}]})
+def _errors(code: str, message: str) -> bytes:
+    return orjson.dumps({"errors": [{"message": message, "extensions": {"code": code}}]})

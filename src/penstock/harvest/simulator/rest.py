@@ -1,4 +1,4 @@
-"""The REST side: `GET /records` and `GET /records/count`."""
+"""REST API of the simulator: `GET /records` and `GET /records/count`."""
 
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -8,7 +8,7 @@ from urllib.parse import unquote_plus
 
 from penstock.harvest.simulator.dataset import Dataset, Filter, Order, micros
 from penstock.harvest.simulator.faults import Dealer, Fault
-from penstock.harvest.simulator.message import Answer, BadRequest
+from penstock.kernel.errors import Invalid
 
 USUAL_LIMIT, MOST = 30, 1_000
 Parameters = dict[str, str]
@@ -19,8 +19,14 @@ _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CURSOR = re.compile(r"(price|id):([0-9a-f]{1,20})")
 
 
-def page(dataset: Dataset, dealer: Dealer, query: bytes, fault: Fault | None) -> Answer:
-    """Some records, and how to ask for those behind them."""
+class BadRequest(Invalid):
+    """The request does not match the API."""
+
+    status, title = 400, "Bad request"
+
+
+def page(dataset: Dataset, dealer: Dealer, query: bytes, fault: Fault | None) -> bytes:
+    """Return a page of records with the cursor of the next page, as JSON."""
     parameters = _read(query)
     rows = dataset.select(_filter(parameters))
     limit = _whole(parameters, "limit", USUAL_LIMIT, 1, MOST)
@@ -31,13 +37,13 @@ def page(dataset: Dataset, dealer: Dealer, query: bytes, fault: Fault | None) ->
     keys = keys[: dealer.left_of(len(keys), fault)]
     has_more = bool(keys) and offset + len(keys) < rows.total
     cursor = b'"%b"' % _cursor(keys[-1], dataset.order) if has_more else b"null"
-    told = (b",".join(dataset.bodies(keys)), rows.total, b"true" if has_more else b"false", cursor)
-    return Answer(b'{"items":[%b],"total":%d,"hasMore":%b,"nextCursor":%b}' % told)
+    values = (b",".join(dataset.bodies(keys)), rows.total, b"true" if has_more else b"false", cursor)
+    return b'{"items":[%b],"total":%d,"hasMore":%b,"nextCursor":%b}' % values
 
 
-def count(dataset: Dataset, query: bytes) -> Answer:
-    """How many there are, wherever a page of them would begin."""
-    return Answer(b'{"total":%d}' % dataset.select(_filter(_read(query))).total)
+def count(dataset: Dataset, query: bytes) -> bytes:
+    """Return the number of records of a filter, as JSON; the place of a page is ignored."""
+    return b'{"total":%d}' % dataset.select(_filter(_read(query))).total
 
 
 def _read(query: bytes) -> Parameters:
@@ -108,7 +114,7 @@ def _moment(parameters: Parameters, name: str) -> int | None:
 
 @lru_cache(maxsize=256)
 def read_moment(text: str) -> int:
-    """In microseconds; ValueError when it is none, or has no zone."""
+    """Return an ISO 8601 moment in microseconds; ValueError if invalid or without a zone."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError("no zone")
@@ -120,12 +126,12 @@ def _cursor(key: int, order: Order) -> bytes:
 
 
 def _cursor_key(cursor: str, order: Order) -> int:
-    """The key of the row behind which it stands."""
+    """Return the key of the row that precedes the page."""
     try:
-        told = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
     except ValueError as error:
         raise _bad("cursor", "is none of ours") from error
-    found = _CURSOR.fullmatch(told)
+    found = _CURSOR.fullmatch(text)
     if found is None or found[1] != order.value:
         raise _bad("cursor", "is none of ours")
     return int(found[2], 16)

@@ -1,41 +1,73 @@
-"""Which request is answered by what, and which faults come between."""
+"""Routes of the simulator, and the faults that replace or delay their answers."""
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import ceil
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+import orjson
 import structlog
 
 from penstock.harvest.simulator import graphql, rest
 from penstock.harvest.simulator.dataset import Dataset
 from penstock.harvest.simulator.faults import Churn, Dealer, Fault, Faults, Kind, Rates
 from penstock.harvest.simulator.graphql import Tokens
-from penstock.harvest.simulator.message import (
-    NDJSON,
-    TEXT,
-    Answer,
-    BadRequest,
-    Reply,
-    Request,
-    WrongMethod,
-    refusal,
-    told,
-)
-from penstock.kernel.errors import NotFound, PenstockError
+from penstock.harvest.simulator.rest import BadRequest
+from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
 T = TypeVar("T")
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+BODY_LIMIT = 1_000_000
+_LINES_AT_ONCE = 1_000
 _ABOUT = b"""Penstock's local source (H17): a paged API over seeded records, for tests, demos and benchmarks.
 GET /records, GET /records/count, POST /graphql;
 GET /admin/stats, GET /admin/records, POST /admin/faults, POST /admin/changes, POST /admin/expire-tokens.
 """
 
 
+class WrongMethod(Invalid):
+    """The path exists, but does not accept the method."""
+
+    status, title = 405, "Method not allowed"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Request with the complete body."""
+
+    method: str
+    path: str
+    query: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer with a body, or with lines. *delay* is in seconds, or None for never. *is_cut* sends half of the body."""
+
+    body: bytes = b""
+    status: int = 200
+    media_type: bytes = b"application/json"
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    lines: Sequence[bytes] = ()
+    delay: float | None = 0.0
+    is_cut: bool = False
+
+    def all_headers(self) -> list[tuple[bytes, bytes]]:
+        length = len(self.body) + sum(map(len, self.lines)) + len(self.lines)
+        return [(b"content-type", self.media_type), (b"content-length", b"%d" % length), *self.headers]
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the body in pieces, so that a long answer is never in memory as a whole."""
+        yield self.body[: len(self.body) // 2] if self.is_cut else self.body
+        for start in range(0, len(self.lines), _LINES_AT_ONCE):
+            yield b"\n".join((*self.lines[start : start + _LINES_AT_ONCE], b""))
+
+
 class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `POST /admin/changes` takes."""
+    """Body of `POST /admin/changes`."""
 
     updates: Amount = 0
     inserts: Amount = 0
@@ -44,7 +76,7 @@ class Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Routes:
-    """All that the server answers."""
+    """Answers all requests of the simulator."""
 
     def __init__(self, dataset: Dataset, dealer: Dealer, tokens: Tokens, churn: Churn) -> None:
         self.dataset = dataset
@@ -52,34 +84,36 @@ class Routes:
         self.tokens = tokens
         self.churn = churn
         self.requests: Counter[str] = Counter()
-        self._sources: dict[bytes, tuple[bytes, Callable[[Request, Fault | None], Answer]]] = {
-            b"/records": (b"GET", self._page),
-            b"/records/count": (b"GET", self._count),
-            b"/graphql": (b"POST", self._graphql),
+        self._sources: dict[str, tuple[str, Callable[[Request, Fault | None], bytes]]] = {
+            "/records": ("GET", self._page),
+            "/records/count": ("GET", self._count),
+            "/graphql": ("POST", self._graphql),
         }
-        self._others: dict[bytes, tuple[bytes, Callable[[Request], Answer]]] = {
-            b"/": (b"GET", lambda _: Answer(_ABOUT, media_type=TEXT)),
-            b"/admin/stats": (b"GET", lambda _: told(self.stats())),
-            b"/admin/records": (b"GET", lambda _: Answer(media_type=NDJSON, lines=self.dataset.truth())),
-            b"/admin/faults": (b"POST", self._set_faults),
-            b"/admin/changes": (b"POST", self._change),
-            b"/admin/expire-tokens": (b"POST", lambda _: told({"expired": self.tokens.expire()})),
+        self._others: dict[str, tuple[str, Callable[[Request], Answer]]] = {
+            "/": ("GET", lambda _: Answer(_ABOUT, media_type=b"text/plain; charset=utf-8")),
+            "/admin/stats": ("GET", lambda _: _json(self.stats())),
+            "/admin/records": ("GET", lambda _: Answer(media_type=b"application/x-ndjson", lines=self.dataset.truth())),
+            "/admin/faults": ("POST", self._set_faults),
+            "/admin/changes": ("POST", self._change),
+            "/admin/expire-tokens": ("POST", lambda _: _json({"expired": self.tokens.expire()})),
         }
 
-    def answer(self, request: Request) -> Reply:
-        """What is sent, and when; it never raises."""
+    def answer(self, request: Request) -> Answer:
+        """Return the answer to a request. Errors are answers as well."""
+        if len(request.body) > BODY_LIMIT:
+            return _refusal(BadRequest("BAD_REQUEST", f"a body has at most {BODY_LIMIT} bytes"))
         try:
             if request.path in self._sources:
                 return self._answer_source(request)
-            return Reply(self._answer_other(request))
+            return self._answer_other(request)
         except PenstockError as error:
-            return Reply(refusal(error))
+            return _refusal(error)
         except Exception as error:  # noqa: BLE001 - the edge
-            structlog.get_logger().exception("request_failed", path=request.path.decode("latin-1"))
-            return Reply(refusal(PenstockError("INTERNAL", f"{type(error).__name__}: {error}")))
+            structlog.get_logger().exception("request_failed", path=request.path)
+            return _refusal(PenstockError("INTERNAL", f"{type(error).__name__}: {error}"))
 
     def stats(self) -> dict[str, object]:
-        """How often it was asked for what, what it did wrong on purpose, and what it holds."""
+        """Return the numbers of requests and faults by kind, and the state of the dataset."""
         return {
             "requests": dict(self.requests),
             "faults": {kind.value: number for kind, number in self.dealer.given.items()},
@@ -87,74 +121,81 @@ class Routes:
             "generation": self.dataset.generation,
         }
 
-    def _answer_source(self, request: Request) -> Reply:
+    def _answer_source(self, request: Request) -> Answer:
         method, make = self._sources[request.path]
-        _must_be(method, request)
-        fault, delay = self.dealer.deal(), self.dealer.faults.latency_ms / 1_000
+        _check_method(method, request)
+        faults, fault = self.dealer.faults, self.dealer.deal()
         if fault is None or fault.kind is Kind.SHORT:
-            return Reply(make(request, fault), delay)
-        self.dealer.given[fault.kind] += 1
-        return self._failing(fault.kind, make(request, None), delay)
-
-    def _failing(self, kind: Kind, answer: Answer, delay: float) -> Reply:
-        faults = self.dealer.faults
-        if kind is Kind.THROTTLED:
-            return Reply(_throttled(faults), delay)
-        if kind is Kind.ERROR:
-            return Reply(refusal(PenstockError("INTERNAL", "this is one of the faults that were asked for")), delay)
-        if kind is Kind.TIMEOUT:
-            return Reply(answer, None if faults.timeout_for is None else delay + faults.timeout_for)
-        if kind is Kind.GARBAGE:
-            return Reply(Answer(answer.body[: len(answer.body) // 2]), delay)
-        return Reply(answer, delay, is_cut=True)
+            answer = Answer(make(request, fault))
+        else:
+            self.dealer.given[fault.kind] += 1
+            answer = _fail(Answer(make(request, None)), fault.kind, faults)
+        return answer if answer.delay is None else replace(answer, delay=answer.delay + faults.latency_ms / 1_000)
 
     def _answer_other(self, request: Request) -> Answer:
         if request.path not in self._others:
             raise NotFound("NO_SUCH_PATH", "there is nothing here", hint="GET / tells what there is")
         self.requests["admin"] += 1
         method, make = self._others[request.path]
-        _must_be(method, request)
+        _check_method(method, request)
         return make(request)
 
-    def _page(self, request: Request, fault: Fault | None) -> Answer:
+    def _page(self, request: Request, fault: Fault | None) -> bytes:
         self.requests["page"] += 1
         return rest.page(self.dataset, self.dealer, request.query, fault)
 
-    def _count(self, request: Request, _fault: Fault | None) -> Answer:
+    def _count(self, request: Request, _fault: Fault | None) -> bytes:
         self.requests["count"] += 1
         return rest.count(self.dataset, request.query)
 
-    def _graphql(self, request: Request, fault: Fault | None) -> Answer:
-        kind, answer = graphql.answer(self.dataset, self.tokens, self.dealer, request.body, fault)
+    def _graphql(self, request: Request, fault: Fault | None) -> bytes:
+        kind, body = graphql.answer(self.dataset, self.tokens, self.dealer, request.body, fault)
         self.requests[kind] += 1
-        return answer
+        return body
 
     def _set_faults(self, request: Request) -> Answer:
-        """All of them: what is not told is as it is without faults."""
-        self.dealer.set(_decoded(request, Faults))
-        return told(msgspec.to_builtins(self.dealer.faults))
+        """Replace all faults: a field that the body lacks has the default value."""
+        self.dealer.set(_decode(request, Faults))
+        return _json(msgspec.to_builtins(self.dealer.faults))
 
     def _change(self, request: Request) -> Answer:
-        asked = _decoded(request, Changes)
+        asked = _decode(request, Changes)
         if asked.churn is not None:
             self.churn.set(asked.churn)
         changed = self.dataset.change(asked.updates, asked.inserts, asked.deletes)
         state = {"total": self.dataset.total, "generation": self.dataset.generation}
-        return told({**asdict(changed), **state, "churn": msgspec.to_builtins(self.churn.rates)})
+        return _json({**asdict(changed), **state, "churn": msgspec.to_builtins(self.churn.rates)})
 
 
-def _must_be(method: bytes, request: Request) -> None:
+def _check_method(method: str, request: Request) -> None:
     if request.method != method:
-        raise WrongMethod("WRONG_METHOD", f"{request.path.decode('latin-1')} takes {method.decode()}")
+        raise WrongMethod("WRONG_METHOD", f"{request.path} takes {method}")
 
 
-def _decoded(request: Request, shape: type[T]) -> T:
+def _decode(request: Request, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(request.body, type=shape)
     except msgspec.DecodeError as error:
         raise BadRequest("BAD_BODY", str(error)) from error
 
 
-def _throttled(faults: Faults) -> Answer:
-    after = b"Retry-After: %d\r\n" % ceil(faults.retry_after)
-    return told({"error": {"code": "TOO_MANY_REQUESTS", "detail": "slower, please"}}, 429, after)
+def _fail(answer: Answer, kind: Kind, faults: Faults) -> Answer:
+    """Return the answer with a fault instead of *answer*."""
+    if kind is Kind.THROTTLED:
+        error = {"error": {"code": "TOO_MANY_REQUESTS", "detail": "slower, please"}}
+        return _json(error, 429, [(b"retry-after", b"%d" % ceil(faults.retry_after))])
+    if kind is Kind.ERROR:
+        return _refusal(PenstockError("INTERNAL", "this is one of the faults that were asked for"))
+    if kind is Kind.TIMEOUT:
+        return replace(answer, delay=faults.timeout_for)
+    if kind is Kind.GARBAGE:
+        return replace(answer, body=answer.body[: len(answer.body) // 2])
+    return replace(answer, is_cut=True)
+
+
+def _json(data: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> Answer:
+    return Answer(orjson.dumps(data), status, headers=headers)
+
+
+def _refusal(error: PenstockError) -> Answer:
+    return _json({"error": error.as_dict()}, error.status)

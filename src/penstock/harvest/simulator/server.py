@@ -1,27 +1,35 @@
-"""H17: the local source as a server, in this process and for this machine only."""
+"""H17: the simulator as an ASGI application on uvicorn, in this process and for this machine only."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from ipaddress import ip_address
 from typing import Any
 
 import orjson
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from penstock.harvest.simulator.dataset import Changed, Dataset, Order, Prices
 from penstock.harvest.simulator.faults import NO_FAULTS, STILL, Churn, Dealer, Faults, Rates
 from penstock.harvest.simulator.graphql import Tokens
-from penstock.harvest.simulator.protocol import Connection
-from penstock.harvest.simulator.routes import Routes
+from penstock.harvest.simulator.routes import BODY_LIMIT, Request, Routes
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import Conflict, Invalid
+
+_IDLE_SECONDS = 86_400  # an idle connection must not end during a test: a disconnect would be an unintended fault
+_SILENT = logging.getLogger("penstock.harvest.simulator.silent")
+_SILENT.setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
-    """What the source serves, and how badly."""
+    """Records, credentials, address and faults of a simulator."""
 
     records: int = 500_000
     seed: int = 7
@@ -37,61 +45,56 @@ class LocalOptions:
 
 
 class LocalSource:
-    """A source that runs: where it is, and what a test may do to it."""
+    """Handle of a running simulator."""
 
     def __init__(self, url: str, routes: Routes) -> None:
         self.url = url
         self._routes = routes
 
     def set_faults(self, faults: Faults = NO_FAULTS) -> None:
-        """Fail as *faults* say from now on."""
+        """Apply *faults* from now on."""
         self._routes.dealer.set(faults)
 
     def change(self, updates: int = 0, inserts: int = 0, deletes: int = 0) -> Changed:
-        """Change random records, at once."""
+        """Change random records at once."""
         return self._routes.dataset.change(updates, inserts, deletes)
 
     def set_churn(self, rates: Rates = STILL) -> None:
-        """Change records all the time, so many a second."""
+        """Change records in the background at *rates* per second."""
         self._routes.churn.set(rates)
 
     def truth(self) -> dict[str, dict[str, Any]]:
-        """All records as they are now, by id."""
+        """Return all present records, by id."""
         found = map(orjson.loads, self._routes.dataset.truth())
         return {record["id"]: record for record in found}
 
     def changed_ids_since(self, moment: datetime) -> set[str]:
-        """The records there are that came or changed after *moment*."""
+        """Return the ids of the present records that were inserted or updated after *moment*."""
         return self._routes.dataset.ids_after(moment)
 
     def stats(self) -> dict[str, Any]:
-        """As `GET /admin/stats` tells them."""
+        """Return the body of `GET /admin/stats`."""
         return self._routes.stats()
 
 
 @asynccontextmanager
 async def local_source(options: LocalOptions | None = None, clock: Clock | None = None) -> AsyncIterator[LocalSource]:
-    """A source that listens, until the block ends; then all its connections are cut."""
+    """Run a simulator until the block ends, then abort all connections."""
     options, clock = options or LocalOptions(), clock or SystemClock()
     check_host(options.host)
     dataset = Dataset(options.records, options.seed, options.prices, options.order, clock)
     tokens = Tokens(options.username, options.password, options.token_lifetime, clock)
     routes = Routes(dataset, Dealer(options.faults, options.seed), tokens, Churn(dataset))
-    connections: set[Connection] = set()
-    server = await _listen(options, routes, connections)
-    routes.churn.set(options.churn)
-    try:
-        yield LocalSource(_url(server), routes)
-    finally:
-        routes.churn.stop()
-        server.close()
-        for connection in list(connections):
-            connection.abort()
-        await server.wait_closed()
+    async with _serve(make_app(routes), options.host, options.port) as url:
+        routes.churn.set(options.churn)
+        try:
+            yield LocalSource(url, routes)
+        finally:
+            routes.churn.stop()
 
 
 def check_host(host: str) -> None:
-    """Invalid unless *host* is this machine's own: who knows the address may change and delete everything."""
+    """Raise Invalid unless *host* is a loopback address: every client may change and delete all records."""
     try:
         is_own = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -100,15 +103,83 @@ def check_host(host: str) -> None:
         raise Invalid("NOT_LOOPBACK", f"the local source does not listen on {host}", hint="take 127.0.0.1")
 
 
-async def _listen(options: LocalOptions, routes: Routes, connections: set[Connection]) -> asyncio.Server:
-    loop = asyncio.get_running_loop()
+def make_app(routes: Routes) -> ASGIApp:
+    """Return the ASGI application that sends the answers of *routes*."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _read_body(receive)
+        if body is None:
+            return
+        answer = routes.answer(Request(scope["method"], scope["path"], scope["query_string"], body))
+        if answer.delay != 0:
+            await _await_disconnect(receive, answer.delay)
+        await send({"type": "http.response.start", "status": answer.status, "headers": answer.all_headers()})
+        for piece in answer.pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if not answer.is_cut:  # uvicorn closes the connection if the application returns before the end of an answer
+            await send({"type": "http.response.body"})
+
+    return app
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Return the body, or the first part of one that exceeds the limit, or None if the client disconnects."""
+    body, more = b"", True
+    while more and len(body) <= BODY_LIMIT:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        body += message["body"]
+        more = message["more_body"]
+    return body
+
+
+async def _await_disconnect(receive: Receive, seconds: float | None) -> None:
+    """Wait until the client disconnects, at most *seconds*. After a disconnect uvicorn ignores the answer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+
+class _Connection(HttpToolsProtocol):
+    """Connection without log entries: uvicorn logs each cut answer and each aborted request as an error."""
+
+    def __init__(self, config: uvicorn.Config, server_state: ServerState) -> None:
+        super().__init__(config, server_state, app_state={})
+        self.logger = _SILENT
+
+
+@asynccontextmanager
+async def _serve(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
+    """Serve *app* and yield the URL.
+
+    `uvicorn.Server` is not used: it polls for the end every 0.1 s and waits for requests, which a time-out never ends.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http="httptools",
+        ws="none",
+        proxy_headers=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+    )
+    state = ServerState()
     try:
-        return await loop.create_server(lambda: Connection(routes, connections), options.host, options.port)
+        server = await asyncio.get_running_loop().create_server(lambda: _Connection(config, state), host, port)
     except OSError as error:
-        said = f"cannot listen on {options.host}:{options.port}: {error.strerror or error}"
-        raise Conflict("PORT_IN_USE", said, hint="take another --port; 0 takes a free one") from error
-
-
-def _url(server: asyncio.Server) -> str:
-    host, port = server.sockets[0].getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        message = f"cannot listen on {host}:{port}: {error.strerror or error}"
+        raise Conflict("PORT_IN_USE", message, hint="take another --port; 0 takes a free one") from error
+    try:
+        host, port = server.sockets[0].getsockname()[:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        for task in list(state.tasks):
+            task.cancel()
+        await asyncio.gather(*state.tasks, return_exceptions=True)
+        await server.wait_closed()
