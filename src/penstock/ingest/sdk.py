@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from penstock.ingest.state.reader import State, open_state
-from penstock.ingest.tree.port import open_tree
+from penstock.ingest.tree.location import open_tree
 
 __all__ = ["State", "read_state"]
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract.tables import MALFORMED, open_tables
+from penstock.ingest.extract.files import open_tables
+from penstock.ingest.extract.tables import MALFORMED
 from penstock.ingest.model import Failed, Stats
 from penstock.ingest.supplier import Limits, Source, Supplier
 from penstock.ingest.transform.pipeline import Names, Processed, process

@@ -7,7 +7,8 @@ import pytest
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import delimited, tables
-from penstock.ingest.extract.tables import CELLS, COLUMNS, open_tables
+from penstock.ingest.extract.files import open_tables
+from penstock.ingest.extract.tables import CELLS, COLUMNS
 from penstock.ingest.supplier import Limits, Source
 from penstock.ingest.transform.gate import bind
 from tests.ingest.formats.extraction import STOCK, made, read_tables, refused, supplier

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.ingest.extract import delimited
-from penstock.ingest.extract.tables import open_tables
+from penstock.ingest.extract.files import open_tables
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Limits, Source
 from tests.ingest.formats.extraction import trimmed

@@ -15,7 +15,8 @@ import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import workbook, workbook_child
-from penstock.ingest.extract.tables import BATCH, CELLS, HEAD, open_tables
+from penstock.ingest.extract.files import open_tables
+from penstock.ingest.extract.tables import BATCH, CELLS, HEAD
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Limits, Source
 from tests.ingest.formats.extraction import STOCK, made, refused, supplier

@@ -9,7 +9,8 @@ import pytest
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import json_stream, records, tables
-from penstock.ingest.extract.tables import CELLS, open_tables
+from penstock.ingest.extract.files import open_tables
+from penstock.ingest.extract.tables import CELLS
 from penstock.ingest.supplier import Limits, Source
 from tests.ingest.formats.extraction import STOCK, made, refused, supplier
 

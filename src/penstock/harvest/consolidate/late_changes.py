@@ -8,8 +8,8 @@ import asyncio
 from datetime import datetime
 
 from penstock.harvest.contract import PartitionState, RunState, RunType
-from penstock.harvest.feed import reader
 from penstock.harvest.feed.feeds import Feed
+from penstock.harvest.fetch import raw_store
 from penstock.harvest.fetch.partitions import Task
 from penstock.harvest.model import EVERYTHING, Position, Window
 from penstock.harvest.sources.port import SourceFailed
@@ -52,8 +52,8 @@ async def _pass(
             if await tx.fetchval(SQL["touch_consolidating"], run.run_id, now) is None:
                 raise Stopped
             task = _task(run, scan, now)
-            _, refused = await reader.keep(tx, task, found, now)
-            await reader.reject(tx, task, [*rejects, *refused], now)
+            _, refused = await raw_store.keep(tx, task, found, now)
+            await raw_store.reject(tx, task, [*rejects, *refused], now)
         told += len(page.records)
         if page.next is None:
             return told

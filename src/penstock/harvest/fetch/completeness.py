@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.harvest.feed.reader import Kept
 from penstock.harvest.fetch.partitions import Task
+from penstock.harvest.fetch.raw_store import Kept
 
 _SLACK = 1_000  # records a source may give beyond twice what it counted
 

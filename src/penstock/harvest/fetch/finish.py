@@ -1,7 +1,6 @@
 """H5: a partition ends once; the transaction that ends the last one decides what becomes of the run."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from uuid import UUID
 
@@ -10,20 +9,17 @@ import msgspec
 from penstock.harvest import store
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.contract import (
-    CONSOLIDATIONS,
     WORK_DONE,
-    WORK_ITEMS,
-    Consolidate,
     PartitionState,
     RunState,
     WorkDone,
-    WorkItem,
 )
 from penstock.harvest.fetch import partitions
 from penstock.harvest.fetch.partitions import Counters, Ended
+from penstock.harvest.messages import consolidation
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db.database import Connection
-from penstock.kernel.errors import Corrupt, Transient
+from penstock.kernel.errors import Corrupt
 
 
 async def end_partitions(
@@ -50,21 +46,6 @@ async def _end_fetching(
     await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "skip", by, now, reason)
     message = f"Run {run_id} of {feed}: {reason}. Consolidation skipped, watermark NOT advanced."
     await raise_alert(tx, feed, run_id, Code.CONSOLIDATION_SKIPPED, Severity.ERROR, message, now)
-
-
-async def hurry(bus: Bus) -> None:
-    """Send what was just committed; what cannot be sent now is sent by the relay, and is no failure of the caller's."""
-    with suppress(Transient):
-        await bus.relay()
-
-
-def work_item(run_id: UUID, partition_id: str, offset: int, scan: int, trace_id: str) -> Message:
-    item = WorkItem(run_id, partition_id, offset, trace_id, scan)
-    return Message(WORK_ITEMS, f"{run_id}/{partition_id}", msgspec.json.encode(item))
-
-
-def consolidation(run_id: UUID, trace_id: str, *, force: bool = False) -> Message:
-    return Message(CONSOLIDATIONS, str(run_id), msgspec.json.encode(Consolidate(run_id, trace_id, force)))
 
 
 def _done(one: Ended, feed: str, run_id: UUID, trace_id: str, now: datetime) -> Message:

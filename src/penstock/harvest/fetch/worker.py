@@ -9,13 +9,13 @@ import structlog
 
 from penstock.harvest import store
 from penstock.harvest.contract import PartitionState, RunState, WorkItem, read
-from penstock.harvest.feed import reader
 from penstock.harvest.feed.feeds import Feeds
-from penstock.harvest.fetch import partitions
+from penstock.harvest.fetch import partitions, raw_store
 from penstock.harvest.fetch.completeness import Pass, Verdict, is_clean, judge
-from penstock.harvest.fetch.finish import end_partitions, hurry, work_item
+from penstock.harvest.fetch.finish import end_partitions
 from penstock.harvest.fetch.partitions import Ended, Step, Task
 from penstock.harvest.fetch.turn import Turn, take_turn
+from penstock.harvest.messages import hurry, work_item
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN, Position
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
@@ -78,9 +78,9 @@ class Fetcher:
             held = await partitions.hold(tx, task.run_id, task.partition_id)
             if held is None or not _is_same(held, task):
                 return None  # somebody else made this turn while we did
-            kept, refused = await reader.keep(tx, task, found, now)
+            kept, refused = await raw_store.keep(tx, task, found, now)
             aside = [*rejects, *refused]
-            await reader.reject(tx, task, aside, now)
+            await raw_store.reject(tx, task, aside, now)
             await self._advance(tx, task, turn, Pass.after(task, len(turn.raws), len(aside), kept), began)
         self._metrics.fetched(task.feed, len(turn.pages), len(turn.raws), len(aside))
         await hurry(self._bus)

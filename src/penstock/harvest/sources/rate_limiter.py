@@ -30,7 +30,7 @@ _FIRST_PAUSE = timedelta(seconds=1)  # after a 429 that does not say how long
 _GRACE = timedelta(seconds=1)  # for a request that probes, to tell how it went
 _NOTHING = timedelta(0)
 _NEVER = datetime.min.replace(tzinfo=UTC)
-_SQL = load("penstock.harvest.feed.feeds", file="rate_limiter.sql")
+_SQL = load("penstock.harvest.sources", file="rate_limiter.sql")
 
 
 @dataclass(frozen=True, slots=True)

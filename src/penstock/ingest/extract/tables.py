@@ -1,14 +1,12 @@
-"""§16, the Extractor: a file of any known format, read as tables of texts in bounded memory."""
+"""Tables of texts, in batches of bounded size: what every format is read into."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from penstock.ingest.supplier import Limits, Source
 
 HEAD = 200  # rows in which a header is looked for
 BATCH = 20_000
@@ -83,28 +81,3 @@ def gathered(rows: Iterator[Row], most: int, cells: Callable[[Row], Collection[s
             batch, held = [], 0
     if batch:
         yield batch
-
-
-def open_tables(
-    file: Path,
-    source: "Source",
-    limits: "Limits",
-    wanted: list[str] | None = None,
-    gauge: Gauge | None = None,
-    name: str | None = None,
-) -> Iterator[Table]:
-    """The tables of *file*, each to be read before the next; Failed when it cannot be read, which calls it *name*.
-
-    Of JSON and XML only what is *wanted* is read, without it all of a record.
-    """
-    from penstock.ingest.extract import archives, delimited, detect, records, workbook
-    from penstock.ingest.supplier import WORKBOOKS, Format
-
-    for member in archives.members(file, limits, gauge or Gauge(0), name, source.sheets):
-        form = detect.detected(member, source.format)
-        if form in WORKBOOKS:
-            yield from workbook.tables(member, source, limits)
-        elif form is Format.CSV:
-            yield delimited.table(member, source)
-        else:
-            yield records.table(member, form, source, wanted)

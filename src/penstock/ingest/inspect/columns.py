@@ -6,78 +6,13 @@ from typing import Any
 
 import polars as pl
 
+from penstock.ingest.inspect.cells import Cells
 from penstock.ingest.inspect.fields import Field
 from penstock.ingest.inspect.tables import Shaped
 from penstock.ingest.inspect.types import Guess, Known, guess
 from penstock.ingest.inspect.vocabulary import Hint
 from penstock.ingest.supplier import Column
 from penstock.ingest.transform.values import typed
-
-# What people write when there is nothing to write.
-NOTHING = (
-    "-", "--", "---", "–", "—", "−", ".", "n/a", "N/A", "n.a.", "na", "NA", "NaN", "null", "NULL", "None", "none",
-    "н/д", "Н/Д", "н.д.", "нет данных", "не указано", "не указан", "б/н", "#N/A", "#Н/Д", "#REF!", "#ССЫЛКА!",
-    "#VALUE!", "#ЗНАЧ!", "#DIV/0!", "#ДЕЛ/0!", "#NAME?", "#ИМЯ?",
-)  # fmt: skip
-
-
-class Cells:
-    """What stands in a column, without what is empty."""
-
-    def __init__(self, texts: pl.Series) -> None:
-        filled = texts.filter(texts != "").rename("text")
-        counted = filled.value_counts(sort=True, name="count")
-        self.values: pl.Series = counted["text"]
-        self.counts: pl.Series = counted["count"]
-        self.total = len(filled)
-
-    def without(self, values: list[str]) -> "Cells":
-        keep = ~self.values.is_in(values)
-        other = Cells.__new__(Cells)
-        other.values, other.counts = self.values.filter(keep), self.counts.filter(keep)
-        other.total = int(other.counts.sum())
-        return other
-
-    @cached_property
-    def nothings(self) -> list[str]:
-        return self.values.filter(self.values.is_in(list(NOTHING))).to_list()
-
-    @cached_property
-    def folded(self) -> set[str]:
-        return set(self.values.str.to_lowercase().to_list())
-
-    def share(self, pattern: str) -> float:
-        """Which part of the cells matches *pattern* as a whole."""
-        return self._part(self.values.str.contains(f"^(?:{pattern})$"))
-
-    def matching(self, pattern: str) -> list[str]:
-        return self.values.filter(self.values.str.contains(f"^(?:{pattern})$")).to_list()
-
-    def has(self, pattern: str) -> bool:
-        return bool(self.values.str.contains(f"^(?:{pattern})$").any())
-
-    def read_by(self, options: dict[str, Any]) -> float:
-        """Which part of the cells becomes a value with these options of a column."""
-        return 1 - self._part(self._is_unread(options))
-
-    def unread_by(self, options: dict[str, Any]) -> tuple[list[str], int]:
-        """The texts that do not, the most frequent first, and in how many cells they are."""
-        unread = self._is_unread(options)
-        return self.values.filter(unread).to_list(), int(self.counts.filter(unread).sum())
-
-    @property
-    def longest(self) -> int:
-        """How many characters the longest text has."""
-        longest = self.values.str.len_chars().max()
-        return longest if isinstance(longest, int) else 0
-
-    def _is_unread(self, options: dict[str, Any]) -> pl.Series:
-        found = typed(Column.model_validate({"from": 1, **options}), self.values, is_required=False).is_bad
-        return pl.repeat(False, len(self.values), dtype=pl.Boolean, eager=True) if found is None else found
-
-    def _part(self, mask: pl.Series) -> float:
-        return int(self.counts.filter(mask).sum()) / self.total if self.total else 0.0
-
 
 EXAMPLES = 3
 _LONGEST_EXAMPLE = 32
@@ -184,3 +119,61 @@ def _final_name(field: Field, found: Guess) -> str:
 
 def _mean(mask: pl.Series) -> float:
     return int(mask.sum()) / len(mask) if len(mask) else 0.0
+
+
+_BARCODE = r"^[0-9]{8,14}$"
+_CODE = r"^[A-Za-zА-Яа-я0-9][A-Za-zА-Яа-я0-9./_-]*$"
+_LONG = 10
+
+
+def named_by_content(columns: list[Typed]) -> tuple[list[Typed], list[str]]:
+    """The same columns: codes, texts, prices and dates called so, each name given once."""
+    taken: set[str] = set()
+    found: list[Typed] = []
+    for one in columns:
+        name, hint = _name(one, taken)
+        taken.add(name)
+        found.append(replace(one, name=name, field=replace(one.field, hint=hint)))
+    found, told = _priced(found, taken)
+    guessed = [f"{one.name} ({one.field.number})" for one in found if not one.name.startswith("column_")]
+    return found, [*told, *([f"names are guesses by what the columns hold: {', '.join(guessed)}"] if guessed else [])]
+
+
+def _name(one: Typed, taken: set[str]) -> tuple[str, Hint]:
+    choices = {
+        "barcode": (one.guess.type == "string" and _share(one, _BARCODE) > 0.9, Hint.CODE),
+        "sku": (one.guess.type == "string" and _is_code(one), Hint.CODE),
+        "price_minor": (one.guess.type == "money", Hint.MONEY),
+        "date": (one.guess.type in ("date", "datetime"), Hint.MOMENT),
+        "name": (one.guess.type == "string" and _length(one) > _LONG, Hint.TEXT),
+    }
+    for name, (holds, hint) in choices.items():
+        if holds and name not in taken:
+            return name, hint
+    return f"{one.field.name}_minor" if one.guess.type == "money" else one.field.name, one.field.hint
+
+
+def _priced(columns: list[Typed], taken: set[str]) -> tuple[list[Typed], list[str]]:
+    """The only column with a point and two digits is most likely a price."""
+    decimals = [one for one in columns if one.guess.type == "decimal" and one.options.get("scale") == 2]
+    if len(decimals) != 1 or "price_minor" in taken:
+        return columns, []
+    options = {key: value for key, value in decimals[0].options.items() if key != "scale"} | {"type": "money"}
+    price = replace(decimals[0], name="price_minor", guess=Guess(options, decimals[0].guess.doubts))
+    told = f"column {price.field.number} is taken for a price: its numbers have two digits behind the point"
+    return [price if one is decimals[0] else one for one in columns], [told]
+
+
+def _is_code(one: Typed) -> bool:
+    filled = one.texts.filter(~one.is_empty)
+    return len(filled) > 1 and filled.n_unique() >= len(filled) * 0.98 and _share(one, _CODE) > 0.95
+
+
+def _share(one: Typed, pattern: str) -> float:
+    filled = one.texts.filter(~one.is_empty)
+    return int(filled.str.contains(pattern).sum()) / len(filled) if len(filled) else 0.0
+
+
+def _length(one: Typed) -> float:
+    lengths = one.texts.filter(~one.is_empty).str.len_chars()
+    return int(lengths.sum()) / len(lengths) if len(lengths) else 0.0

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.ingest.inspect.columns import Cells
+from penstock.ingest.inspect.cells import Cells
 
 _BLANK = r"[ \x{00a0}\x{2009}\x{202f}'’]"
 _GROUPED = rf"[0-9]{{1,3}}(?:{_BLANK}[0-9]{{3}})+"

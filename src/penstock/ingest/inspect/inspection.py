@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from penstock.ingest.inspect.columns import Typed, shortened, typed_fields
-from penstock.ingest.inspect.fields import named_by_content
+from penstock.ingest.inspect.columns import Typed, named_by_content, shortened, typed_fields
 from penstock.ingest.inspect.proposal import chosen_key, config_of, doubts_of, settled_header
 from penstock.ingest.inspect.report import ColumnFound, Inspection, TableFound, percent
 from penstock.ingest.inspect.rows import patterns_for

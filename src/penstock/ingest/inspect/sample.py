@@ -12,7 +12,8 @@ from lxml import etree
 from penstock.ingest.extract import archives, delimited, detect, json_stream
 from penstock.ingest.extract.archives import Member
 from penstock.ingest.extract.detect import encoding_of, without_mark
-from penstock.ingest.extract.tables import MALFORMED, Batch, Gauge, Table, open_tables
+from penstock.ingest.extract.files import open_tables
+from penstock.ingest.extract.tables import MALFORMED, Batch, Gauge, Table
 from penstock.ingest.supplier import WORKBOOKS, Format, Limits, Source
 
 _EVENTS = 1_000_000

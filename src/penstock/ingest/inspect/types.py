@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.ingest.inspect.columns import Cells
+from penstock.ingest.inspect.cells import Cells
 from penstock.ingest.inspect.formats import (
     is_fractional,
     measure_options,

@@ -2,14 +2,18 @@
 
 import io
 import os
+import platform
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from penstock import __version__
 from penstock.ingest import paths
 from penstock.ingest.model import Artifact, Changes, Manifest, Pointer, Stats, alive
 from penstock.ingest.run.quality import Before
@@ -20,6 +24,8 @@ from penstock.ingest.transform.ndjson import Lines, at, changed_lines, digest_of
 from penstock.ingest.transform.pipeline import Processed
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Corrupt
+
+_LIBRARIES = ("polars", "python-calamine")
 
 
 class Step(StrEnum):
@@ -196,3 +202,13 @@ def link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+@cache
+def versions() -> dict[str, str]:
+    """What the result may depend on."""
+    return {
+        "penstock": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in _LIBRARIES},
+    }

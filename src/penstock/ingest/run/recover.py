@@ -6,7 +6,7 @@ from typing import Any
 from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import Arrival, Failed, Failure, Manifest, Pointer
-from penstock.ingest.run import publish, run
+from penstock.ingest.run import publish
 from penstock.ingest.run.ledger import Ledger
 from penstock.ingest.transform.ndjson import digest_of, document, small
 from penstock.ingest.tree.port import Changed, Tree
@@ -105,7 +105,7 @@ def _give_up(tree: Tree, supplier: str, known: Ledger, current: Pointer | None, 
         failure=Failure(FailureCode.INTERRUPTED, said, "nothing is to be done: the next run takes the file again"),
         previous_run=current.run_id if current else None,
         code_commit=code_commit(),
-        versions=run.versions(),
+        versions=publish.versions(),
     )
     publish.note(tree, manifest)
     return manifest.as_dict()

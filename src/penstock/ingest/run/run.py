@@ -1,25 +1,21 @@
 """One run, from the choice of a file to its end: published, or failed with a code."""
 
-import platform
 import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from penstock import __version__
 from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import Arrival, Artifact, Failed, Failure, Manifest, Stats, checked_supplier, new_run_id
 from penstock.ingest.run import ledger, publish, recover, select
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.ledger import Ledger
-from penstock.ingest.run.publish import Current, Publication, Step
+from penstock.ingest.run.publish import Current, Publication, Step, versions
 from penstock.ingest.run.quality import check_guards, check_quality
 from penstock.ingest.run.select import Chosen, Ready
 from penstock.ingest.supplier import Supplier, load_supplier
@@ -31,19 +27,6 @@ from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError, Transient
 from penstock.kernel.telemetry.build import code_commit
-
-_LIBRARIES = ("polars", "python-calamine")
-
-
-@cache
-def versions() -> dict[str, str]:
-    """What the result may depend on."""
-    return {
-        "penstock": __version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in _LIBRARIES},
-    }
-
 
 # Not the file's fault: it stays in the inbox, and is looked at again.
 _STAYS = (

@@ -13,7 +13,8 @@ import polars as pl
 
 from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Reason
-from penstock.ingest.extract.tables import Gauge, open_tables
+from penstock.ingest.extract.files import open_tables
+from penstock.ingest.extract.tables import Gauge
 from penstock.ingest.model import Failed, Stats
 from penstock.ingest.supplier import CATEGORY, Supplier
 from penstock.ingest.transform import key_index as indexes

@@ -1,18 +1,16 @@
 """The tree of files ingest lives in: a folder, or a bucket. Paths are relative to its root."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Protocol
-from urllib.parse import unquote, urlsplit
 
 import orjson
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Arrival, Failed, Pointer, checked_supplier
-from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.errors import Corrupt, Invalid
 
 
@@ -126,14 +124,3 @@ def is_supplier(name: str) -> bool:
     with suppress(Invalid):
         return bool(checked_supplier(name))
     return False
-
-
-def open_tree(root: str, options: Mapping[str, str] | None = None) -> Tree:
-    """The tree in a folder, or in a bucket where *root* is the URL of one, with the *options* of its store."""
-    parts = urlsplit(root)
-    if parts.scheme in ("", "file"):
-        return FolderTree(Path(unquote(parts.path)) if parts.scheme else Path(root))
-    from penstock.ingest.tree.bucket import BucketTree  # load only where they are used
-    from penstock.kernel.storage.objects import ObjectStorage
-
-    return BucketTree(ObjectStorage(root, options or {}), root)

@@ -3,8 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from random import uniform
 from time import monotonic
@@ -12,7 +11,6 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.outcome import Failed, Outcome, Retry
@@ -200,31 +198,3 @@ async def judged(work: Awaitable[Outcome]) -> Outcome:
     except Exception as error:  # noqa: BLE001 - the edge: a handler's bug must not stop the loop
         structlog.get_logger().exception("handler_crashed")
         return Retry(f"{type(error).__name__}: {error}")
-
-
-@asynccontextmanager
-async def working(
-    bus: Bus,
-    telemetry: Telemetry,
-    topic: str,
-    name: str,
-    handler_of: Callable[[Subscription], Handler[Delivery]],
-    delivering: Delivering,
-    *,
-    batch: int,
-    count: int = 1,
-) -> AsyncIterator[None]:
-    """*count* workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
-    delivering = replace(delivering, on_dead=telemetry.work.dead_letters(topic))
-    async with AsyncExitStack() as stack:
-        workers: list[Worker[Delivery]] = []
-        for _ in range(count):
-            queue = await stack.enter_async_context(bus.subscribe(topic, worker=name, delivering=delivering))
-            workers.append(Worker(queue, handler_of(queue), telemetry, batch=batch))
-        tasks = [asyncio.create_task(worker.run(), name=f"work {topic}") for worker in workers]
-        try:
-            yield
-        finally:
-            for worker in workers:
-                worker.stop()
-            await asyncio.gather(*tasks)

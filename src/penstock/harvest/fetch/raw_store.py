@@ -1,0 +1,77 @@
+"""Raw records in PostgreSQL, stored as the source sent them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+
+from penstock.harvest.feed.reader import Record, Reject, newest
+from penstock.harvest.fetch.partitions import Task
+from penstock.kernel.db import sql
+from penstock.kernel.db.database import Connection
+from penstock.kernel.text import storable
+
+SQL = sql.load("penstock.harvest.fetch", file="raw_store.sql")
+# An escape for NUL, half a surrogate, a number of a million digits; brackets by the thousand.
+_REFUSED = (asyncpg.DataError, asyncpg.ProgramLimitExceededError)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What keeping records came to: how many their pass had not seen yet, and how many an earlier one should have."""
+
+    seen: int = 0
+    missed: int = 0
+
+
+async def keep(tx: Connection, task: Task, records: Iterable[Record], now: datetime) -> tuple[Kept, list[Reject]]:
+    """Keep the records of a turn; what that came to, and what PostgreSQL could not keep."""
+    given = newest(records)
+    try:
+        async with tx.transaction():
+            return await _keep(tx, task, given, now), []
+    except _REFUSED:
+        good, rejects = await _part(tx, given)
+        return await _keep(tx, task, good, now), rejects
+
+
+async def reject(tx: Connection, task: Task, rejects: Sequence[Reject], now: datetime) -> None:
+    """Set records aside, with the reason. Those whose keys are known are seen: they are not gone."""
+    if not rejects:
+        return
+    keys, reasons = [one.key for one in rejects], [storable(one.reason, 1_000) for one in rejects]
+    texts = [storable(one.text, 10_000) for one in rejects]
+    await tx.execute(SQL["reject"], task.run_id, task.feed, keys, reasons, texts, now)
+    known = [key for key in keys if key is not None]
+    await tx.execute(SQL["see"], task.feed, task.run_id, task.partition_id, task.scan, known)
+
+
+async def _keep(tx: Connection, task: Task, given: Sequence[Record], now: datetime) -> Kept:
+    row = await tx.fetchrow(
+        SQL["keep"],
+        task.feed,
+        task.run_id,
+        [record.key for record in given],
+        [record.text for record in given],
+        [record.updated_at for record in given],
+        task.partition_id,
+        task.scan,
+        task.last_scan_at,
+        now,
+    )
+    return Kept(row["seen"], row["missed"]) if row else Kept()
+
+
+async def _part(tx: Connection, given: Sequence[Record]) -> tuple[list[Record], list[Reject]]:
+    """One by one: what PostgreSQL takes, and what it does not."""
+    good: list[Record] = []
+    rejects: list[Reject] = []
+    for record in given:
+        try:
+            async with tx.transaction():
+                await tx.execute(SQL["is_storable"], record.text)
+            good.append(record)
+        except _REFUSED as error:
+            rejects.append(Reject(record.key, f"PostgreSQL cannot keep it: {error}", record.text))
+    return good, rejects

@@ -1,0 +1,30 @@
+"""§16, the Extractor: a file of any known format, read as tables of texts in bounded memory."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.ingest.extract import archives, delimited, detect, records, workbook
+from penstock.ingest.extract.tables import Gauge, Table
+from penstock.ingest.supplier import WORKBOOKS, Format, Limits, Source
+
+
+def open_tables(
+    file: Path,
+    source: Source,
+    limits: Limits,
+    wanted: list[str] | None = None,
+    gauge: Gauge | None = None,
+    name: str | None = None,
+) -> Iterator[Table]:
+    """The tables of *file*, each to be read before the next; Failed when it cannot be read, which calls it *name*.
+
+    Of JSON and XML only what is *wanted* is read, without it all of a record.
+    """
+    for member in archives.members(file, limits, gauge or Gauge(0), name, source.sheets):
+        form = detect.detected(member, source.format)
+        if form in WORKBOOKS:
+            yield from workbook.tables(member, source, limits)
+        elif form is Format.CSV:
+            yield delimited.table(member, source)
+        else:
+            yield records.table(member, form, source, wanted)

@@ -1,0 +1,19 @@
+"""The tree that a root names: a folder, or a bucket by its URL."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from penstock.ingest.tree.folder import FolderTree
+from penstock.ingest.tree.port import Tree
+
+
+def open_tree(root: str, options: Mapping[str, str] | None = None) -> Tree:
+    """The tree in a folder, or in a bucket where *root* is the URL of one, with the *options* of its store."""
+    parts = urlsplit(root)
+    if parts.scheme in ("", "file"):
+        return FolderTree(Path(unquote(parts.path)) if parts.scheme else Path(root))
+    from penstock.ingest.tree.bucket import BucketTree  # load only where they are used
+    from penstock.kernel.storage.objects import ObjectStorage
+
+    return BucketTree(ObjectStorage(root, options or {}), root)

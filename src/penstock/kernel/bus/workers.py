@@ -1,0 +1,38 @@
+"""Workers on a topic of the bus, for as long as a role runs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Handler, Worker
+
+
+@asynccontextmanager
+async def working(
+    bus: Bus,
+    telemetry: Telemetry,
+    topic: str,
+    name: str,
+    handler_of: Callable[[Subscription], Handler[Delivery]],
+    delivering: Delivering,
+    *,
+    batch: int,
+    count: int = 1,
+) -> AsyncIterator[None]:
+    """*count* workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
+    delivering = replace(delivering, on_dead=telemetry.work.dead_letters(topic))
+    async with AsyncExitStack() as stack:
+        workers: list[Worker[Delivery]] = []
+        for _ in range(count):
+            queue = await stack.enter_async_context(bus.subscribe(topic, worker=name, delivering=delivering))
+            workers.append(Worker(queue, handler_of(queue), telemetry, batch=batch))
+        tasks = [asyncio.create_task(worker.run(), name=f"work {topic}") for worker in workers]
+        try:
+            yield
+        finally:
+            for worker in workers:
+                worker.stop()
+            await asyncio.gather(*tasks)
