@@ -21,11 +21,12 @@ from benchmarks.harvest_place import fresh_database
 from benchmarks.kernel import KAFKA
 from benchmarks.pods import PROGRAM, written
 from benchmarks.servers import Served, processor_seconds, started
-from penstock.app.platform import RefdataPlatform, open_refdata
+from penstock.app.platform import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source
 from penstock.refdata.model import Dict, Event
+from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 
 TENANTS, PUBLISHED_AT_ONCE, KEYS = 64, 500, 100_000
@@ -134,7 +135,7 @@ async def _join(platform: RefdataPlatform, targets: Sequence[Dict]) -> None:
 async def _through(platform: RefdataPlatform, targets: Sequence[Dict], count: int) -> float:
     """Publish so many, and wait until they are applied and announced; bytes of a message."""
     wanted = int(await platform.db.fetchval(_VERSIONS)) + count
-    topic, size = platform.settings.refdata.kafka.commands_topic, 0
+    topic, size = platform.section.kafka.commands_topic, 0
     for first in range(0, count, PUBLISHED_AT_ONCE):
         numbers = range(first, min(first + PUBLISHED_AT_ONCE, count))
         messages = [command_message(topic, delta(targets[number % len(targets)], KEYS)) for number in numbers]

@@ -20,10 +20,11 @@ from benchmarks.peers.redis_server import redis_peer
 from benchmarks.pods import Dictionaries, Pod, query_api, settings_for, written
 from benchmarks.servers import processor_seconds, started
 from benchmarks.simulated_pods import HELD
-from penstock.app.platform import RefdataPlatform, open_refdata
+from penstock.app.platform import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.model import Dict
+from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 
 RATE, PAYLOAD = 100, 50
@@ -159,13 +160,13 @@ class _Rig:
 
     async def entry(self) -> float:
         """Bytes of an entry of the stream, before anybody reads it."""
-        key = self.platform.settings.refdata.redis.stream_key
+        key = self.platform.section.redis.stream_key
         return float(await self.redis.memory_usage(key, samples=0) or 0) / await self.redis.xlen(key)
 
     async def publish(self, items: int) -> int:
         """Commits of one dictionary, a hundred a second, until they are announced; its last version."""
         target, began = Dict(TENANT, code_of(items)), time.perf_counter()
-        topic, wanted = self.platform.settings.refdata.kafka.commands_topic, await self._version(target) + self.count
+        topic, wanted = self.platform.section.kafka.commands_topic, await self._version(target) + self.count
         for number in range(self.count):
             await asyncio.sleep(began + number / RATE - time.perf_counter())
             await self.platform.bus.publish([command_message(topic, delta(target, items))])

@@ -27,10 +27,10 @@ from benchmarks import flows_defined
 from benchmarks.flows_defined import WARM_UP, fan_of, map_of
 from benchmarks.peers.flows_env import BREADTH, LENGTH, Ticks, chain_figures, fan_figures
 from penstock import __version__
-from penstock.app.platform import open_platform
+from penstock.app.platform import open_flows, open_platform
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.model import Claimed, Report
-from penstock.flows.runtime import FlowsPlatform, open_flows
+from penstock.flows.runtime import FlowsPlatform
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.ids import worker_name
@@ -85,7 +85,7 @@ async def working(platform: FlowsPlatform, concurrency: int) -> AsyncIterator[Ti
         platform.metrics,
         name=worker_name("benchmark"),
         concurrency=concurrency,
-        lease_for=platform.settings.flows.lease,
+        lease_for=platform.section.lease,
     )
     async with worker.working():
         yield counter

@@ -31,13 +31,14 @@ from benchmarks.servers import started
 from benchmarks.session import Session
 from benchmarks.simulated_pods import HEARD, HELD
 from benchmarks.wrk import SECONDS
-from penstock.app.platform import RefdataPlatform, open_refdata
+from penstock.app.platform import open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source
 from penstock.refdata.model import Dict, Event
+from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 
 RESOLUTION = 0.002
@@ -216,9 +217,8 @@ class _House:
             yield files
 
     def _settings(self, held: Dictionaries) -> dict[str, Any]:
-        ours = self._platform.settings
-        route = {"mode": "single", "nodes": ours.refdata.redis.nodes}
-        return settings_for(ours.database.url, held, refdata={"redis": route})
+        route = {"mode": "single", "nodes": self._platform.section.redis.nodes}
+        return settings_for(self._platform.db.dsn, held, refdata={"redis": route})
 
     async def _begin(self, target: Dict) -> None:
         """Have a first commit: without one that is remembered, pods would load everything at the next."""
@@ -239,7 +239,7 @@ class _House:
         item = Item(f"{random.randrange(items):08}", payload=payload)
         command = Command(dict_code=target.dict_code, event_type=EventType.DELTA, items=[item])
         command.event_id, command.tenant_id, command.source = uuid.uuid4(), target.tenant_id, Source.KAFKA
-        topic = self._platform.settings.refdata.kafka.commands_topic
+        topic = self._platform.section.kafka.commands_topic
         event = Event(target, command.event_id, Source.KAFKA, command)
         await self._platform.bus.publish([command_message(topic, event)])
 

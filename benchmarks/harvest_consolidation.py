@@ -10,11 +10,11 @@ import orjson
 
 from benchmarks.harvest_ours import FEED, opened, settings_of
 from benchmarks.harvest_place import Place, fresh_database
-from penstock.app.platform import HarvestPlatform
 from penstock.harvest import store
 from penstock.harvest.config import ConsolidationMode
 from penstock.harvest.consolidate.batches import consolidate, use_recipe
 from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.runtime import HarvestPlatform
 
 _KEEP = """
 INSERT INTO raw_record (feed, key, payload, version, seen_run, seen_in, seen_scan, changed_at)
@@ -46,7 +46,7 @@ async def rate(platform: HarvestPlatform, records: int, mode: ConsolidationMode)
     """Records a second."""
     for statement in _AGAIN.split(";"):
         await platform.db.execute(statement)
-    feed = platform.settings.harvest.feeds[FEED]
+    feed = platform.section.feeds[FEED]
     section, recipe = feed.consolidation.model_copy(update={"mode": mode}), Recipe.of(feed)
     async with platform.db.transaction() as tx:
         await store.lock_feed(tx, FEED)

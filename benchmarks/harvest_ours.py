@@ -13,8 +13,9 @@ from uuid import UUID
 from ruamel.yaml import YAML
 
 from benchmarks.servers import processor_seconds, started
-from penstock.app.platform import HarvestPlatform, open_harvest, open_platform
+from penstock.app.platform import open_harvest, open_platform
 from penstock.harvest.contract import RunState
+from penstock.harvest.runtime import HarvestPlatform
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 

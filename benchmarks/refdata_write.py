@@ -22,7 +22,7 @@ from benchmarks.harness import Bench, Group
 from benchmarks.kernel import KAFKA
 from benchmarks.servers import served
 from benchmarks.session import Session
-from penstock.app.platform import RefdataPlatform, open_refdata
+from penstock.app.platform import open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.wait import happens
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -32,7 +32,7 @@ from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source
 from penstock.refdata.item_files import snapshot_commands
 from penstock.refdata.model import Dict, Event
-from penstock.refdata.runtime import applying, relaying
+from penstock.refdata.runtime import RefdataPlatform, applying, relaying
 from penstock.settings import Settings
 
 TENANTS = 20
@@ -142,7 +142,7 @@ async def _snapshot(platform: RefdataPlatform, code: str, count: int) -> float:
 
 
 async def _publish(platform: RefdataPlatform, events: Sequence[Event]) -> None:
-    topic = platform.settings.refdata.kafka.commands_topic
+    topic = platform.section.kafka.commands_topic
     size = 1_000 if len(events) > 1_000 else 10  # commands of one item, or of many
     for first in range(0, len(events), size):
         batch = events[first : first + size]
@@ -151,7 +151,7 @@ async def _publish(platform: RefdataPlatform, events: Sequence[Event]) -> None:
 
 async def _through(platform: RefdataPlatform, events: Sequence[Event]) -> float:
     """Seconds until *events* are published, applied and announced."""
-    topic = platform.settings.refdata.kafka.commands_topic
+    topic = platform.section.kafka.commands_topic
     async with applying(platform), relaying(platform):
         began = perf_counter()
         await _publish(platform, events)

@@ -18,7 +18,7 @@ from benchmarks import peers
 from benchmarks.harness import Bench, Group
 from benchmarks.servers import served
 from benchmarks.session import Session
-from penstock.app.platform import tracking_migrations
+from penstock.app.schema import tracking_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres

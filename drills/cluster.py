@@ -17,7 +17,7 @@ import asyncpg
 
 from drills.faults import Fault
 from drills.target import Target
-from penstock.app.platform import known_migrations
+from penstock.app.schema import known_migrations
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.db.migrate import migrate

@@ -12,9 +12,12 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import FedDictionary, HarvestSection
+from penstock.ingest import paths
 from penstock.ingest.config import IngestSection
 from penstock.kernel.config.loader import KeyPath, Misplaced, SecretRef, Section, load
 from penstock.kernel.config.sections import DatabaseSection, Duration, Options, Secrets, Url
+from penstock.kernel.errors import BadConfig
+from penstock.kernel.http.auth import AuthSection
 from penstock.kernel.telemetry.telemetry import LogFormat
 from penstock.refdata.config import RefdataSection
 from penstock.tracking.config import TrackingSection
@@ -83,38 +86,6 @@ class StorageSection(Section):
     url: Url | None = Field(None, description="s3://bucket/prefix, gs://…, az://…, or file:///folder")
     options: Options = Field(default_factory=dict, description="The store's own settings, e.g. region, endpoint")
     secrets: Secrets = Field(default_factory=dict, description="Its secret settings, by reference")
-
-
-class JwtSection(Section):
-    """Who may come in: bearers of a token signed by one of these keys."""
-
-    algorithms: list[Literal["HS256", "RS256", "ES256"]] = Field(
-        ["RS256", "ES256"], min_length=1, description="Those a token may be signed with."
-    )
-    secret: SecretRef | None = Field(None, description="For HS256, at least 32 bytes.")
-    jwks_file: Path | None = Field(None, description="Public keys, as a JWKS.")
-    jwks_url: Url | None = Field(
-        None, description="Where such a JWKS is fetched from, again when it names no key of a token."
-    )
-    issuer: str | None = Field(None, description="What `iss` has to be; without it, anything.")
-    audience: str | None = Field(None, description="What `aud` has to have; without it, anything.")
-    tenant_claim: str = Field("tenant_id", description="The claim that names the tenant.")
-    leeway: Duration = Field(timedelta(seconds=30), description="By how much clocks may differ.")
-
-    @model_validator(mode="after")
-    def _has_one_source_of_keys(self) -> "JwtSection":
-        given = [name for name in ("secret", "jwks_file", "jwks_url") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError("give exactly one of secret, jwks_file and jwks_url")
-        if {algorithm == "HS256" for algorithm in self.algorithms} != {given == ["secret"]}:
-            raise ValueError("a secret goes with `algorithms: [HS256]`, keys with RS256 and ES256")
-        return self
-
-
-class AuthSection(Section):
-    """Without `jwt` anybody who can connect may do anything, so Penstock then listens on loopback only."""
-
-    jwt: JwtSection | None = None
 
 
 class TelemetrySection(Section):
@@ -219,6 +190,23 @@ def load_settings(
     settings = load(Settings, place, os.environ if env is None else env, paths)
     settings._origin = Origin(place, stamp, lambda: load_settings(place, env, overrides))  # noqa: SLF001 - it is ours
     return settings
+
+
+def load_ingest_settings(
+    root: str | None, config: Path | None, overrides: Mapping[str, Any] | None = None
+) -> tuple[Settings, bool]:
+    """The settings with the root that is meant, and whether the database is told of what happens there.
+
+    It is where the root is configured. One that is named on the command line, or that we stand in, is just a folder.
+    """
+    given = dict(overrides or {})
+    settings = load_settings(config, overrides={**given, "ingest.root": root})
+    if settings.ingest.root is not None:
+        return settings, root is None
+    if any(Path(name).is_dir() for name in ("etl_data", paths.OPS)):
+        return load_settings(config, overrides={**given, "ingest.root": "."}), False
+    hint = "name it with --root DIR, or as ingest.root in penstock.yaml"
+    raise BadConfig("NO_ROOT", "which folder holds etl_data/ and etl_ops/?", hint=hint)
 
 
 def _usual_file() -> Path | None:

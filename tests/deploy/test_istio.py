@@ -21,13 +21,13 @@ from penstock.app.apis import Parts, Web, make_api, make_command_api
 from penstock.app.factories import make_telemetry
 from penstock.flows.contract import WAIT_LIMIT as FLOWS_WAIT
 from penstock.kernel.errors import Unauthorized
-from penstock.kernel.http.auth import JwtAuthenticator, NoAuthenticator
+from penstock.kernel.http.auth import JwtAuthenticator, JwtSection, NoAuthenticator
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.keys import SharedSecret
 from penstock.kernel.http.middleware import HttpMetrics
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import QuerySection
-from penstock.settings import JwtSection, Settings
+from penstock.settings import Settings
 from penstock.tracking.contract import WAIT_LIMIT as TRACKING_WAIT
 from tests.deploy.istio_envoy import BREAKS, Envoy, envoy
 from tests.deploy.istio_policies import IstioRequest, is_let_in

@@ -1,7 +1,7 @@
 """Starts roles of the version whose sources are first in its path; forked, so that the program is read only once."""
 
+import contextlib
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -13,8 +13,8 @@ from penstock.cli import main
 
 def launch() -> None:
     """Answer each line: the process id of what it starts, or the exit code of what it waits for."""
-    for name in ("penstock.app.programs", "penstock.app.worker_programs"):
-        if importlib.util.find_spec(name):
+    for name in ("penstock.app.programs", "penstock.serving", "penstock.worker_programs"):  # also of older releases
+        with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     for line in sys.stdin:
         told = json.loads(line)

@@ -14,10 +14,10 @@ from typing import Any
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import ENGINE_KINDS, RunStatus, StepStatus
 from penstock.flows.definition.spec import RunRequest
+from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.engine.operations import Management
 from penstock.flows.maintenance import Keeper
 from penstock.flows.model import RUN, STEP
-from penstock.flows.service import FlowEngine
 from penstock.kernel.db.database import Database
 from penstock.kernel.machine import Machine
 from penstock.kernel.storage.folder import FolderStorage

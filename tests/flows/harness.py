@@ -12,19 +12,20 @@ from fastapi import FastAPI
 from penstock.app.apis import Web, make_app
 from penstock.app.http_server import address_of, listening, serving
 from penstock.flows.api import runs, steps
-from penstock.flows.api.queries import FlowViews
+from penstock.flows.api.queries import FlowEvents, FlowViews
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.engine.engine import MOVES, FlowEngine
 from penstock.flows.engine.operations import Management
 from penstock.flows.maintenance import Keeper
 from penstock.flows.model import RUN, STEP
-from penstock.flows.service import MOVES, FlowEngine
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Database
+from penstock.kernel.http.app import services_of
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import HttpMetrics
-from penstock.kernel.states.event_stream import Live, Ringing, Tail
+from penstock.kernel.states.event_stream import Ringing, Tail
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
@@ -117,9 +118,12 @@ async def flows_harness(
         app = make_app("Flows", web, Pulse({}, needs=[]))
         for part in (runs, steps):
             app.include_router(part.routes)
-        app.state.flows, app.state.flow_management = engine, Management(engine, storage)
-        app.state.flow_views = FlowViews(db, catalogue)
-        app.state.flow_live = Live([Tail(db, {RUN.name, STEP.name})], [Ringing(engine.bell, MOVES)])
+        services = services_of(app)
+        services.add(FlowEngine, engine)
+        services.add(Management, Management(engine, storage))
+        services.add(FlowViews, FlowViews(db, catalogue))
+        live = FlowEvents([Tail(db, {RUN.name, STEP.name})], [Ringing(engine.bell, MOVES)])
+        services.add(FlowEvents, live)
         harness = FlowsHarness(engine, catalogue, storage, app)
         await stack.enter_async_context(harness.http)
         yield harness

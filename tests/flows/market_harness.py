@@ -15,10 +15,10 @@ from penstock.flows.config import FlowsSection
 from penstock.flows.contract import MANIFEST
 from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.definition.spec import RunRequest
+from penstock.flows.engine.engine import RUNS, FlowEngine
 from penstock.flows.engine.operations import Management
 from penstock.flows.kinds.market.workers import market_workers
 from penstock.flows.kinds.registry import check_inputs
-from penstock.flows.service import RUNS, FlowEngine
 from penstock.flows.step import Handler, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker

@@ -11,10 +11,10 @@ from penstock.flows import artifacts, store
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import Answer, Said
 from penstock.flows.definition.spec import FlowSpec, RunRequest
+from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.engine.operations import Management
 from penstock.flows.maintenance import Keeper
 from penstock.flows.model import Claimed, Report, StepError
-from penstock.flows.service import FlowEngine
 from penstock.flows.worker.local import DirectCounter
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database

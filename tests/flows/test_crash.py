@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.app.platform import known_migrations
+from penstock.app.schema import known_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres

@@ -26,9 +26,9 @@ from penstock.flows.kinds import registry as builtin
 from penstock.flows.kinds.http_client import Trouble
 from penstock.flows.kinds.market import ohlcv, report, workers
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
+from penstock.flows.kinds.registry import WAITING
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP
-from penstock.flows.runtime import WAITING
 from penstock.flows.sdk import workers as registered
 from penstock.ingest.contract import FailureCode
 from penstock.settings import load_settings

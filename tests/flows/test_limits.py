@@ -10,11 +10,11 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from penstock.flows import contract, maintenance, service, store
+from penstock.flows import contract, maintenance, store
 from penstock.flows.definition.loader import load_file
 from penstock.flows.definition.spec import FlowSpec, StepSpec
 from penstock.flows.definition.validation import checked_steps
-from penstock.flows.engine import advance
+from penstock.flows.engine import advance, engine
 from penstock.flows.model import NewStep
 from penstock.kernel.errors import BadConfig, Invalid
 from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, work
@@ -54,7 +54,7 @@ async def test_a_flow_within_waits_for_others_of_its_name(flows: FlowsStepper) -
 async def test_a_flow_within_that_waits_is_rung_for(flows: FlowsStepper) -> None:
     """F14: who admits runs is told of it, and need not wait for the next look."""
     flows.named.add("one", {"a": work()})
-    rung = flows.bell.next(service.RUNS)
+    rung = flows.bell.next(engine.RUNS)
     await flows.start({"f": named("one")})
     assert rung.is_set()
 
@@ -135,7 +135,7 @@ async def test_what_is_given_inline_is_not_remembered(flows: FlowsStepper) -> No
 
 async def test_a_step_logs_so_much(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
     """F18: what comes after that is dropped, also of later attempts; other steps log on."""
-    monkeypatch.setattr(service, "LOG_LINES", 5)
+    monkeypatch.setattr(engine, "LOG_LINES", 5)
     await flows.start({"a": work(retry={"maxAttempts": 2, "backoff": 0}), "b": work()})
     held = await flows.claim()
     for _ in range(4):

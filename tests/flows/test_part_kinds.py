@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.app.bridges import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
+from penstock.app.platform import open_workplace
 from penstock.flows.kinds.platform import refdata as publishing
 from penstock.flows.kinds.platform.harvest import harvest_worker
 from penstock.flows.kinds.platform.ingest import ingest_worker
@@ -25,7 +26,7 @@ from penstock.harvest.contract import PLANS
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import Step as Place
 from penstock.ingest.run.run import Ingestion
-from penstock.ingest.workspace import Workplace, workplace
+from penstock.ingest.workspace import Workplace
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, Transient
 from penstock.refdata.model import Dict
@@ -174,7 +175,7 @@ def ingest(tmp_path: Path) -> IngestHarness:
 @pytest.fixture
 def place(ingest: IngestHarness, database_url: str) -> Iterator[Workplace]:
     document = {"database": {"url": database_url}, "ingest": {"root": str(ingest.root)}}
-    with workplace(Settings.model_validate(document), uses_database=True) as place:
+    with open_workplace(Settings.model_validate(document), uses_database=True) as place:
         yield place
 
 

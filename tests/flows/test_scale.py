@@ -12,7 +12,7 @@ import pytest
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.spec import RunRequest
-from penstock.flows.service import FlowEngine
+from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.step import Step, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker

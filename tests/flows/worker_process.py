@@ -19,8 +19,8 @@ from penstock.flows import maintenance
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.engine import engine as reports
+from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.maintenance import Keeper
-from penstock.flows.service import FlowEngine
 from penstock.flows.step import Step, StepFailed, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker

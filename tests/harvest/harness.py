@@ -15,7 +15,8 @@ from uuid import UUID
 
 import asyncpg
 
-from penstock.app.platform import HarvestPlatform, open_harvest, open_platform
+from penstock.app.bridges import renew_dictionaries
+from penstock.app.platform import open_harvest, open_platform
 from penstock.harvest import contract
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.consolidate.worker import Consolidator
@@ -26,7 +27,7 @@ from penstock.harvest.maintenance import Rescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN
 from penstock.harvest.plan.planner import Planner
-from penstock.harvest.runtime import harvesting, renewing_dictionaries
+from penstock.harvest.runtime import HarvestPlatform, run_harvest
 from penstock.harvest.simulator.routes import Answer, Request
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.bus import DeadLetter, Delivery
@@ -207,7 +208,7 @@ class HarvestHarness:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """The role, in this process."""
-        async with harvesting(replace(self.platform, telemetry=Telemetry())):
+        async with run_harvest(replace(self.platform, telemetry=Telemetry())):
             yield
 
     @asynccontextmanager
@@ -216,7 +217,7 @@ class HarvestHarness:
         section, db, bus = self.settings.harvest, self.db, self.platform.bus
         metrics = HarvestMetrics(Telemetry().registry)
         async with Feeds.open(section, db) as feeds:
-            renewing = renewing_dictionaries(section, db.clock)
+            renewing = renew_dictionaries(section, db.clock)
             planner, fetcher = Planner(db, bus, feeds, "harness"), Fetcher(db, bus, feeds, metrics, "harness")
             consolidator = Consolidator(db, bus, self.platform.storage, feeds, metrics, "harness", renewing)
             rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)

@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 from prometheus_client import CollectorRegistry
 
+from penstock.app.bridges import renew_dictionaries
 from penstock.harvest import contract
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator
@@ -18,7 +19,6 @@ from penstock.harvest.fetch.worker import ATTEMPTS, Fetcher
 from penstock.harvest.maintenance import Rescuer
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
-from penstock.harvest.runtime import renewing_dictionaries
 from penstock.harvest.service import Harvest
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.bus import Delivering, Delivery, Message
@@ -130,7 +130,7 @@ async def harvest_stepper(
         bus, storage = PostgresBus(db), FolderStorage(folder)
         async with Feeds.open(section, db) as feeds:
             metrics = HarvestMetrics(CollectorRegistry())
-            renewing = renewing_dictionaries(section, db.clock)
+            renewing = renew_dictionaries(section, db.clock)
             planner, fetcher = Planner(db, bus, feeds, "stepper"), Fetcher(db, bus, feeds, metrics, "stepper")
             consolidator = Consolidator(db, bus, storage, feeds, metrics, "stepper", renewing)
             rescuer = Rescuer(db, bus, planner, fetcher, consolidator, section.stalled_after)

@@ -13,14 +13,16 @@ import httpx
 import pytest
 
 from penstock.app.apis import Web, make_app
-from penstock.app.factories import make_authenticator
 from penstock.harvest import contract
 from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.consolidate import watermark
+from penstock.harvest.service import Harvest
 from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.db.page import encode
 from penstock.kernel.errors import Transient
+from penstock.kernel.http.app import services_of
+from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -80,11 +82,12 @@ async def serving(stepper: HarvestStepper, auth: Mapping[str, Any] | None = None
     settings = Settings.model_validate({"auth": {"jwt": auth} if auth else {}})
     telemetry = Telemetry()
     app = make_app(
-        "test", Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings)), Pulse({}, needs=[])
+        "test", Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings.auth)), Pulse({}, needs=[])
     )
     app.include_router(harvest_api.routes)
-    app.state.harvest = stepper.harvest
-    app.state.harvest_views = HarvestViews(stepper.db, stepper.storage, stepper.section)
+    services = services_of(app)
+    services.add(Harvest, stepper.harvest)
+    services.add(HarvestViews, HarvestViews(stepper.db, stepper.storage, stepper.section))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     base = f"http://127.0.0.1{contract.PREFIX}"
     async with httpx.AsyncClient(transport=transport, base_url=base) as http:

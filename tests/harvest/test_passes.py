@@ -7,9 +7,9 @@ from uuid import UUID
 import pytest
 
 from penstock.harvest.contract import RunState, RunType
-from penstock.harvest.feed.reader import Kept
 from penstock.harvest.fetch.completeness import Ending, Pass, Verdict, judge
 from penstock.harvest.fetch.partitions import Task
+from penstock.harvest.fetch.raw_store import Kept
 from penstock.harvest.model import EVERYTHING, Position
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -16,16 +16,16 @@ from penstock.harvest.consolidate.batches import _Batches
 from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
 from penstock.harvest.feed.feeds import Feeds
-from penstock.harvest.fetch.finish import consolidation
+from penstock.harvest.messages import consolidation
 from penstock.harvest.model import Kind, Position, Range, Window
 from penstock.harvest.sources.port import SourcePaused, SourceRefused
 from penstock.kernel.bus import Delivering, Delivery
 from penstock.kernel.bus.postgres import PostgresBus
+from penstock.kernel.bus.workers import working
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.outcome import Done, Retry
-from penstock.kernel.work.worker import working
 from tests.harvest.harness import harvest_harness
 from tests.harvest.scripted_source import (
     ONE_PART,

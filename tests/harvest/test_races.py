@@ -17,8 +17,8 @@ from penstock.harvest.consolidate import batches, late_changes, watermark
 from penstock.harvest.consolidate.batches import Consolidated, consolidate, use_recipe
 from penstock.harvest.consolidate.late_changes import Stopped, sweep
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
-from penstock.harvest.feed import reader
 from penstock.harvest.feed.recipe import Recipe
+from penstock.harvest.fetch import raw_store
 from penstock.harvest.fetch.worker import Fetcher
 from penstock.harvest.maintenance import RESCUES, Rescuer
 from penstock.harvest.model import Position, Range, Window
@@ -103,7 +103,7 @@ async def test_a_change_of_recipe_sets_no_pending_version_back(database_url: str
 
         async with one.db.transaction() as tx:
             now = one.db.clock.now()
-            await reader.keep(tx, late_changes._task(run, 1, now), found, now)
+            await raw_store.keep(tx, late_changes._task(run, 1, now), found, now)
             other = asyncio.create_task(make_all_pending())
             await somebody_waits(one.db)
         await other

@@ -19,7 +19,7 @@ from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
 from penstock.harvest.fetch.worker import Fetcher
 from penstock.harvest.plan.planner import Planner
-from penstock.harvest.runtime import harvesting
+from penstock.harvest.runtime import run_harvest
 from penstock.kernel.bus.kafka.subscription import KafkaSubscription
 from penstock.kernel.bus.postgres import PostgresSubscription
 from penstock.kernel.storage.folder import FolderStorage
@@ -51,7 +51,7 @@ async def _work(settings: Settings) -> None:
     async with (
         open_platform(settings, Telemetry()) as platform,
         open_harvest(settings, platform) as harvest,
-        harvesting(harvest),
+        run_harvest(harvest),
     ):
         await asyncio.Event().wait()
 

@@ -13,15 +13,17 @@ from unittest import mock
 import asyncpg
 import pytest
 
+from penstock.app.platform import open_workplace
 from penstock.ingest import paths, store
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import RunState
+from penstock.ingest.maintenance import forget_old_runs
 from penstock.ingest.model import RUN
 from penstock.ingest.run import ledger
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import Step
 from penstock.ingest.tree.folder import FolderTree
-from penstock.ingest.workspace import Workplace, forget_old_runs, workplace
+from penstock.ingest.workspace import Workplace
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
@@ -46,7 +48,7 @@ def configured(harness: IngestHarness, database_url: str) -> Settings:
 
 @pytest.fixture
 def place(configured: Settings) -> Iterator[Workplace]:
-    with workplace(configured, uses_database=True) as place:
+    with open_workplace(configured, uses_database=True) as place:
         yield place
 
 
@@ -149,7 +151,7 @@ def test_two_hosts_take_turns(harness: IngestHarness, place: Workplace, configur
         started.set()
         assert go_on.wait(WAIT)
 
-    with without_flock(), ThreadPoolExecutor(1) as pool, workplace(configured, uses_database=True) as other:
+    with without_flock(), ThreadPoolExecutor(1) as pool, open_workplace(configured, uses_database=True) as other:
         first = pool.submit(run, place, call_at(Step.PROCESSED, wait))
         assert started.wait(WAIT)
         with pytest.raises(Conflict, match=r"supplier acme is locked by ingest.* \(run acme_") as told:
@@ -272,7 +274,7 @@ async def test_old_runs_are_forgotten(
     async with db.transaction() as tx:
         assert await store.prune(tx, db.clock.now() - timedelta(days=41), 100) == 0
         assert await store.prune(tx, db.clock.now() - timedelta(days=39), 1) == 2
-    await forget_old_runs(configured, db)
+    await forget_old_runs(configured.ingest, db)
     left = (await views.runs(None, None, store.START, 10)).items
     assert {(one.run_id in ids, one.status) for one in left} == {(True, RunState.PASS), (False, RunState.RUNNING)}
     assert [one.run_id for one in await views.moves(SUPPLIER, 10)] == [ids[2]]

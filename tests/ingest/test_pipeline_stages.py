@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import FailureCode, Reason
-from penstock.ingest.extract.tables import Table, open_tables
+from penstock.ingest.extract.files import open_tables
+from penstock.ingest.extract.tables import Table
 from penstock.ingest.model import Failed, Stats
 from penstock.ingest.run.quality import check_quality
 from penstock.ingest.transform.emit import Emitter

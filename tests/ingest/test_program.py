@@ -11,9 +11,9 @@ import httpx
 import psutil
 import pytest
 
+from penstock.app.platform import open_workplace
 from penstock.ingest import paths
 from penstock.ingest.run.hooks import Hooks
-from penstock.ingest.workspace import workplace
 from penstock.settings import Settings
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.services.postgres import module_database
@@ -161,7 +161,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> IngestHarness:
 def api(served: IngestHarness, server_database: str) -> Iterator[str]:
     """The API of a running `penstock up`, as far as it is ingest's."""
     config = {"database": {"url": server_database}, "ingest": {"root": str(served.root), **QUICK}}
-    with workplace(Settings.model_validate(config), uses_database=True) as place:
+    with open_workplace(Settings.model_validate(config), uses_database=True) as place:
         for content in (ONE, BROKEN, TWO):
             served.drop(content)
             place.run(SUPPLIER, Hooks(), waits=False)

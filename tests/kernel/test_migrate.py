@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.platform import known_migrations
+from penstock.app.schema import known_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.migrate import Migration

@@ -21,6 +21,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Transient
 from penstock.kernel.findings import Finding, Report, late
+from penstock.kernel.http.app import services_of
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import status
@@ -191,7 +192,7 @@ def test_the_next_step_of_a_run_that_failed(last: Run, hint: str) -> None:
 async def test_steps_nobody_takes(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
     """F18: late when they wait longer than a worker takes to come back, by kind."""
     async with flows_harness(database_url, tmp_path, clock=clock) as harness:
-        views: FlowViews = harness.app.state.flow_views
+        views = services_of(harness.app).get(FlowViews)
         await harness.create({"a": {"kind": "work"}, "b": {"kind": "work"}, "c": {"kind": "other", "dependsOn": ["a"]}})
         clock.advance(flows.WAITS_TOO_LONG)
         report = await flows.look(views)
@@ -204,7 +205,7 @@ async def test_steps_nobody_takes(database_url: str, tmp_path: Path, clock: Manu
 async def test_runs_that_failed(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
     """F18: by when they failed, not when they were made; runs within another leave room for it."""
     async with flows_harness(database_url, tmp_path, clock=clock) as harness:
-        views: FlowViews = harness.app.state.flow_views
+        views = services_of(harness.app).get(FlowViews)
         for run_id in ("outer", *(f"inner-{number}" for number in range(8))):
             await harness.create({"a": {"kind": "work"}}, run_id)
         within = "UPDATE flow_run SET parent_run = (SELECT id FROM flow_run WHERE run_id = 'outer'), parent_n = 0"

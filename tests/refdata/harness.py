@@ -12,7 +12,7 @@ import asyncpg
 import msgspec
 from ruamel.yaml import YAML
 
-from penstock.app.platform import RefdataPlatform, open_refdata
+from penstock.app.platform import open_refdata
 from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -21,6 +21,7 @@ from penstock.refdata.apply.applier import Applier
 from penstock.refdata.apply.handlers import Relay, apply_handler
 from penstock.refdata.contract import decode, message_key
 from penstock.refdata.model import Dict, Update
+from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
 from tests.support.settings import settings_document
@@ -63,7 +64,7 @@ class RefdataHarness:
     def __init__(self, platform: RefdataPlatform) -> None:
         self.platform = platform
         self.db, self.bus, self.refdata = platform.db, platform.bus, platform.refdata
-        self.topic = platform.settings.refdata.kafka.commands_topic
+        self.topic = platform.section.kafka.commands_topic
 
     async def send(self, code: str, *items: Json, tenant: str = "acme", **more: Any) -> UUID:
         """Take a DELTA in as the API does; its id."""

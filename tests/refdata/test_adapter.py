@@ -231,13 +231,13 @@ async def post(harness: RefdataHarness, number: int, value: bytes, key: str = "k
 
 
 def topic(harness: RefdataHarness, number: int) -> str:
-    return harness.platform.settings.refdata.kafka.external_topics[number].topic
+    return harness.platform.section.kafka.external_topics[number].topic
 
 
 async def adapted(harness: RefdataHarness) -> None:
     """Have everything on the topics of others turned into commands, and these applied."""
     async with asyncio.timeout(60), adapting(harness.platform):
-        for section in harness.platform.settings.refdata.kafka.external_topics:
+        for section in harness.platform.section.kafka.external_topics:
             while await harness.bus.backlog(section.topic):
                 pass
     await harness.apply()
@@ -245,7 +245,7 @@ async def adapted(harness: RefdataHarness) -> None:
 
 async def test_the_lag_of_every_topic_is_told(harness: RefdataHarness) -> None:
     """R26: whoever works on a topic tells how far behind it is."""
-    topics = [section.topic for section in harness.platform.settings.refdata.kafka.external_topics]
+    topics = [section.topic for section in harness.platform.section.kafka.external_topics]
     lags = [f'kafka_consumer_lag{{topic="{topic}"}}' for topic in topics]
     async with asyncio.timeout(60), adapting(harness.platform):
         while not all(lag in harness.platform.telemetry.exposition().decode() for lag in lags):
@@ -312,7 +312,7 @@ async def test_what_breaks_the_adapter_does_not_stop_it(harness: RefdataHarness,
 
 async def test_a_message_that_is_read_twice_counts_once(harness: RefdataHarness) -> None:
     """R10: handled again after a crash, it is the same event: it has the id its place gives it."""
-    section = Mapped(harness.platform.settings.refdata.kafka.external_topics[0])
+    section = Mapped(harness.platform.section.kafka.external_topics[0])
     events = [section.event(delivery(b"1", "a")), section.event(delivery(b"1", "a"))]
     for event in events:
         await harness.refdata.submit_all([event, event])

@@ -195,7 +195,7 @@ async def test_limits(idle: CommandApiClient) -> None:
     """R8: what is too large is 413, too many items or too long a key 422; what is just within is taken."""
     fits, over = "k" * 512, "k" * 513
     problem(await idle.post(command("LOOSE", upsert("a", "x" * COMMAND_LIMIT))), 413, "COMMAND_TOO_LARGE")
-    problem(await idle.post(b" " * (idle.harness.platform.settings.server.body_limit + 1)), 413, "BODY_TOO_LARGE")
+    problem(await idle.post(b" " * (Settings().server.body_limit + 1)), 413, "BODY_TOO_LARGE")
     many = [upsert(str(n), 0) for n in range(ITEM_LIMIT + 1)]
     assert "20000" in problem(await idle.post(command("LOOSE", *many)), 422, "MALFORMED")["detail"]
     assert "items[0].key" in problem(await idle.post(command("LOOSE", upsert(over, 1))), 422, "MALFORMED")["detail"]

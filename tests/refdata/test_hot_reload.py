@@ -17,7 +17,7 @@ import httpx
 import pytest
 import structlog.testing
 
-from penstock.app.platform import RefdataPlatform, open_refdata
+from penstock.app.platform import open_refdata
 from penstock.app.reload import _Reloader
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError, Transient
@@ -26,6 +26,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.apply import definitions
 from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.model import Dict
+from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import load_settings
 from tests.refdata.harness import DOCUMENT, RefdataHarness, create_schemas, dictionaries, upsert
 from tests.support.http import commit_update
@@ -344,7 +345,8 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
         in_process(tmp_path, schemas, CURRENCY) as (platform, file),
         other_connections(schemas) as (holder, looker),
     ):
-        harness, reloader = RefdataHarness(platform), _Reloader(platform.settings, platform.telemetry, platform)
+        harness = RefdataHarness(platform)
+        reloader = _Reloader(load_settings(file, {}), platform.telemetry, platform)
         await harness.send("CURRENCY", NOK)
         await harness.apply()
         _write(file, schemas, redefined(CURRENCY))
@@ -361,7 +363,7 @@ async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tm
 async def test_a_wrong_file_is_refused_in_process(schemas: str, tmp_path: Path) -> None:
     """R1: a wrong file changes nothing, is logged and counted; a good one is taken over with its log level."""
     async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
-        reloader = _Reloader(platform.settings, platform.telemetry, platform)
+        reloader = _Reloader(load_settings(file, {}), platform.telemetry, platform)
         good, catalogue = json.loads(file.read_text()), platform.refdata.catalogue
 
         def is_refused() -> float | None:

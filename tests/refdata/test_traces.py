@@ -55,7 +55,7 @@ def traces(spans: list[ReadableSpan]) -> list[str]:
 
 async def post(harness: RefdataHarness, headers: dict[str, str]) -> httpx.Response:
     telemetry = harness.platform.telemetry
-    web = Web(harness.platform.settings, telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    web = Web(Settings(), telemetry, HttpMetrics(telemetry), NoAuthenticator())
     app = make_command_api(web, Pulse({}, needs=()), harness.refdata)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         body = command("LOOSE", upsert("a", 1))

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
 
-from penstock.app.platform import known_migrations
+from penstock.app.schema import known_migrations
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.settings import Settings

@@ -19,7 +19,6 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
         "penstock.app.programs",
-        "penstock.app.worker_programs",
         "tests.flows.worker_process",
         "tests.harvest.worker_process",
         "tests.ingest.crash_process",

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from penstock.flows import status as flows_findings
 from penstock.flows.api import runs as flow_runs_api
 from penstock.flows.api import steps as flow_steps_api
-from penstock.flows.api.queries import FlowViews
+from penstock.flows.api.queries import FlowEvents, FlowViews
+from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.engine.operations import Management
-from penstock.flows.service import FlowEngine
 from penstock.harvest import status as harvest_findings
 from penstock.harvest.api import routes as harvest_api
 from penstock.harvest.api.queries import HarvestViews
@@ -21,14 +21,14 @@ from penstock.ingest import status as ingest_findings
 from penstock.ingest.api import routes as ingest_api
 from penstock.ingest.api.queries import IngestViews
 from penstock.kernel.http import health
-from penstock.kernel.http.app import Caller, create_app
+from penstock.kernel.http.app import Caller, create_app, services_of
 from penstock.kernel.http.auth import Authenticator
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import Draining, HttpMetrics
-from penstock.kernel.states.event_stream import Live
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview import api as overview_api
 from penstock.overview.contract import Part
+from penstock.overview.events import AllEvents
 from penstock.overview.status import Look, StatusBoard
 from penstock.refdata import status as refdata_findings
 from penstock.refdata.api import routes as refdata_api
@@ -69,19 +69,24 @@ class Parts:
     flows: FlowEngine
     flow_management: Management
     flow_views: FlowViews
-    flow_live: Live
-    all_moves: Live
+    flow_events: FlowEvents
+    all_events: AllEvents
 
 
 def make_api(web: Web, pulse: Pulse, parts: Parts) -> FastAPI:
     """The API of all parts."""
     app = make_pipeline_api(web, pulse, parts.tracking, title="Penstock")
-    app.state.refdata = parts.refdata
-    app.state.ingest = parts.ingest
-    app.state.harvest, app.state.harvest_views = parts.harvest, parts.feeds
-    app.state.flows, app.state.flow_management = parts.flows, parts.flow_management
-    app.state.flow_views, app.state.flow_live = parts.flow_views, parts.flow_live
-    app.state.all_moves, app.state.status_board = parts.all_moves, _status_board(pulse, parts)
+    services = services_of(app)
+    services.add(Refdata, parts.refdata)
+    services.add(IngestViews, parts.ingest)
+    services.add(Harvest, parts.harvest)
+    services.add(HarvestViews, parts.feeds)
+    services.add(FlowEngine, parts.flows)
+    services.add(Management, parts.flow_management)
+    services.add(FlowViews, parts.flow_views)
+    services.add(FlowEvents, parts.flow_events)
+    services.add(AllEvents, parts.all_events)
+    services.add(StatusBoard, _status_board(pulse, parts))
     for part in (refdata_api, ingest_api, harvest_api, flow_runs_api, flow_steps_api, overview_api):
         app.include_router(part.routes)
     app.include_router(_access)
@@ -102,7 +107,7 @@ def _status_board(pulse: Pulse, parts: Parts) -> StatusBoard:
 def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str = "Penstock pipeline") -> FastAPI:
     """The API of tracking."""
     app = make_app(title, web, pulse)
-    app.state.tracking = tracking
+    services_of(app).add(Tracking, tracking)
     app.include_router(tracking_api.routes)
 
     @app.get("/", include_in_schema=False)
@@ -115,7 +120,7 @@ def make_pipeline_api(web: Web, pulse: Pulse, tracking: Tracking, *, title: str 
 def make_command_api(web: Web, pulse: Pulse, refdata: Refdata) -> FastAPI:
     """The API that takes commands in."""
     app = make_app("Penstock commands", web, pulse)
-    app.state.refdata = refdata
+    services_of(app).add(Refdata, refdata)
     app.include_router(refdata_api.routes)
     return app
 

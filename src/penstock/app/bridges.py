@@ -1,14 +1,19 @@
-"""F14: the other parts as steps of flows need them."""
+"""Adapters between parts: the other parts as steps of flows need them (F14), and dictionaries that read a feed."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
+from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
 from penstock.flows.kinds.platform.harvest import Harvested
 from penstock.flows.kinds.platform.ingest import Ingested
 from penstock.flows.kinds.platform.refdata import Published
 from penstock.flows.kinds.platform.tracking import Shard
+from penstock.flows.step import Workers
 from penstock.harvest.api.queries import seen_run
+from penstock.harvest.config import HarvestSection
+from penstock.harvest.consolidate.worker import OnPublished
 from penstock.harvest.service import Harvest
 from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
@@ -17,10 +22,13 @@ from penstock.ingest.run.hooks import Hooks
 from penstock.ingest.run.publish import Step
 from penstock.ingest.transform.ndjson import document, small
 from penstock.ingest.workspace import Workplace
+from penstock.kernel.clock import Clock
+from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict, NotFound
+from penstock.refdata.apply import bump_version
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.contract import Command
-from penstock.refdata.model import Update
+from penstock.refdata.model import Dict, Update
 from penstock.tracking.contract import Stage
 from penstock.tracking.contract import Status as ShardStatus
 from penstock.tracking.model import Row
@@ -28,6 +36,31 @@ from penstock.tracking.service import Tracking
 
 _ASKED = "diag/asked_by.json"  # beside a run of ingest: which step it is for
 _LOOKED_AT = 20  # runs of a supplier among which that of a step is looked for
+
+
+@dataclass(frozen=True)
+class Ties:
+    """F14: the other parts, as far as they are here."""
+
+    harvest: Harvest | None = None
+    refdata: Refdata | None = None
+    tracking: Tracking | None = None
+    place: Workplace | None = None
+    ingest_runs: int = 1  # of ingest, at once
+
+
+def part_workers(ties: Ties) -> Workers:
+    """Return the workers of the step kinds that call other parts."""
+    known = Workers()
+    if ties.harvest is not None:
+        known.worker(harvest.KIND)(harvest.harvest_worker(TiedFeeds(ties.harvest)))
+    if ties.refdata is not None:
+        known.worker(refdata.KIND)(refdata.refdata_worker(TiedDictionaries(ties.refdata)))
+    if ties.tracking is not None:
+        known.worker(tracking.KIND)(tracking.tracking_worker(TiedFiles(ties.tracking)))
+    if ties.place is not None:
+        known.worker(ingest.KIND)(ingest.ingest_worker(TiedSuppliers(ties.place), ties.ingest_runs))
+    return known
 
 
 class TiedFeeds:
@@ -145,3 +178,13 @@ class TiedSuppliers:
 
 def _ingested(manifest: dict[str, object]) -> Ingested:
     return Ingested(**{name: manifest[name] for name in Ingested.__slots__})  # type: ignore[arg-type]
+
+
+def renew_dictionaries(section: HarvestSection, clock: Clock) -> OnPublished:
+    """Give the dictionaries that read a feed a version, if and only if its run is completed."""
+
+    async def on_published(tx: Connection, feed: str, records: int) -> None:
+        targets = [Dict(one.tenant, one.code) for one in section.feeds[feed].dictionaries]
+        await bump_version.renew(tx, targets, source=f"harvest {feed}", items=records, now=clock.now())
+
+    return on_published

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.app import factories, platform
+from penstock.app.schema import known_migrations
+from penstock.ingest.workspace import make_tree
 from penstock.kernel.bus import Bus
 from penstock.kernel.config.sections import EMBEDDED
 from penstock.kernel.db import datadir, migrate
@@ -19,6 +21,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import find_binaries
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict, PenstockError, TimedOut
+from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.signals import Signals
 from penstock.settings import Settings
 
@@ -70,7 +73,7 @@ def _local_looks(settings: Settings) -> dict[str, Look]:
         return f"PostgreSQL {binaries.major} in {binaries.folder}"
 
     async def access() -> str:
-        factories.make_authenticator(settings)
+        make_authenticator(settings.auth)
         return "tokens" if settings.auth.jwt else f"none needed, on {server.host} only"
 
     looks: dict[str, Look] = {
@@ -90,7 +93,7 @@ def _database_looks(db: Database, settings: Settings) -> dict[str, Look]:
         return f"PostgreSQL {await db.check()}"
 
     async def schema() -> str:
-        return await _schema(db, platform.known_migrations(settings))
+        return await _schema(db, known_migrations(settings))
 
     return {"database": database, "schema": schema}
 
@@ -165,7 +168,7 @@ async def _storage(settings: Settings) -> str:
 
 async def _tree(settings: Settings, root: str) -> str:
     def look() -> str:
-        with closing(factories.make_tree(root, settings.ingest)) as tree:
+        with closing(make_tree(root, settings.ingest)) as tree:
             return f"{root}, {len(tree.suppliers())} suppliers"
 
     return await asyncio.to_thread(look)

@@ -4,21 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from penstock.ingest.config import IngestSection
-from penstock.ingest.tree.port import Tree, open_tree
 from penstock.kernel.bus import Bus
 from penstock.kernel.bus.postgres import PostgresBus
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.db.database import Database
-from penstock.kernel.http.auth import Authenticator, JwtAuthenticator, NoAuthenticator
-from penstock.kernel.http.keys import KeyFile, Keys, KeyUrl, SharedSecret
 from penstock.kernel.signals import Signals
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.storage import Storage
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.config import InvalidationSection
-from penstock.settings import JwtSection, KafkaSection, RedisSection, Settings
+from penstock.settings import KafkaSection, RedisSection, Settings
 
 CHANNEL = "penstock"
 
@@ -90,26 +86,6 @@ def make_storage(settings: Settings) -> Storage:
     return ObjectStorage(section.url or "", {**section.options, **_resolved(section.secrets, "storage.secrets")})
 
 
-def make_tree(root: str, section: IngestSection) -> Tree:
-    """Ingest's tree: a folder, or a bucket where *root* is the URL of one."""
-    return open_tree(root, {**section.options, **_resolved(section.secrets, "ingest.secrets")})
-
-
-def make_authenticator(settings: Settings) -> Authenticator:
-    """R25: tokens when keys are configured, else nobody but whoever is on this machine."""
-    section = settings.auth.jwt
-    if section is None:
-        return NoAuthenticator()
-    return JwtAuthenticator(
-        _keys(section),
-        algorithms=list(section.algorithms),
-        issuer=section.issuer,
-        audience=section.audience,
-        tenant_claim=section.tenant_claim,
-        leeway=section.leeway,
-    )
-
-
 def make_telemetry(settings: Settings) -> Telemetry:
     """Metrics always; traces where there is somewhere to send them."""
     endpoint = settings.telemetry.otlp_endpoint
@@ -123,9 +99,3 @@ def make_telemetry(settings: Settings) -> Telemetry:
 
 def _resolved(secrets: Mapping[str, str], name: str) -> dict[str, str]:
     return {key: resolve(reference, f"{name}.{key}") for key, reference in secrets.items()}
-
-
-def _keys(section: JwtSection) -> Keys:
-    if section.secret is not None:
-        return SharedSecret(resolve(section.secret, "auth.jwt.secret"))
-    return KeyFile(section.jwks_file) if section.jwks_file is not None else KeyUrl(section.jwks_url or "")

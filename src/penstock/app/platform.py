@@ -1,13 +1,19 @@
 """The composition root: it reads the settings and wires the parts together."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from penstock.app.bridges import renew_dictionaries
 from penstock.app.factories import make_bus, make_invalidations, make_signals, make_storage
+from penstock.app.schema import known_migrations, refdata_migrations, tracking_migrations
+from penstock.flows import runtime as flows_runtime
+from penstock.flows.runtime import FlowsPlatform, open_engine
+from penstock.harvest.runtime import HarvestPlatform
 from penstock.harvest.service import Harvest
+from penstock.ingest.workspace import Workplace, workplace
 from penstock.kernel.bus import Bus
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.config.sections import EMBEDDED, DatabaseSection
@@ -24,9 +30,9 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.metrics import RefdataMetrics
+from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
-from penstock.tracking import maintenance as tracking_chores
-from penstock.tracking.metrics import TrackingMetrics
+from penstock.tracking.runtime import run_tracking
 from penstock.tracking.service import Tracking
 
 BUS_OUTBOX = Outbox("bus_outbox")
@@ -102,25 +108,9 @@ async def open_tracking(
             opened = open_database(settings, own, looks_up=True)
         db = await stack.enter_async_context(opened)
         await migrate.migrate(db, tracking_migrations())
-        metrics = TrackingMetrics(telemetry.registry)
-        tracking = await stack.enter_async_context(Tracking.open(db, settings.tracking, metrics))
-        chores = [*tracking_chores.chores(tracking), *([] if shared else [_journal_retention(settings, db)])]
-        for name, chore, every in chores:
-            await stack.enter_async_context(repeating(name, chore, every))
-        yield tracking
-
-
-@dataclass(frozen=True)
-class RefdataPlatform:
-    """What the roles of refdata stand on."""
-
-    settings: Settings
-    telemetry: Telemetry
-    db: Database
-    bus: Bus
-    signals: Signals
-    refdata: Refdata
-    metrics: RefdataMetrics
+        if shared is None:
+            await stack.enter_async_context(repeating(*_journal_retention(settings, db)))
+        yield await stack.enter_async_context(run_tracking(db, settings.tracking, telemetry))
 
 
 @asynccontextmanager
@@ -142,7 +132,7 @@ async def open_refdata(
         signals = make_invalidations(settings, plain)
         stack.push_async_callback(signals.close)
         refdata = await stack.enter_async_context(Refdata.open(db, bus, Catalogue(section), section))
-        yield RefdataPlatform(settings, telemetry, db, bus, signals, refdata, RefdataMetrics(telemetry.registry))
+        yield RefdataPlatform(section, telemetry, db, bus, signals, refdata, RefdataMetrics(telemetry.registry))
 
 
 @asynccontextmanager
@@ -197,24 +187,46 @@ def _search_path(settings: Settings) -> dict[str, str]:
     return {} if own is None else {"search_path": '"' + own.db_schema.replace('"', '""') + '"'}
 
 
-@dataclass(frozen=True)
-class HarvestPlatform:
-    """What the roles of harvest stand on."""
-
-    settings: Settings
-    telemetry: Telemetry
-    db: Database
-    bus: Bus
-    storage: Storage
-    harvest: Harvest
-
-
 @asynccontextmanager
 async def open_harvest(settings: Settings, platform: Platform) -> AsyncIterator[HarvestPlatform]:
     """Harvest on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
     async with open_for_queues(settings, platform, settings.harvest.lease) as db:
-        harvest = Harvest(db, platform.bus, settings.harvest)
-        yield HarvestPlatform(settings, platform.telemetry, db, platform.bus, platform.storage, harvest)
+        section = settings.harvest
+        yield HarvestPlatform(
+            section,
+            platform.telemetry,
+            db,
+            platform.bus,
+            platform.storage,
+            Harvest(db, platform.bus, section),
+            settings.database.pool_size,
+            renew_dictionaries(section, db.clock),
+        )
+
+
+@asynccontextmanager
+async def open_flows(settings: Settings, platform: Platform) -> AsyncIterator[FlowsPlatform]:
+    """Flows on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
+    section = settings.flows
+    async with (
+        open_for_queues(settings, platform, section.lease, flows_runtime.SESSION) as db,
+        open_engine(db, platform.storage, section, platform.telemetry) as flows,
+    ):
+        yield flows
+
+
+@contextmanager
+def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator[Workplace]:
+    """Open ingest's tree; with *uses_database*, what happens there is recorded in the platform's database."""
+
+    @asynccontextmanager
+    async def open_migrated() -> AsyncIterator[Database]:
+        async with open_database(settings) as db:
+            await migrate.migrate(db, known_migrations(settings))
+            yield db
+
+    with workplace(settings.ingest, open_migrated if uses_database else None) as place:
+        yield place
 
 
 def open_for_queues(
@@ -235,24 +247,6 @@ def schemas(settings: Settings) -> list[Schema]:
     if settings.refdata.postgres is not None:
         found.append(("refdata database", _open_refdata_database(settings), refdata_migrations()))
     return found
-
-
-def known_migrations(settings: Settings) -> list[migrate.Migration]:
-    """Every migration of the platform's database, the kernel's first."""
-    tracking = migrate.load("penstock.tracking") if settings.tracking.database is None else []
-    refdata = migrate.load("penstock.refdata") if settings.refdata.postgres is None else []
-    always = [part for name in ("ingest", "harvest", "flows") for part in migrate.load(f"penstock.{name}")]
-    return [*migrate.load("penstock.kernel"), *tracking, *refdata, *always]
-
-
-def tracking_migrations() -> list[migrate.Migration]:
-    """What the pipeline's database needs: its tables, and the kernel's for their history."""
-    return [*migrate.load("penstock.kernel"), *migrate.load("penstock.tracking")]
-
-
-def refdata_migrations() -> list[migrate.Migration]:
-    """What a database of refdata's own needs: its tables, and the kernel's for their history and the bus."""
-    return [*migrate.load("penstock.kernel"), *migrate.load("penstock.refdata")]
 
 
 def _with_password(section: DatabaseSection, name: str = "database.password") -> str:

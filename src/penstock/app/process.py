@@ -1,58 +1,76 @@
-"""What a role stands on that has a process to itself."""
+"""One program as a process: its telemetry, its socket, its health, and the end of it all."""
 
 import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from typing import TypeVar
 
-from penstock.app.apis import Web, make_app
-from penstock.app.factories import make_authenticator, make_telemetry
+from fastapi import FastAPI
+
+from penstock.app.apis import Web
+from penstock.app.factories import make_telemetry
 from penstock.app.http_server import address_of, listening, serving, until_stopped
-from penstock.app.platform import Platform, RefdataPlatform, open_platform
-from penstock.kernel.config.sections import EMBEDDED
 from penstock.kernel.db import datadir
-from penstock.kernel.http.health import Check, Pulse
+from penstock.kernel.http.auth import make_authenticator
+from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.ids import worker_name
+from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
-SELDOM_ASKED = ("storage",)  # it writes, reads and removes an object, and some buckets keep what is removed
+T = TypeVar("T")
+
+
+class Process:
+    """What every program starts with, and all that it opens; closed in reverse at the end."""
+
+    def __init__(self, settings: Settings, web: Web, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        self.settings = settings
+        self.web = web
+        self.stack = stack
+        self._stop = stop
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Return the telemetry of the process."""
+        return self.web.telemetry
+
+    async def open(self, opened: AbstractAsyncContextManager[T]) -> T:
+        """Keep *opened* open until the end of the process."""
+        return await self.stack.enter_async_context(opened)
+
+    def enter(self, opened: AbstractContextManager[T]) -> T:
+        """Keep *opened* open until the end of the process."""
+        return self.stack.enter_context(opened)
+
+    def listen(self) -> socket.socket:
+        """Bind the port of the API, before anything slow or costly starts."""
+        return self.enter(listening(self.settings.server.host, self.settings.server.port))
+
+    async def start_server(self, app: FastAPI, sock: socket.socket) -> None:
+        """Answer requests on *sock* until the end of the process."""
+        await self.open(serving([(app, sock)], self.settings.server))
+
+    async def serve(self, app: FastAPI, sock: socket.socket, pulse: Pulse, on_ready: Callable[[str], None]) -> None:
+        """Answer requests on *sock* until the process is to stop; end as every program with an API ends."""
+        await self.start_server(app, sock)
+        await self.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
+
+    async def wait_for_stop(self, pulses: Sequence[Pulse], on_ready: Callable[[], None]) -> None:
+        """Be ready until the process is to stop, then not ready for the drain delay."""
+        await until_stopped(pulses, self.settings.server, self._stop, on_ready)
 
 
 @asynccontextmanager
-async def alone(settings: Settings, role: str) -> AsyncIterator[tuple[AsyncExitStack, Web, socket.socket]]:
-    """How a role of refdata begins that has a process to itself."""
+async def process(
+    settings: Settings, stop: asyncio.Event, *, role: str = "", owns_data_dir: bool = False
+) -> AsyncIterator[Process]:
+    """Start as every program starts: telemetry, authentication, and the data directory locked where it is owned."""
     async with AsyncExitStack() as stack:
         telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
-        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings))
-        if settings.database.url == EMBEDDED and settings.refdata.postgres is None:
+        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings.auth))
+        if owns_data_dir:
             stack.enter_context(datadir.owned(settings.data_dir, worker_name(role)))
-        yield stack, web, stack.enter_context(listening(settings.server.host, settings.server.port))
-
-
-@asynccontextmanager
-async def standing(
-    settings: Settings, title: str, needs: Sequence[str], stop: asyncio.Event, on_ready: Callable[[str], None]
-) -> AsyncIterator[tuple[AsyncExitStack, Platform]]:
-    """What workers that have a process to themselves stand on; once they are there it serves until *stop*."""
-    async with AsyncExitStack() as stack:
-        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
-        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings))
-        socket = stack.enter_context(listening(settings.server.host, settings.server.port))
-        platform = await stack.enter_async_context(open_platform(settings, telemetry))
-        yield stack, platform
-        pulse = Pulse(platform_checks(platform), needs=needs, seldom=SELDOM_ASKED)
-        await stack.enter_async_context(serving([(make_app(title, web, pulse), socket)], settings.server))
-        await until_stopped([pulse], settings.server, stop, lambda: on_ready(address_of(socket)))
-
-
-def platform_checks(platform: Platform) -> dict[str, Check]:
-    """What this process depends on, each asked by its own check."""
-    checks: dict[str, Check] = {"database": platform.db.check, "bus": platform.bus.check}
-    return {**checks, "signals": platform.signals.check, "storage": platform.storage.check}
-
-
-def refdata_checks(platform: RefdataPlatform) -> dict[str, Check]:
-    checks: dict[str, Check] = {"refdata": platform.refdata.check, "refdata bus": platform.bus.check}
-    return {**checks, "refdata signals": platform.signals.check}
+        yield Process(settings, web, stack, stop)

@@ -1,42 +1,60 @@
-"""The programs that run until they are told to stop: everything in one place, or one role alone."""
+"""The programs that run until they are stopped: everything in one place, or one role alone.
+
+Each begins with `process()`, opens what it needs, and ends with `Process.serve()`.
+"""
 
 import asyncio
-import contextlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 
+import orjson
 import structlog
 
-from penstock.app.apis import Parts, Web, make_api, make_command_api, make_pipeline_api
-from penstock.app.factories import make_authenticator, make_telemetry
-from penstock.app.http_server import address_of, listening, listening_together, serving, until_stopped
-from penstock.app.platform import Platform, RefdataPlatform, open_harvest, open_platform, open_refdata, open_tracking
-from penstock.app.process import SELDOM_ASKED, alone, platform_checks, refdata_checks
+from penstock.app.apis import Parts, make_api, make_app, make_command_api, make_pipeline_api
+from penstock.app.bridges import Ties, part_workers
+from penstock.app.http_server import address_of, listening_together
+from penstock.app.platform import (
+    Platform,
+    open_database,
+    open_flows,
+    open_harvest,
+    open_platform,
+    open_refdata,
+    open_tracking,
+    open_workplace,
+)
+from penstock.app.process import Process, process
 from penstock.app.reload import reloading
-from penstock.app.worker_programs import watching_inboxes
+from penstock.flows import sdk
 from penstock.flows.api.queries import FlowViews
-from penstock.flows.runtime import Ties, flowing, open_flows
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.runtime import FlowsPlatform, run_flows
+from penstock.flows.step import Workers
 from penstock.harvest.api.queries import HarvestViews
-from penstock.harvest.runtime import harvesting
+from penstock.harvest.runtime import HarvestPlatform, run_harvest
 from penstock.ingest.api.queries import IngestViews
-from penstock.ingest.workspace import workplace
+from penstock.ingest.runtime import run_ingest
+from penstock.ingest.watcher import RunCommand
+from penstock.ingest.workspace import Workplace
 from penstock.kernel.config.sections import EMBEDDED
-from penstock.kernel.db import datadir
 from penstock.kernel.db.database import Database
-from penstock.kernel.errors import Transient
+from penstock.kernel.errors import BadConfig, Transient
 from penstock.kernel.http.health import Check, Pulse
-from penstock.kernel.http.middleware import HttpMetrics
-from penstock.kernel.ids import worker_name
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.overview.contract import Part
 from penstock.overview.events import all_moves
+from penstock.refdata.pod.config import PodConfig
 from penstock.refdata.pod.supervisor import open_pod, serving_pod
-from penstock.refdata.runtime import ROLES
+from penstock.refdata.runtime import ROLES, RefdataPlatform
 from penstock.settings import Settings
 from penstock.tracking.service import Tracking
+
+SELDOM_ASKED = ("storage",)  # it writes, reads and removes an object, and some buckets keep what is removed
+OnReady = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -49,53 +67,191 @@ class Addresses:
 
 async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addresses], None]) -> None:
     """Run everything until *stop*; *on_ready* is called once requests are answered."""
-    server = settings.server
-    async with AsyncExitStack() as stack:
-        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
-        authenticator = make_authenticator(settings)
-        stack.enter_context(datadir.owned(settings.data_dir, worker_name("up")))
-        api = stack.enter_context(listening(server.host, server.port))
-        processes = settings.refdata.query.processes
-        query = stack.enter_context(listening_together(server.host, server.query_port, processes))
-        query_address = address_of(query[0])
-        platform = await stack.enter_async_context(open_platform(settings, telemetry))
-        tracking = await stack.enter_async_context(open_tracking(settings, telemetry, platform.db))
-        refdata = await stack.enter_async_context(open_refdata(settings, telemetry, platform))
-        await stack.enter_async_context(reloading(settings, refdata.telemetry, refdata))
-        pod = await stack.enter_async_context(open_pod(settings, telemetry))
+    server, count = settings.server, settings.refdata.query.processes
+    async with process(settings, stop, role="up", owns_data_dir=True) as running:
+        api = running.listen()
+        query = running.enter(listening_together(server.host, server.query_port, count))
+        addresses = Addresses(address_of(api), address_of(query[0]))
+        platform = await running.open(open_platform(settings, running.telemetry))
+        tracking = await running.open(open_tracking(settings, running.telemetry, platform.db))
+        refdata = await running.open(open_refdata(settings, running.telemetry, platform))
+        await running.open(reloading(settings, running.telemetry, refdata))
+        pod = await running.open(open_pod(pod_config(settings), running.telemetry))
         for role in ROLES.values():
-            await stack.enter_async_context(role(refdata))
-        is_loaded = await stack.enter_async_context(pod.following(refdata))
-        await stack.enter_async_context(serving_pod(pod, query))
+            await running.open(role(refdata))
+        is_loaded = await running.open(pod.following(refdata))
+        await running.open(serving_pod(pod, query))
         # The pod answers from memory, come what may.
         pulse = _api_pulse(platform, tracking, refdata, dictionaries=pod.check)
-        web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator)
-        parts = await _open_parts(stack, platform, tracking, refdata, works=True)
-        app = make_api(web, pulse, parts)
-        await stack.enter_async_context(serving([(app, api)], server))
+        parts = await _open_parts(running, platform, tracking, refdata, works=True)
+        await running.start_server(make_api(running.web, pulse, parts), api)
         await is_loaded.wait()
-        addresses = Addresses(address_of(api), query_address)
-        await until_stopped([pulse, pod.pulse], server, stop, lambda: on_ready(addresses))
+        await running.wait_for_stop([pulse, pod.pulse], lambda: on_ready(addresses))
         _end_streams(parts)
 
 
-async def api(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
-    """The API of all parts, without those who work, until *stop*."""
-    async with AsyncExitStack() as stack:
-        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
-        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings))
-        if settings.database.url == EMBEDDED:
-            stack.enter_context(datadir.owned(settings.data_dir, worker_name("api")))
-        socket = stack.enter_context(listening(settings.server.host, settings.server.port))
-        platform = await stack.enter_async_context(open_platform(settings, telemetry))
-        tracking = await stack.enter_async_context(open_tracking(settings, telemetry, platform.db))
-        refdata = await stack.enter_async_context(open_refdata(settings, telemetry, platform))
-        await stack.enter_async_context(reloading(settings, telemetry, refdata))
+async def api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """Serve the API of all parts, without workers, until *stop*."""
+    owns = settings.database.url == EMBEDDED
+    async with process(settings, stop, role="api", owns_data_dir=owns) as running:
+        sock = running.listen()
+        platform = await running.open(open_platform(settings, running.telemetry))
+        tracking = await running.open(open_tracking(settings, running.telemetry, platform.db))
+        refdata = await running.open(open_refdata(settings, running.telemetry, platform))
+        await running.open(reloading(settings, running.telemetry, refdata))
         pulse = _api_pulse(platform, tracking, refdata)
-        parts = await _open_parts(stack, platform, tracking, refdata, works=False)
-        await stack.enter_async_context(serving([(make_api(web, pulse, parts), socket)], settings.server))
-        await until_stopped([pulse], settings.server, stop, lambda: on_ready(address_of(socket)))
+        parts = await _open_parts(running, platform, tracking, refdata, works=False)
+        await running.serve(make_api(running.web, pulse, parts), sock, pulse, on_ready)
         _end_streams(parts)
+
+
+async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """T10: serve the pipeline API alone, until *stop*."""
+    owns = settings.database.url == EMBEDDED and settings.tracking.database is None
+    async with process(settings, stop, role="pipeline-apid", owns_data_dir=owns) as running:
+        sock = running.listen()
+        tracking = await running.open(open_tracking(settings, running.telemetry))
+        await running.open(reloading(settings, running.telemetry))
+        pulse = Pulse({"database": tracking.check}, needs=["database"])
+        await running.serve(make_pipeline_api(running.web, pulse, tracking), sock, pulse, on_ready)
+        tracking.stop()
+
+
+async def command_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """R6: serve the command API alone, until *stop*."""
+    owns = _refdata_is_embedded(settings)
+    async with process(settings, stop, role="command-api", owns_data_dir=owns) as running:
+        sock = running.listen()
+        refdata = await running.open(open_refdata(settings, running.telemetry))
+        await running.open(reloading(settings, running.telemetry, refdata))
+        # Without the bus nothing can be taken in; without Redis it can, and is announced later.
+        pulse = Pulse(refdata_checks(refdata), needs=["refdata", "refdata bus"])
+        await running.serve(make_command_api(running.web, pulse, refdata.refdata), sock, pulse, on_ready)
+        refdata.refdata.stop()
+
+
+async def query_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """R17: serve a pod alone, until *stop*. Without PostgreSQL it answers that it has nothing yet."""
+    server, count = settings.server, settings.refdata.query.processes
+    async with process(settings, stop, role="query-api", owns_data_dir=_refdata_is_embedded(settings)) as running:
+        sockets = running.enter(listening_together(server.host, server.query_port, count))
+        address = address_of(sockets[0])
+        pod = await running.open(open_pod(pod_config(settings), running.telemetry))
+        # PostgreSQL may come late, and must stay open until the last reader is served.
+        below = await running.open(AsyncExitStack())
+        await running.open(serving_pod(pod, sockets))
+        structlog.get_logger().info("serving", address=address, processes=count)
+        refdata = await _open_at_last(below, settings, running.telemetry)
+        await below.enter_async_context(reloading(settings, running.telemetry, refdata))
+        is_loaded = await below.enter_async_context(pod.following(refdata))
+        await is_loaded.wait()
+        await running.wait_for_stop([pod.pulse], lambda: on_ready(address))
+
+
+async def work(role: str, settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """Run one role of refdata's workers alone, with its health and metrics on a port, until *stop*."""
+    if role == "kafka-adapter" and not settings.refdata.kafka.external_topics:
+        hint = "name them under refdata.kafka.externalTopics"
+        raise BadConfig("NO_EXTERNAL_TOPICS", "there are no topics to adapt", hint=hint)
+    async with process(settings, stop, role=role, owns_data_dir=_refdata_is_embedded(settings)) as running:
+        sock = running.listen()
+        refdata = await running.open(open_refdata(settings, running.telemetry))
+        await running.open(reloading(settings, running.telemetry, refdata))
+        await running.open(ROLES[role](refdata))
+        pulse = Pulse(refdata_checks(refdata), needs=["refdata"] if role == "relay" else ["refdata", "refdata bus"])
+        await running.serve(make_app(f"Penstock {role}", running.web, pulse), sock, pulse, on_ready)
+
+
+async def work_harvest(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """H4–H8: run the workers of harvest alone, with their health and metrics on a port, until *stop*."""
+    if not settings.harvest.feeds:
+        raise BadConfig("NO_FEEDS", "there are no feeds to harvest", hint="name them under harvest.feeds")
+    async with process(settings, stop) as running:
+        sock = running.listen()
+        platform = await running.open(open_platform(settings, running.telemetry))
+        await running.open(run_harvest(await running.open(open_harvest(settings, platform))))
+        await running.open(reloading(settings, running.telemetry))
+        pulse = Pulse(platform_checks(platform), needs=["database", "bus"], seldom=SELDOM_ASKED)
+        await running.serve(make_app("Penstock harvest", running.web, pulse), sock, pulse, on_ready)
+
+
+async def work_flows(kinds: Sequence[str], settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """F17: run the workers of flows alone, with their health and metrics on a port, until *stop*."""
+    async with process(settings, stop) as running:
+        sock = running.listen()
+        platform = await running.open(open_platform(settings, running.telemetry))
+        tracking = await running.open(open_tracking(settings, running.telemetry, platform.db))
+        refdata = await running.open(open_refdata(settings, running.telemetry, platform))
+        await running.open(reloading(settings, running.telemetry, refdata))
+        harvest = await running.open(open_harvest(settings, platform))
+        place = _open_place(running)
+        flows = await running.open(open_flows(settings, platform))
+        await _run_flows(running, flows, harvest, refdata, tracking, place, kinds)
+        pulse = Pulse(platform_checks(platform), needs=["database", "storage"], seldom=SELDOM_ASKED)
+        await running.serve(make_app("Penstock flows", running.web, pulse), sock, pulse, on_ready)
+
+
+async def work_flows_remotely(
+    url: str, kinds: Sequence[str], settings: Settings, stop: asyncio.Event, on_ready: OnReady
+) -> None:
+    """F17: execute steps of the server at *url*, without a database, until *stop*; only some *kinds*, when named."""
+    section, known = settings.flows, Workers()
+    for workers in Catalogue(section).workers:
+        known.add(workers)
+    chosen = known.only(kinds)
+    if not chosen.handlers:
+        hint = "name modules with workers: --module, or flows.modules"
+        raise BadConfig("NO_WORKERS", "there is nobody to do steps", hint=hint)
+    async with process(settings, stop) as running:
+        sock = running.listen()
+        await running.open(reloading(settings, running.telemetry))
+        pulse = Pulse({}, needs=())  # a server that is away is waited for: the worker itself is well
+        await running.start_server(make_app("Penstock flows", running.web, pulse), sock)
+        steps = sdk.working(
+            chosen,
+            url=url,
+            token=os.environ.get("PENSTOCK_TOKEN"),
+            concurrency=section.work.concurrency,
+            lease_for=section.lease,
+            drain=settings.server.drain_timeout,
+            telemetry=running.telemetry,
+        )
+        await running.open(steps)
+        await running.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
+
+
+async def ingest_watch(uses_database: bool, settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """I23: run the watcher alone, with its health and metrics on a port, until *stop*."""
+    async with process(settings, stop) as running:
+        sock = running.listen()
+        place = running.enter(open_workplace(settings, uses_database=uses_database))
+
+        async def tree() -> str:
+            await asyncio.to_thread(place.tree.suppliers)
+            return settings.ingest.root or "."
+
+        checks: dict[str, Check] = {"tree": tree}
+        db = await running.open(open_database(settings)) if uses_database else None
+        if db is not None:
+            checks["database"] = db.check
+        await running.open(reloading(settings, running.telemetry))
+        pulse = Pulse(checks, needs=list(checks))
+        await running.start_server(make_app("Penstock ingest", running.web, pulse), sock)
+        command = _run_command(settings, uses_database=uses_database)
+        await running.open(run_ingest(place, settings.ingest, command, running.telemetry, db))
+        await running.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
+
+
+def platform_checks(platform: Platform) -> dict[str, Check]:
+    """Return the health checks of the four ports."""
+    checks: dict[str, Check] = {"database": platform.db.check, "bus": platform.bus.check}
+    return {**checks, "signals": platform.signals.check, "storage": platform.storage.check}
+
+
+def refdata_checks(platform: RefdataPlatform) -> dict[str, Check]:
+    """Return the health checks of what refdata uses."""
+    checks: dict[str, Check] = {"refdata": platform.refdata.check, "refdata bus": platform.bus.check}
+    return {**checks, "refdata signals": platform.signals.check}
 
 
 def _api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform, **more: Check) -> Pulse:
@@ -105,26 +261,27 @@ def _api_pulse(platform: Platform, tracking: Tracking, refdata: RefdataPlatform,
 
 
 def _end_streams(parts: Parts) -> None:
-    """Whoever listens to what happens would be waited for otherwise."""
+    """End the open event streams: the server would wait for their clients otherwise."""
     parts.tracking.stop()
     parts.refdata.stop()
     parts.flows.stop()
 
 
 async def _open_parts(
-    stack: AsyncExitStack, platform: Platform, tracking: Tracking, refdata: RefdataPlatform, *, works: bool
+    running: Process, platform: Platform, tracking: Tracking, refdata: RefdataPlatform, *, works: bool
 ) -> Parts:
-    """All that the API shows, with the workers of those parts that have some, if it *works*."""
-    settings, telemetry = platform.settings, platform.telemetry
-    place = stack.enter_context(workplace(settings, uses_database=True)) if settings.ingest.root is not None else None
-    harvest = await stack.enter_async_context(open_harvest(settings, platform))
-    flows = await stack.enter_async_context(open_flows(settings, platform))
+    """Open all that the API shows, with the workers of the parts that have some, if it *works*."""
+    settings = running.settings
+    place = _open_place(running)
+    harvest = await running.open(open_harvest(settings, platform))
+    flows = await running.open(open_flows(settings, platform))
     if works:
         if place is not None:
-            await stack.enter_async_context(watching_inboxes(place, settings, telemetry, platform.db))
+            command = _run_command(settings, uses_database=True)
+            await running.open(run_ingest(place, settings.ingest, command, running.telemetry, platform.db))
         if settings.harvest.feeds:
-            await stack.enter_async_context(harvesting(harvest))
-        await stack.enter_async_context(flowing(flows, Ties(harvest.harvest, refdata.refdata, tracking, place)))
+            await running.open(run_harvest(harvest))
+        await _run_flows(running, flows, harvest, refdata, tracking, place)
     return Parts(
         tracking=tracking,
         refdata=refdata.refdata,
@@ -134,13 +291,35 @@ async def _open_parts(
         flows=flows.engine,
         flow_management=flows.management,
         flow_views=FlowViews(platform.db, flows.catalogue),
-        flow_live=flows.live,
-        all_moves=all_moves(_journals(platform, tracking, refdata), [*tracking.live.bells, *flows.live.bells]),
+        flow_events=flows.live,
+        all_events=all_moves(_journals(platform, tracking, refdata), [*tracking.live.bells, *flows.live.bells]),
     )
 
 
+def _open_place(running: Process) -> Workplace | None:
+    settings = running.settings
+    return running.enter(open_workplace(settings, uses_database=True)) if settings.ingest.root is not None else None
+
+
+async def _run_flows(
+    running: Process,
+    flows: FlowsPlatform,
+    harvest: HarvestPlatform,
+    refdata: RefdataPlatform,
+    tracking: Tracking,
+    place: Workplace | None,
+    kinds: Sequence[str] = (),
+) -> None:
+    settings = running.settings
+    section = settings.flows.database
+    queries = await running.open(open_database(settings, section)) if section is not None else None
+    ties = Ties(harvest.harvest, refdata.refdata, tracking, place, settings.ingest.runs_at_once)
+    drain = settings.server.drain_timeout
+    await running.open(run_flows(flows, part_workers(ties), queries=queries, drain=drain, kinds=kinds))
+
+
 def _journals(platform: Platform, tracking: Tracking, refdata: RefdataPlatform) -> dict[Part, Database]:
-    """Where each part notes its moves: in the platform's database, unless it has one of its own."""
+    """Return where each part records its moves: in the platform's database, unless it has one of its own."""
     found = dict.fromkeys(Part, platform.db)
     if platform.settings.tracking.database is not None:
         found[Part.TRACKING] = tracking.db
@@ -149,61 +328,8 @@ def _journals(platform: Platform, tracking: Tracking, refdata: RefdataPlatform) 
     return found
 
 
-async def pipeline_apid(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
-    """T10: the pipeline API alone, until *stop*."""
-    server = settings.server
-    async with AsyncExitStack() as stack:
-        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
-        authenticator = make_authenticator(settings)
-        if settings.database.url == EMBEDDED and settings.tracking.database is None:
-            stack.enter_context(datadir.owned(settings.data_dir, worker_name("pipeline-apid")))
-        socket = stack.enter_context(listening(server.host, server.port))
-        tracking = await stack.enter_async_context(open_tracking(settings, telemetry))
-        await stack.enter_async_context(reloading(settings, telemetry))
-        pulse = Pulse({"database": tracking.check}, needs=["database"])
-        app = make_pipeline_api(Web(settings, telemetry, HttpMetrics(telemetry), authenticator), pulse, tracking)
-        await stack.enter_async_context(serving([(app, socket)], server))
-        await until_stopped([pulse], settings.server, stop, lambda: on_ready(address_of(socket)))
-        tracking.stop()
-
-
-async def command_api(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
-    """R6: the command API alone, until *stop*."""
-    async with alone(settings, "command-api") as (stack, web, listening):
-        refdata = await stack.enter_async_context(open_refdata(settings, web.telemetry))
-        await stack.enter_async_context(reloading(settings, refdata.telemetry, refdata))
-        # Without the bus nothing can be taken in; without Redis it can, and is told of later.
-        pulse = Pulse(refdata_checks(refdata), needs=["refdata", "refdata bus"])
-        app = make_command_api(web, pulse, refdata.refdata)
-        await stack.enter_async_context(serving([(app, listening)], settings.server))
-        await until_stopped([pulse], settings.server, stop, lambda: on_ready(address_of(listening)))
-        refdata.refdata.stop()
-
-
-async def query_api(settings: Settings, stop: asyncio.Event, on_ready: Callable[[str], None]) -> None:
-    """R17: a pod alone, until *stop*. Without PostgreSQL it serves all the same, that it has nothing yet."""
-    server, count = settings.server, settings.refdata.query.processes
-    async with AsyncExitStack() as stack:
-        telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
-        make_authenticator(settings)  # what is wrong with it is said here, not by every process
-        if settings.database.url == EMBEDDED and settings.refdata.postgres is None:
-            stack.enter_context(datadir.owned(settings.data_dir, worker_name("query-api")))
-        sockets = stack.enter_context(listening_together(server.host, server.query_port, count))
-        address = address_of(sockets[0])
-        pod = await stack.enter_async_context(open_pod(settings, telemetry))
-        # What it stands on may come late, and must be there until the last reader is served.
-        below = await stack.enter_async_context(AsyncExitStack())
-        await stack.enter_async_context(serving_pod(pod, sockets))
-        structlog.get_logger().info("serving", address=address, processes=count)
-        refdata = await _open_at_last(below, settings, telemetry)
-        await below.enter_async_context(reloading(settings, telemetry, refdata))
-        is_loaded = await below.enter_async_context(pod.following(refdata))
-        await is_loaded.wait()
-        await until_stopped([pod.pulse], server, stop, lambda: on_ready(address))
-
-
 async def _open_at_last(stack: AsyncExitStack, settings: Settings, telemetry: Telemetry) -> RefdataPlatform:
-    """R23: refdata, as soon as its PostgreSQL is there."""
+    """R23: open refdata, as soon as its PostgreSQL is there."""
     backoff = Backoff(most=timedelta(seconds=5))
     while True:
         try:
@@ -211,3 +337,32 @@ async def _open_at_last(stack: AsyncExitStack, settings: Settings, telemetry: Te
         except Transient as error:
             structlog.get_logger().warning("primary_not_reached", code=error.code, error=error.message)
             await asyncio.sleep(backoff.next().total_seconds())
+
+
+def _refdata_is_embedded(settings: Settings) -> bool:
+    return settings.database.url == EMBEDDED and settings.refdata.postgres is None
+
+
+def pod_config(settings: Settings) -> PodConfig:
+    """Return the settings that the processes of a pod need."""
+    return PodConfig(
+        refdata=settings.refdata,
+        auth=settings.auth,
+        data_dir=settings.data_dir,
+        host=settings.server.host,
+        drain_timeout=settings.server.drain_timeout,
+        log_level=settings.telemetry.log_level,
+        log_format=settings.telemetry.log_format,
+    )
+
+
+def _run_command(settings: Settings, *, uses_database: bool) -> RunCommand:
+    """Return how a run of ingest starts with these settings, also with what the command line changed of them."""
+    root, config = settings.ingest.root or ".", ["--config", str(settings.file)] if settings.file else []
+    if not uses_database:
+        return RunCommand([*config, "--root", root], dict(os.environ))
+    own = {
+        "PENSTOCK__INGEST__ROOT": orjson.dumps(root).decode(),
+        "PENSTOCK__DATA_DIR": str(settings.data_dir.absolute()),
+    }
+    return RunCommand(config, {**os.environ, **own})

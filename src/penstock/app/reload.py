@@ -10,13 +10,13 @@ from typing import Any
 
 import structlog
 
-from penstock.app.platform import RefdataPlatform
 from penstock.kernel.errors import PenstockError, Transient
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.apply import definitions
 from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings, stamp_of
 
 EVERY = timedelta(seconds=1)

@@ -73,11 +73,11 @@ def watch(
     from penstock.cli.serving import loading, serve
 
     with loading():
-        from penstock.app import worker_programs
-        from penstock.ingest import workspace
+        from penstock.app import programs
+        from penstock.settings import load_ingest_settings
 
-    settings, uses_database = workspace.settings_for(root, config, {"server.port": port})
-    serve(settings, partial(worker_programs.ingest_watch, uses_database), tell_address("health", json))
+    settings, uses_database = load_ingest_settings(root, config, {"server.port": port})
+    serve(settings, partial(programs.ingest_watch, uses_database), tell_address("health", json))
 
 
 @app.command()
@@ -162,10 +162,11 @@ def status(
 
 @contextmanager
 def workplace(root: str | None, config: Path | None) -> Iterator["Workplace"]:
-    from penstock.ingest import workspace
+    from penstock.app.platform import open_workplace
+    from penstock.settings import load_ingest_settings
 
-    settings, uses_database = workspace.settings_for(root, config)
-    with workspace.workplace(settings, uses_database=uses_database) as place:
+    settings, uses_database = load_ingest_settings(root, config)
+    with open_workplace(settings, uses_database=uses_database) as place:
         yield place
 
 

@@ -90,11 +90,9 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
 
         with loading():
-            from penstock.app import worker_programs
+            from penstock.app import programs
 
-        program = (
-            worker_programs.work_harvest if role is WorkRole.HARVEST else partial(worker_programs.work, role.value)
-        )
+        program = programs.work_harvest if role is WorkRole.HARVEST else partial(programs.work, role.value)
         serve(settings, program, tell_address("health", json))
 
     work.__doc__ = f"{about}, until Ctrl-C or SIGTERM."
@@ -131,7 +129,7 @@ def flows(
     from functools import partial
 
     with loading():
-        from penstock.app import flow_work, worker_programs
+        from penstock.app import programs
 
     settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
     if module:
@@ -139,9 +137,9 @@ def flows(
         settings = settings.model_copy(update={"flows": settings.flows.model_copy(update={"modules": both})})
     wanted = [kind for some in kinds or () for kind in some.split(",")]
     if url is not None:
-        serve(settings, partial(flow_work.work_from_afar, url, wanted), tell_address("health", json))
+        serve(settings, partial(programs.work_flows_remotely, url, wanted), tell_address("health", json))
     else:
-        serve(settings, partial(worker_programs.work_flows, wanted), tell_address("health", json))
+        serve(settings, partial(programs.work_flows, wanted), tell_address("health", json))
 
 
 def _settings(config: Any, overrides: dict[str, Any]) -> "Settings":

@@ -16,11 +16,10 @@ from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.definition.spec import FlowSpec, RunRequest
 from penstock.flows.engine import plan as making
 from penstock.flows.engine.decide import given_up, is_to_stop
-from penstock.flows.engine.engine import PUBLISHING
+from penstock.flows.engine.engine import PUBLISHING, RUNS, FlowEngine
 from penstock.flows.engine.operations import Management
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, End, Settled, StepError
-from penstock.flows.service import RUNS, FlowEngine
 from penstock.kernel.db.database import Connection
 from penstock.kernel.db.locks import transaction_lock
 from penstock.kernel.errors import Conflict, PenstockError, Transient

@@ -1,11 +1,12 @@
 """F17: a step as its worker sees it, and the workers by the kind of step they do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from penstock.flows.contract import artifact_folder
 from penstock.flows.model import Claimed, StepError
+from penstock.kernel.errors import BadConfig
 
 Outputs = Mapping[str, Any] | None
 Handler = Callable[["Step"], Awaitable[Outputs]] | Callable[["Step"], Outputs]
@@ -86,3 +87,12 @@ class Workers:
         """Have also what *others* do."""
         for kind, handler in others.handlers.items():
             self.worker(kind)(handler)
+
+    def only(self, kinds: Collection[str]) -> "Workers":
+        """Return the workers of *kinds*, all of them when none is named; BadConfig UNKNOWN_KIND for a kind without."""
+        if unknown := sorted(set(kinds) - set(self.handlers)):
+            hint = f"here are: {', '.join(sorted(self.handlers)) or 'none'}"
+            raise BadConfig("UNKNOWN_KIND", f"nobody here does steps of the kind {unknown[0]}", hint=hint)
+        chosen = Workers()
+        chosen.handlers = {kind: handler for kind, handler in self.handlers.items() if not kinds or kind in kinds}
+        return chosen

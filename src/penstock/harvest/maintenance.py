@@ -3,24 +3,35 @@
 A message that is only late is no harm: it is found to be a duplicate when it comes.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 import msgspec
 import structlog
 
 from penstock.harvest import store
-from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.alerts import Code, Severity, Teller, raise_alert
+from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, Plan
-from penstock.harvest.fetch.finish import consolidation, hurry, work_item
 from penstock.harvest.fetch.worker import Fetcher
+from penstock.harvest.messages import consolidation, hurry, work_item
+from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner
+from penstock.harvest.service import Harvest
 from penstock.harvest.store import SQL
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db.database import Database
+from penstock.kernel.errors import PenstockError
+from penstock.kernel.tasks.periodic import Chore
 from penstock.kernel.text import in_words
 
 RESCUES = 3
+_LOOK = timedelta(seconds=5)
+_TELL = timedelta(seconds=1)
+_PRUNE = timedelta(minutes=10)
+_UNPARK = timedelta(seconds=1)
 _BECALMED = timedelta(hours=1)
 _PATIENCE = 6  # times as long, while the bus still has messages: what is slow is not lost
 _GIVEN_UP = f"STALLED: nothing came of it, although its message was sent {RESCUES + 1} times"
@@ -94,3 +105,45 @@ class Rescuer:
                 still = f"has kept no page for {in_words(_BECALMED)}; it goes on waiting."
                 message, now = f"Run {row['run_id']} of {row['feed']} {still}", self._db.clock.now()
                 await raise_alert(tx, row["feed"], row["run_id"], Code.NO_PROGRESS, Severity.WARNING, message, now)
+
+
+@contextmanager
+def _alone(feed: str) -> Iterator[None]:
+    """What is wrong with one feed does not hold up the others."""
+    try:
+        yield
+    except PenstockError as error:
+        structlog.get_logger().warning("harvest_not_started", feed=feed, code=error.code, error=error.message)
+
+
+def chores(
+    harvest: Harvest, section: HarvestSection, db: Database, fetcher: Fetcher, rescuer: Rescuer, metrics: HarvestMetrics
+) -> list[tuple[str, Chore, timedelta]]:
+    """Return the periodic tasks of harvest, each with its name and its interval."""
+    teller = Teller(db, section.alerts)
+
+    async def start_what_is_due() -> None:
+        for name, feed in section.feeds.items():
+            if feed.every is not None:
+                with _alone(name):
+                    await harvest.start_due(name, feed.every, feed.full_every)
+
+    async def tell_alerts() -> None:
+        metrics.untold(await teller.tell())
+
+    async def forget_old_runs() -> None:
+        while await store.prune_runs(db, db.clock.now() - section.retention):
+            pass
+
+    async def show_watermarks() -> None:
+        # Whichever process completed the run: every process shows them, from its start on.
+        metrics.known_up_to(await store.feed_watermarks(db, list(section.feeds)))
+
+    return [
+        ("harvest schedule", start_what_is_due, _LOOK),
+        ("harvest rescue", rescuer.look, _LOOK),
+        ("harvest parked", fetcher.unpark, _UNPARK),
+        ("harvest alerts", tell_alerts, _TELL),
+        ("harvest watermarks", show_watermarks, _LOOK),
+        ("harvest retention", forget_old_runs, _PRUNE),
+    ]

@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
-import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
 
 import orjson
 import structlog
 
+from penstock.ingest.config import IngestSection
 from penstock.ingest.contract import Status
 from penstock.ingest.metrics import IngestMetrics
 from penstock.ingest.model import Failed
@@ -20,23 +21,30 @@ from penstock.ingest.workspace import Workplace
 from penstock.kernel.errors import Conflict, PenstockError
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.periodic import repeating
-from penstock.settings import Settings
 
 _SHOW = timedelta(seconds=10)
 _DELIVER = timedelta(seconds=5)
 _PATIENCE = 30.0
 
 
+@dataclass(frozen=True)
+class RunCommand:
+    """How a run is started as a process of its own: arguments of `penstock ingest run`, and its environment."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
 class Watcher:
     """Looks into the inboxes now and then, and runs what is ready."""
 
-    def __init__(self, settings: Settings, place: Workplace, metrics: IngestMetrics, *, uses_database: bool) -> None:
-        self._settings = settings
+    def __init__(self, section: IngestSection, place: Workplace, command: RunCommand, metrics: IngestMetrics) -> None:
+        self._section = section
         self._place = place
+        self._command = command
         self._metrics = metrics
-        self._uses_database = uses_database
         self._runs: dict[str, asyncio.Task[None]] = {}
-        self._room = asyncio.Semaphore(settings.ingest.runs_at_once)
+        self._room = asyncio.Semaphore(section.runs_at_once)
         self._pauses: dict[str, tuple[Backoff, float]] = {}
         self._said: dict[str, str] = {}
         self._log = structlog.get_logger().bind(part="ingest")
@@ -44,7 +52,7 @@ class Watcher:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Watch until the end; runs under way are asked to stop, and give up what they were at."""
-        section = self._settings.ingest
+        section = self._section
         chores = [
             ("ingest inboxes", self.look, section.poll),
             ("ingest deliveries", self._deliver, _DELIVER),
@@ -122,7 +130,11 @@ class Watcher:
         """One run as a command of its own; how it ended, and what it said."""
         command = [sys.executable, "-m", "penstock.cli.main", "ingest", "run", supplier, "--no-wait", "--json"]
         process = await asyncio.create_subprocess_exec(
-            *command, *self._where(), stdout=asyncio.subprocess.PIPE, env=self._environment(), start_new_session=True
+            *command,
+            *self._command.arguments,
+            stdout=asyncio.subprocess.PIPE,
+            env=self._command.environment,
+            start_new_session=True,
         )
         try:
             told, _ = await process.communicate()
@@ -130,16 +142,6 @@ class Watcher:
             await _ended(process)
             raise
         return process.returncode or 0, told
-
-    def _where(self) -> list[str]:
-        config = ["--config", str(self._settings.file)] if self._settings.file else []
-        return config if self._uses_database else [*config, "--root", self._settings.ingest.root or "."]
-
-    def _environment(self) -> dict[str, str]:
-        """What the command line changed of the settings goes along."""
-        root, data_dir = self._settings.ingest.root or ".", self._settings.data_dir.absolute()
-        own = {"PENSTOCK__INGEST__ROOT": orjson.dumps(root).decode(), "PENSTOCK__DATA_DIR": str(data_dir)}
-        return {**os.environ, **(own if self._uses_database else {})}
 
     def _judge(self, supplier: str, code: int, told: bytes) -> None:
         log = self._log.bind(supplier=supplier, exit_code=code)

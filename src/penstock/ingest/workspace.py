@@ -1,15 +1,13 @@
 """Ingest put together: its tree, and the database where there is one; and the daemon that watches all inboxes."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from penstock.app.factories import make_tree
-from penstock.app.platform import known_migrations, open_database
-from penstock.ingest import paths, store
+from penstock.ingest import paths
 from penstock.ingest.async_bridge import Bridge
+from penstock.ingest.config import IngestSection
 from penstock.ingest.deliver.deliveries import Deliveries
 from penstock.ingest.model import Failed, Standing, checked_supplier, no_supplier, supplier_of
 from penstock.ingest.run.hooks import Hooks, Outcome
@@ -20,50 +18,38 @@ from penstock.ingest.state.diff import Comparison, compare_runs
 from penstock.ingest.state.retention import Swept, sweep
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import Supplier, load_supplier
+from penstock.ingest.tree.location import open_tree
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.db import migrate
+from penstock.kernel.config.loader import resolve
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
 from penstock.kernel.ids import worker_name
-from penstock.settings import Settings, load_settings
 
-_AT_ONCE = 1_000
-
-
-def settings_for(
-    root: str | None, config: Path | None, overrides: Mapping[str, Any] | None = None
-) -> tuple[Settings, bool]:
-    """The settings with the root that is meant, and whether the database is told of what happens there.
-
-    It is where the root is configured. One that is named on the command line, or that we stand in, is just a folder.
-    """
-    given = dict(overrides or {})
-    settings = load_settings(config, overrides={**given, "ingest.root": root})
-    if settings.ingest.root is not None:
-        return settings, root is None
-    if any(Path(name).is_dir() for name in ("etl_data", paths.OPS)):
-        return load_settings(config, overrides={**given, "ingest.root": "."}), False
-    hint = "name it with --root DIR, or as ingest.root in penstock.yaml"
-    raise BadConfig("NO_ROOT", "which folder holds etl_data/ and etl_ops/?", hint=hint)
+OpenDatabase = Callable[[], AbstractAsyncContextManager[Database]]
 
 
 @contextmanager
-def workplace(settings: Settings, *, uses_database: bool) -> Iterator["Workplace"]:
-    """Everything a command of ingest needs, closed at the end."""
-    with closing(Bridge()) as bridge, closing(make_tree(settings.ingest.root or ".", settings.ingest)) as tree:
-        yield Workplace(settings, tree, bridge, uses_database=uses_database)
+def workplace(section: IngestSection, open_database: OpenDatabase | None) -> Iterator["Workplace"]:
+    """Open the tree of *section*, for runs that are recorded in a database if there is one; close it at the end."""
+    with closing(Bridge()) as bridge, closing(make_tree(section.root or ".", section)) as tree:
+        yield Workplace(section, tree, bridge, open_database)
+
+
+def make_tree(root: str, section: IngestSection) -> Tree:
+    """Open the tree in a folder, or in a bucket where *root* is the URL of one."""
+    secrets = {key: resolve(reference, f"ingest.secrets.{key}") for key, reference in section.secrets.items()}
+    return open_tree(root, {**section.options, **secrets})
 
 
 class Workplace:
     """What can be done with one tree."""
 
-    def __init__(self, settings: Settings, tree: Tree, bridge: Bridge, *, uses_database: bool) -> None:
+    def __init__(self, section: IngestSection, tree: Tree, bridge: Bridge, open_database: OpenDatabase | None) -> None:
         self.tree = tree
-        self._settings = settings
-        self._section = settings.ingest
+        self._section = section
         self._bridge = bridge
-        self._uses_database = uses_database
+        self._open_database = open_database
         self._holder = worker_name("ingest")
         self._clock: Clock = SystemClock()
 
@@ -71,8 +57,9 @@ class Workplace:
         """One run, and then whoever is to be told of what is published."""
         checked_supplier(supplier)
         with ExitStack() as stack:
-            if self._uses_database:
-                recorder = stack.enter_context(self._recorder())
+            if self._open_database is not None:
+                db = stack.enter_context(self._bridge.entered(self._open_database()))
+                recorder = DatabaseRecorder(self._bridge, db, self._holder)
                 stack.enter_context(recorder.lock(self._section.root or ".", supplier))
                 hooks = replace(hooks, recorder=recorder)
             outcome = Ingestion(self.tree, self._holder, hooks, self._clock).run(supplier, waits=waits)
@@ -126,18 +113,3 @@ class Workplace:
     def quarantined(self, supplier: str | None = None) -> list[dict[str, Any]]:
         """The files that were set aside, why, and by which run."""
         return [told for one in self.suppliers(supplier) for told in reader.quarantined(self.tree, one)]
-
-    @contextmanager
-    def _recorder(self) -> Iterator[DatabaseRecorder]:
-        with self._bridge.entered(open_database(self._settings)) as db:
-            self._bridge.call(migrate.migrate(db, known_migrations(self._settings)))
-            yield DatabaseRecorder(self._bridge, db, self._holder)
-
-
-async def forget_old_runs(settings: Settings, db: Database) -> None:
-    """What the database tells of runs goes when what they left behind goes."""
-    before = db.clock.now() - settings.ingest.retention.runs
-    forgotten = _AT_ONCE
-    while forgotten >= _AT_ONCE:
-        async with db.transaction() as tx:
-            forgotten = await store.prune(tx, before, _AT_ONCE)

@@ -6,12 +6,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
-from penstock.kernel.http.app import of_the_house
+from penstock.kernel.http.app import of_the_house, service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.states.event_stream import EVENT_STREAM, Live
 from penstock.overview import schemas
 from penstock.overview.contract import EVENTS, LAST_LIMIT, PREFIX, STATUS, Part
-from penstock.overview.events import MACHINES, told
+from penstock.overview.events import MACHINES, AllEvents, told
 from penstock.overview.status import StatusBoard
 
 routes = APIRouter(prefix=PREFIX, tags=["overview"])
@@ -20,7 +20,7 @@ Operator = Annotated[Principal, Depends(of_the_house("events and status of all p
 
 async def _watching(request: Request, _caller: Operator) -> AsyncIterator[Live]:
     """The journals' tails, with room for one more event stream."""
-    live: Live = request.app.state.all_moves
+    live = service(request, AllEvents)
     async with live.watching():
         yield live
 
@@ -45,5 +45,4 @@ async def events(
 @routes.get(STATUS)
 async def status(request: Request, _caller: Operator) -> schemas.Status:
     """What is late or broken, in all parts, and what to do next."""
-    board: StatusBoard = request.app.state.status_board
-    return await board.status()
+    return await service(request, StatusBoard).status()

@@ -25,12 +25,16 @@ MACHINES: Mapping[Part, Sequence[Machine[Any]]] = {
 PART_OF: Mapping[str, Part] = {machine.name: part for part, machines in MACHINES.items() for machine in machines}
 
 
-def all_moves(databases: Mapping[Part, Database], bells: Sequence[Ringing]) -> Live:
+class AllEvents(Live):
+    """The stream of the moves of all parts."""
+
+
+def all_moves(databases: Mapping[Part, Database], bells: Sequence[Ringing]) -> AllEvents:
     """The moves of all parts. Parts whose database is the same have one journal, told in its order."""
     machines: dict[Database, list[str]] = {}
     for part, db in databases.items():
         machines.setdefault(db, []).extend(machine.name for machine in MACHINES[part])
-    return Live([Tail(db, names) for db, names in machines.items()], bells)
+    return AllEvents([Tail(db, names) for db, names in machines.items()], bells)
 
 
 def told(subject: str) -> Callable[[Noted], schemas.Event | None]:

@@ -4,20 +4,41 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import structlog
 
-from penstock.app.platform import RefdataPlatform
-from penstock.kernel.bus import Delivering, Delivery
+from penstock.kernel.bus import Bus, Delivering, Delivery
+from penstock.kernel.bus.workers import working
+from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
+from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.work.worker import Handler, working
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Handler
 from penstock.refdata.apply import definitions
 from penstock.refdata.apply.applier import Applier
 from penstock.refdata.apply.handlers import Relay, adapter_handler, apply_handler
 from penstock.refdata.commands.commit_waiter import SOMETHING
 from penstock.refdata.commands.external_topics import Mapped
+from penstock.refdata.commands.service import Refdata
+from penstock.refdata.config import RefdataSection
 from penstock.refdata.maintenance import Upkeep, lag_chore
+from penstock.refdata.metrics import RefdataMetrics
+
+
+@dataclass(frozen=True)
+class RefdataPlatform:
+    """The section, the ports and the service that the roles of refdata use."""
+
+    section: RefdataSection
+    telemetry: Telemetry
+    db: Database
+    bus: Bus
+    signals: Signals
+    refdata: Refdata
+    metrics: RefdataMetrics
+
 
 Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 
@@ -25,7 +46,7 @@ Role = Callable[[RefdataPlatform], contextlib.AbstractAsyncContextManager[None]]
 @asynccontextmanager
 async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R11: apply commands, and keep the house in order, until the end."""
-    section, name = platform.settings.refdata, worker_name("apply")
+    section, name = platform.section, worker_name("apply")
     applier = Applier(
         platform.db,
         platform.refdata.catalogue,
@@ -53,7 +74,7 @@ async def applying(platform: RefdataPlatform) -> AsyncIterator[None]:
 async def adapting(platform: RefdataPlatform) -> AsyncIterator[None]:
     """R10: turn the messages of other topics into commands, until the end."""
     async with AsyncExitStack() as stack:
-        for topic in platform.settings.refdata.kafka.external_topics:
+        for topic in platform.section.kafka.external_topics:
             handler = adapter_handler(platform.refdata, Mapped(topic))
             name = worker_name("kafka-adapter")
             await stack.enter_async_context(_working(platform, topic.topic, name, handler))
@@ -79,7 +100,7 @@ async def _working(
     platform: RefdataPlatform, topic: str, name: str, handler: Handler[Delivery], count: int = 1
 ) -> AsyncIterator[None]:
     """Workers on *topic*, until the end; what they are at is finished, what they hold is given back."""
-    apply = platform.settings.refdata.apply
+    apply = platform.section.apply
     delivering = Delivering(lease_for=apply.lease, max_attempts=apply.max_attempts)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(repeating(*lag_chore(platform.bus, topic, platform.metrics)))

@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from penstock.ingest.inspect.columns import Cells
+from penstock.ingest.inspect.cells import Cells
 from penstock.ingest.inspect.fields import fields_of
 from penstock.ingest.inspect.formats import PIECES
 from penstock.ingest.inspect.headers import header_of

@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 
 from penstock.app.http_server import listening
+from penstock.app.programs import pod_config
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.headers import LOCAL_NAMES
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -107,7 +108,7 @@ async def running_pod(
     telemetry = Telemetry()
     async with opened(settings) as harness, aiohttp.ClientSession() as session:
         with pod_folder(folder, folder, "test") as place, listening("127.0.0.1", 0) as sock:
-            pod = Pod(settings, telemetry, place)
+            pod = Pod(pod_config(settings), telemetry, place)
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             theirs.setblocking(False)

@@ -20,6 +20,7 @@ from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import Conflict
 from penstock.kernel.states import journal
+from penstock.kernel.states.event_stream import Live
 from penstock.kernel.states.journal import Noted
 
 SQL = sql.load(__package__, {"run": RUN, "step": STEP})
@@ -57,6 +58,10 @@ class FailedRun(NamedTuple):
     flow: str | None
     reason: str | None
     finished_at: datetime
+
+
+class FlowEvents(Live):
+    """The stream of changes of runs and steps."""
 
 
 class FlowViews:

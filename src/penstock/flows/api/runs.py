@@ -8,16 +8,16 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from penstock.flows.api import schemas
-from penstock.flows.api.queries import LAST, FlowViews, move
+from penstock.flows.api.queries import LAST, FlowEvents, FlowViews, move
 from penstock.flows.contract import NAME, PREFIX, RunStatus, StepStatus
 from penstock.flows.definition.json_values import refuse_repeated
 from penstock.flows.definition.spec import RunRequest
+from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.engine.operations import Management
-from penstock.flows.service import FlowEngine
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http.app import of_the_house
+from penstock.kernel.http.app import of_the_house, service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Moment
 from penstock.kernel.states.event_stream import EVENT_STREAM, Live
@@ -29,18 +29,15 @@ Operator = Annotated[Principal, Depends(of_the_house("flows"))]
 
 # These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
 async def _engine(request: Request, _caller: Operator) -> FlowEngine:
-    engine: FlowEngine = request.app.state.flows
-    return engine
+    return service(request, FlowEngine)
 
 
 async def _management(request: Request, _caller: Operator) -> Management:
-    management: Management = request.app.state.flow_management
-    return management
+    return service(request, Management)
 
 
 async def _views(request: Request, _caller: Operator) -> FlowViews:
-    views: FlowViews = request.app.state.flow_views
-    return views
+    return service(request, FlowViews)
 
 
 Engine = Annotated[FlowEngine, Depends(_engine)]
@@ -63,7 +60,7 @@ async def _named_once(request: Request, _caller: Operator) -> None:
 
 async def _watching(request: Request, _caller: Operator) -> AsyncIterator[Live]:
     """The journal's tail, with room for one more event stream."""
-    live: Live = request.app.state.flow_live
+    live = service(request, FlowEvents)
     async with live.watching():
         yield live
 

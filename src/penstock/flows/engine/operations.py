@@ -10,8 +10,8 @@ from penstock.flows import artifacts, store
 from penstock.flows.contract import RunStatus, StepStatus
 from penstock.flows.definition.spec import StepSpec
 from penstock.flows.engine import plan
+from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.model import RUN, STEP, End, NewRun, NewStep, Settled, no_run, no_step
-from penstock.flows.service import FlowEngine
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Conflict
 from penstock.kernel.ids import new_id

@@ -16,3 +16,4 @@ check_inputs: Mapping[str, CheckInputs] = {
     tracking.KIND: checks(tracking.TrackingInputs),
     **workers.check_inputs,
 }
+WAITING = frozenset({harvest.KIND, ingest.KIND, refdata.KIND, tracking.KIND})  # they wait for others, and do little

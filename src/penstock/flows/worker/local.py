@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from penstock.flows import artifacts
 from penstock.flows.contract import CHART_EXPORT, Answer, Said
+from penstock.flows.engine.engine import STEPS, FlowEngine
 from penstock.flows.model import Appetite, Claimed, Report
-from penstock.flows.service import STEPS, FlowEngine
 from penstock.kernel.storage import Storage
 
 

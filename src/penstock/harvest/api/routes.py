@@ -12,7 +12,7 @@ from penstock.harvest.contract import NAME, PREFIX
 from penstock.harvest.service import Harvest
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
-from penstock.kernel.http.app import of_the_house
+from penstock.kernel.http.app import of_the_house, service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Text
 
@@ -23,13 +23,11 @@ Operator = Annotated[Principal, Depends(of_the_house("feeds"))]
 
 
 async def _harvest(request: Request) -> Harvest:
-    harvest: Harvest = request.app.state.harvest
-    return harvest
+    return service(request, Harvest)
 
 
 async def _views(request: Request, _caller: Operator) -> HarvestViews:
-    views: HarvestViews = request.app.state.harvest_views
-    return views
+    return service(request, HarvestViews)
 
 
 Service = Annotated[Harvest, Depends(_harvest)]

@@ -12,15 +12,14 @@ from penstock.ingest.contract import PREFIX, RunState
 from penstock.ingest.store import START
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
-from penstock.kernel.http.app import of_the_house
+from penstock.kernel.http.app import of_the_house, service
 
 NDJSON = "application/x-ndjson"
 routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(of_the_house("suppliers"))])
 
 
 async def _views(request: Request) -> IngestViews:
-    views: IngestViews = request.app.state.ingest
-    return views
+    return service(request, IngestViews)
 
 
 Views = Annotated[IngestViews, Depends(_views)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, TypeVar, cast
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -15,6 +15,33 @@ from penstock.kernel.http import problems
 from penstock.kernel.http.auth import Authenticator, Principal
 from penstock.kernel.http.middleware import Gate, HttpMetrics, Observed
 from penstock.kernel.telemetry.telemetry import Telemetry
+
+T = TypeVar("T")
+
+
+class Services:
+    """The objects that the routes of an application call, each found by its class."""
+
+    def __init__(self) -> None:
+        self._by_class: dict[type, object] = {}
+
+    def add(self, kind: type[T], service: T) -> None:
+        """Give the routes *service* under *kind*."""
+        self._by_class[kind] = service
+
+    def get(self, kind: type[T]) -> T:
+        """Return the object of class *kind*; KeyError when the application was made without it."""
+        return cast("T", self._by_class[kind])
+
+
+def services_of(app: FastAPI) -> Services:
+    """Return the services of *app*."""
+    return cast("Services", app.state.services)
+
+
+def service(request: Request, kind: type[T]) -> T:
+    """Return the object of class *kind* that the application of *request* was made with."""
+    return services_of(request.app).get(kind)
 
 
 async def _caller(request: Request) -> Principal:
@@ -55,6 +82,7 @@ def create_app(
         telemetry={"tracer_provider": telemetry.provider, "metrics": False, "logs": False},
     )
     app.state.authenticator = authenticator
+    app.state.services = Services()
     problems.install(app)
     app.add_middleware(Gate, body_limit=body_limit, local_name=local_name)
     app.add_middleware(Observed, metrics=metrics)

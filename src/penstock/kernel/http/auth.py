@@ -6,17 +6,53 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import jwt
+from pydantic import Field, model_validator
 
+from penstock.kernel.config.loader import SecretRef, Section, resolve
+from penstock.kernel.config.sections import Duration, Url
 from penstock.kernel.errors import Forbidden, Unauthorized
-from penstock.kernel.http.keys import Keys
+from penstock.kernel.http.keys import KeyFile, Keys, KeyUrl, SharedSecret
 
 CACHE_SIZE = 10_000
 TOKEN_LIMIT = 16_000
 REMEMBER_SECONDS = 300.0  # no longer, whatever the token says: a withdrawn key must stop working
 REFUSAL_SECONDS = 10.0
+
+
+class JwtSection(Section):
+    """Who may come in: bearers of a token signed by one of these keys."""
+
+    algorithms: list[Literal["HS256", "RS256", "ES256"]] = Field(
+        ["RS256", "ES256"], min_length=1, description="Those a token may be signed with."
+    )
+    secret: SecretRef | None = Field(None, description="For HS256, at least 32 bytes.")
+    jwks_file: Path | None = Field(None, description="Public keys, as a JWKS.")
+    jwks_url: Url | None = Field(
+        None, description="Where such a JWKS is fetched from, again when it names no key of a token."
+    )
+    issuer: str | None = Field(None, description="What `iss` has to be; without it, anything.")
+    audience: str | None = Field(None, description="What `aud` has to have; without it, anything.")
+    tenant_claim: str = Field("tenant_id", description="The claim that names the tenant.")
+    leeway: Duration = Field(timedelta(seconds=30), description="By how much clocks may differ.")
+
+    @model_validator(mode="after")
+    def _has_one_source_of_keys(self) -> "JwtSection":
+        given = [name for name in ("secret", "jwks_file", "jwks_url") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of secret, jwks_file and jwks_url")
+        if {algorithm == "HS256" for algorithm in self.algorithms} != {given == ["secret"]}:
+            raise ValueError("a secret goes with `algorithms: [HS256]`, keys with RS256 and ES256")
+        return self
+
+
+class AuthSection(Section):
+    """Without `jwt` anybody who can connect may do anything, so Penstock then listens on loopback only."""
+
+    jwt: JwtSection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +165,24 @@ def _bearer(authorization: str | None) -> str:
     if scheme.lower() != "bearer" or not token or len(token) > TOKEN_LIMIT:
         raise Unauthorized("NO_TOKEN", "this needs a token", hint="send the header `Authorization: Bearer …`")
     return token.strip()
+
+
+def make_authenticator(section: AuthSection) -> Authenticator:
+    """R25: tokens when keys are configured, else nobody but whoever is on this machine."""
+    keys = section.jwt
+    if keys is None:
+        return NoAuthenticator()
+    return JwtAuthenticator(
+        _keys(keys),
+        algorithms=list(keys.algorithms),
+        issuer=keys.issuer,
+        audience=keys.audience,
+        tenant_claim=keys.tenant_claim,
+        leeway=keys.leeway,
+    )
+
+
+def _keys(section: JwtSection) -> Keys:
+    if section.secret is not None:
+        return SharedSecret(resolve(section.secret, "auth.jwt.secret"))
+    return KeyFile(section.jwks_file) if section.jwks_file is not None else KeyUrl(section.jwks_url or "")

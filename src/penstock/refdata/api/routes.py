@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http.app import Caller
+from penstock.kernel.http.app import Caller, service
 from penstock.kernel.http.auth import Principal
 from penstock.refdata import contract
 from penstock.refdata.api import schemas
@@ -56,8 +56,7 @@ _BODY = {"requestBody": {"required": True, "content": {"application/json": {"sch
 
 # These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
 async def _refdata(request: Request) -> Refdata:
-    refdata: Refdata = request.app.state.refdata
-    return refdata
+    return service(request, Refdata)
 
 
 async def _tenant(

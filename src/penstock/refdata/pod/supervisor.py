@@ -15,7 +15,6 @@ import orjson
 import structlog
 from fastapi.openapi.docs import get_swagger_ui_html
 
-from penstock.app.platform import RefdataPlatform
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.http.health import EXPOSITION, Check, Health, Pulse
 from penstock.kernel.ids import worker_name
@@ -24,6 +23,7 @@ from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.tasks.wait import ended, happens
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.refdata.pod.config import PodConfig
 from penstock.refdata.pod.ipc import Answer, Document, Question, answering
 from penstock.refdata.pod.load.auditor import Auditor
 from penstock.refdata.pod.load.barrier import Barrier
@@ -34,8 +34,8 @@ from penstock.refdata.pod.load.requests import Desk
 from penstock.refdata.pod.memory.folder import pod_folder
 from penstock.refdata.pod.memory.shared_counters import Count
 from penstock.refdata.pod.memory.writer import Memory
-from penstock.refdata.pod.serve.main import LIVENESS, LOG_LEVEL_EVERY, patience_for
-from penstock.settings import Settings
+from penstock.refdata.pod.serve.main import LIVENESS, LOG_LEVEL_EVERY
+from penstock.refdata.runtime import RefdataPlatform
 
 _JSON = "application/json"
 _LOOK_AFTER_IT, _MISSES = 5.0, 6  # seconds, and how often in a row nothing was seen
@@ -46,10 +46,10 @@ _ASSETS = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/cs
 class Pod:
     """The memory, and whom its serving processes ask. They serve before it is loaded: that they do not have it yet."""
 
-    def __init__(self, settings: Settings, telemetry: Telemetry, folder: Path) -> None:
-        self.settings = settings
+    def __init__(self, config: PodConfig, telemetry: Telemetry, folder: Path) -> None:
+        self.config = config
         self.folder = folder
-        section = settings.refdata.query
+        section = config.refdata.query
         self.memory = Memory(folder, limit=section.memory_limit_mb * 1024 * 1024)
         # It needs them once: then it serves, whoever is down.
         checks: dict[str, Check] = {"dictionaries": self.check, "primary": self._primary, "signals": self._signals}
@@ -59,7 +59,7 @@ class Pod:
         self._metrics = PodMetrics(telemetry.registry)
         self._loader: Loader | None = None
         self._platform: RefdataPlatform | None = None
-        self._metrics.show(self.memory, self._holdings, section.processes, patience_for(settings))
+        self._metrics.show(self.memory, self._holdings, section.processes, config.patience)
 
     async def check(self) -> None:
         """Transient NOT_LOADED until every dictionary is in memory; whatever happens later, they stay there."""
@@ -73,7 +73,7 @@ class Pod:
     @asynccontextmanager
     async def following(self, platform: RefdataPlatform) -> AsyncIterator[asyncio.Event]:
         """Keep the memory as the primary is, until the end; what is yielded is set when all of it is loaded."""
-        section, self._platform = self.settings.refdata.query, platform
+        section, self._platform = self.config.refdata.query, platform
         loader = self._loader = Loader(
             platform.db, platform.refdata.catalogue, self.memory, section, self._metrics, self._telemetry
         )
@@ -120,10 +120,10 @@ class Pod:
 
 
 @asynccontextmanager
-async def open_pod(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Pod]:
+async def open_pod(config: PodConfig, telemetry: Telemetry) -> AsyncIterator[Pod]:
     """A pod that nobody is served by yet."""
-    with pod_folder(settings.refdata.query.memory_dir, settings.data_dir, worker_name("query")) as folder:
-        pod = Pod(settings, telemetry, folder)
+    with pod_folder(config.refdata.query.memory_dir, config.data_dir, worker_name("query")) as folder:
+        pod = Pod(config, telemetry, folder)
         try:
             async with repeating("log level", pod.tell_log_level, LOG_LEVEL_EVERY):
                 yield pod
@@ -202,8 +202,8 @@ class _Process:
                 await ended(task)
 
     def _told(self, listening: int, link: int) -> bytes:
-        settings = self._pod.settings.model_dump(mode="json", by_alias=True)
-        told = {"settings": settings, "folder": str(self._pod.folder), "process": self._number}
+        config = self._pod.config.model_dump(mode="json", by_alias=True)
+        told = {"config": config, "folder": str(self._pod.folder), "process": self._number}
         return orjson.dumps({**told, "listening": listening, "link": link})
 
     async def _answer(self, question: Question) -> Answer:
@@ -226,7 +226,7 @@ class _Process:
         await self._stopping.wait()
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(self._pod.settings.server.drain_timeout.total_seconds() + 5)
+            await asyncio.sleep(self._pod.config.drain_seconds + 5)
             process.kill()
 
 

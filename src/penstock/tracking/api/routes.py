@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
-from penstock.kernel.http.app import Caller
+from penstock.kernel.http.app import Caller, service
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.schemas import Moment
 from penstock.kernel.states.event_stream import EVENT_STREAM
@@ -40,8 +40,7 @@ _StageName = Annotated[str, Path(json_schema_extra={"enum": [stage.value for sta
 # These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
 async def _tracking(request: Request, _caller: Caller) -> Tracking:
     """The service; whoever gets hold of it has said who they are."""
-    tracking: Tracking = request.app.state.tracking
-    return tracking
+    return service(request, Tracking)
 
 
 async def _stage(stage: _StageName) -> Stage:

@@ -14,53 +14,52 @@ from typing import Any
 import orjson
 import uvloop
 
-from penstock.app.factories import make_authenticator
+from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.headers import LOCAL_NAMES
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import configure_logging
+from penstock.refdata.pod.config import PodConfig
 from penstock.refdata.pod.ipc import Link, Show
 from penstock.refdata.pod.memory.reader import View
 from penstock.refdata.pod.memory.shared_counters import State
 from penstock.refdata.pod.serve.router import Front
 from penstock.refdata.pod.serve.server import Server
-from penstock.settings import Settings
 
 LIVENESS = "/actuator/health/liveness"
 LOG_LEVEL_EVERY = timedelta(seconds=1)
-_LOOKS_MISSED = 3  # after which the primary counts as out of sight
 
 
 def main() -> None:
     """Serve until SIGTERM, or until the loader is gone."""
     gc.freeze()  # modules stay for good: nobody need look for garbage among them
     told = orjson.loads(sys.stdin.buffer.read())
-    settings = Settings.model_validate(told["settings"])
-    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
+    config = PodConfig.model_validate(told["config"])
+    configure_logging(config.log_level, config.log_format)
     with contextlib.suppress(KeyboardInterrupt):
-        uvloop.run(_serve(settings, told))
+        uvloop.run(_serve(config, told))
 
 
-async def _serve(settings: Settings, told: dict[str, Any]) -> None:
+async def _serve(config: PodConfig, told: dict[str, Any]) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     for number in (signal.SIGINT, signal.SIGUSR1):  # of the terminal, or to all: the loader was told too, and tells us
         loop.add_signal_handler(number, lambda: None)
-    folder, query = Path(told["folder"]), settings.refdata.query
+    folder, query = Path(told["folder"]), config.refdata.query
     with View.open(folder, query.memory_limit_mb * 1024 * 1024) as view:
-        names = None if settings.auth.jwt else LOCAL_NAMES | {settings.server.host}
-        front = Front(view, State(folder), settings.refdata.security.tenant, names, patience_for(settings))
-        await _answer(settings, told, front, stopping)
+        names = None if config.auth.jwt else LOCAL_NAMES | {config.host}
+        front = Front(view, State(folder), config.refdata.security.tenant, names, config.patience)
+        await _answer(config, told, front, stopping)
 
 
-async def _answer(settings: Settings, told: dict[str, Any], front: Front, stopping: asyncio.Event) -> None:
-    query = settings.refdata.query
+async def _answer(config: PodConfig, told: dict[str, Any], front: Front, stopping: asyncio.Event) -> None:
+    query = config.refdata.query
     link = await Link.over(socket.socket(fileno=told["link"]))
     patience = (query.barrier_wait_ms + 2 * query.fallback_timeout_ms) / 1000 + 5
-    server = Server(front, link, make_authenticator(settings), told["process"], patience)
-    drain = settings.server.drain_timeout.total_seconds()
+    server = Server(front, link, make_authenticator(config.auth), told["process"], patience)
+    drain = config.drain_seconds
 
     async def heed() -> None:
         heed_log_level(front.state)
@@ -79,11 +78,6 @@ def heed_log_level(state: State) -> None:
     """Log as much as the loader does."""
     if state.log_level:
         LOG_LEVEL.configure(logging.getLevelName(state.log_level))
-
-
-def patience_for(settings: Settings) -> float:
-    """How long the primary may be unseen before answers say so."""
-    return settings.refdata.query.reconcile_every.total_seconds() * _LOOKS_MISSED + 1
 
 
 if __name__ == "__main__":
