@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.cli.asking import until, until_ended
+from penstock.cli.server_client import until, until_ended
 from penstock.kernel.errors import TimedOut, Transient
 
 

@@ -7,7 +7,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.cli.harvest import app
-from penstock.cli.harvest_source import source
+from penstock.cli.simulator import source
 from penstock.harvest.alerts import Code
 from penstock.harvest.api.routes import routes
 from penstock.harvest.contract import PREFIX, RunState

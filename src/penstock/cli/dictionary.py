@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask_refdata, moment, until
 from penstock.cli.output import JsonOption, emit, say, table
+from penstock.cli.server_client import URL, UrlOption, ask_refdata, moment, until
 from penstock.kernel.errors import Invalid, PenstockError, TimedOut
 
 if TYPE_CHECKING:

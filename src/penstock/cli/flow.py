@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import flow_files, flow_schedules
-from penstock.cli.asking import URL, UrlOption, ask_flows, moment, until_ended
 from penstock.cli.flow_text import run_row, run_text, summary
 from penstock.cli.output import JsonOption, emit, printable, say, table
+from penstock.cli.server_client import URL, UrlOption, ask_flows, moment, until_ended
 
 if TYPE_CHECKING:
     from penstock.flows.client import FlowClient

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask_flows, moment
 from penstock.cli.output import JsonOption, emit, printable, say, table
+from penstock.cli.server_client import URL, UrlOption, ask_flows, moment
 
 app = typer.Typer(help="See and pause when flows run by themselves.", no_args_is_help=True, rich_markup_mode=None)
 FlowArgument = Annotated[str, typer.Argument(help="The flow's name.", metavar="FLOW")]

@@ -3,8 +3,8 @@
 from datetime import datetime
 from typing import Any
 
-from penstock.cli.asking import moment
 from penstock.cli.output import printable, table
+from penstock.cli.server_client import moment
 
 _LISTED = 200  # steps of one run that are shown; --json has all
 _NOTE = 100

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask_harvest, moment, until_ended
 from penstock.cli.output import JsonOption, emit, printable, table
+from penstock.cli.server_client import URL, UrlOption, ask_harvest, moment, until_ended
 
 if TYPE_CHECKING:
     from penstock.harvest.client import HarvestClient

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask_refdata, moment
 from penstock.cli.dictionary import CodeArgument, TenantArgument
 from penstock.cli.output import JsonOption, emit, table
+from penstock.cli.server_client import URL, UrlOption, ask_refdata, moment
 
 VersionArgument = Annotated[int, typer.Argument(help="A version that is kept.", metavar="VERSION", min=0)]
 

@@ -14,13 +14,13 @@ from penstock.cli import (
     doctor,
     flow,
     harvest,
-    harvest_source,
     ingest,
     keeping,
-    overview,
     pod,
     roles,
+    simulator,
     states,
+    status,
     track,
     up,
     version,
@@ -49,8 +49,8 @@ def penstock(version: VersionOption = False) -> None:
 
 app.command()(up.up)
 app.command()(demo.demo)
-app.command()(overview.status)
-app.command()(overview.events)
+app.command()(status.status)
+app.command()(status.events)
 app.command()(doctor.doctor)
 app.command()(version.version)
 app.add_typer(config.app, name="config")
@@ -61,7 +61,7 @@ keeping.add_to(dictionary.app)
 app.add_typer(dictionary.app, name="dict")
 states.add_to(ingest.app)
 app.add_typer(ingest.app, name="ingest")
-harvest_source.add_to(harvest.app)
+simulator.add_to(harvest.app)
 app.add_typer(harvest.app, name="harvest")
 app.add_typer(flow.app, name="flow")
 app.add_typer(roles.serve_app, name="serve")

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask_pod, ask_refdata, until
 from penstock.cli.dictionary import CodeArgument, TenantArgument
 from penstock.cli.output import JsonOption, emit, say
+from penstock.cli.server_client import URL, UrlOption, ask_pod, ask_refdata, until
 from penstock.kernel.errors import Conflict, PenstockError, TimedOut, Transient
 
 if TYPE_CHECKING:

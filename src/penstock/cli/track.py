@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask_tracking, moment
 from penstock.cli.output import JsonOption, emit, table
+from penstock.cli.server_client import URL, UrlOption, ask_tracking, moment
 from penstock.kernel.errors import Invalid
 from penstock.tracking.contract import Stage, Status
 

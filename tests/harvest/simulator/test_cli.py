@@ -11,15 +11,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from penstock.cli import harvest_source
+from penstock.cli import simulator
 from penstock.kernel.errors import Conflict, Invalid
 
 PROGRAM = """
 import typer
-from penstock.cli import harvest_source
+from penstock.cli import simulator
 app = typer.Typer()
 app.callback()(lambda: None)
-harvest_source.add_to(app)
+simulator.add_to(app)
 app()
 """
 
@@ -46,7 +46,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     """H17: under the code every program of ours tells it with."""
     app = typer.Typer()
     app.callback()(lambda: None)
-    harvest_source.add_to(app)
+    simulator.add_to(app)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         refused = CliRunner().invoke(app, ["source", "--port", port, "--records", "1"])
@@ -58,7 +58,7 @@ def test_it_does_not_listen_for_others() -> None:
     """H17: loopback only; rates that are none are refused before anything is made."""
     app = typer.Typer()
     app.callback()(lambda: None)
-    harvest_source.add_to(app)
+    simulator.add_to(app)
     refused = CliRunner().invoke(app, ["source", "--host", "0.0.0.0", "--records", "1"])
     assert isinstance(refused.exception, Invalid)
     assert CliRunner().invoke(app, ["source", "--rate-500", "1.5"]).exit_code == 2

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.asking import URL, UrlOption, ask_overview, moment
 from penstock.cli.output import JsonOption, emit, printable, table
+from penstock.cli.server_client import URL, UrlOption, ask_overview, moment
 from penstock.overview.contract import LAST_LIMIT, Part
 
 if TYPE_CHECKING:

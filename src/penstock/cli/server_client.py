@@ -1,4 +1,4 @@
-"""How commands ask a running server."""
+"""How commands call a running server."""
 
 import os
 from collections.abc import Awaitable, Callable
