@@ -6,10 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 
-from penstock.cli import flow_files
-from penstock.cli.main import guarded
+from penstock.cli.main import app, guarded
 from tests.support.processes import Result
 
 GOOD = "name: {name}\nsteps:\n  a: {{kind: load}}\n  b: {{kind: load, dependsOn: [a]}}\n"
@@ -26,17 +24,14 @@ Typed = Callable[..., Result]
 
 @pytest.fixture
 def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    """The two commands, typed in a folder with a good flow and a bad one."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(flow_files.validate)
-    app.command()(flow_files.graph)
+    """The commands of `penstock flow`, typed in a folder with a good flow and a bad one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("good.yaml").write_text(GOOD.format(name="good"))
     Path("ring.yaml").write_text(RING)
 
     def typed(*args: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["penstock", *args])
+        monkeypatch.setattr(sys, "argv", ["penstock", "flow", *args])
         with pytest.raises(SystemExit) as ended:
             guarded(app)
         told = capsys.readouterr()

@@ -23,6 +23,8 @@ URL = "http://127.0.0.1:8080"
 UrlOption = Annotated[
     str, typer.Option("--url", envvar="PENSTOCK_URL", help="The server; a token is taken from PENSTOCK_TOKEN.")
 ]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Until the run ended, and show how far it is.")]
+WaitTimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.", min=1)]
 
 
 class Asker(Generic[C]):
