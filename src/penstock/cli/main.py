@@ -15,8 +15,6 @@ from penstock.cli import (
     flow,
     harvest,
     ingest,
-    keeping,
-    pod,
     roles,
     simulator,
     states,
@@ -56,8 +54,6 @@ app.command()(version.version)
 app.add_typer(config.app, name="config")
 app.add_typer(database.app, name="db")
 app.add_typer(track.app, name="track")
-pod.add_to(dictionary.app)
-keeping.add_to(dictionary.app)
 app.add_typer(dictionary.app, name="dict")
 states.add_to(ingest.app)
 app.add_typer(ingest.app, name="ingest")
