@@ -1,15 +1,18 @@
-"""`penstock ingest`: supplier snapshots in, published state out. A folder is enough; nothing needs to run."""
+"""`penstock ingest`: run and inspect supplier snapshots, and read published states; needs no running server."""
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import ConfigOption, JsonOption, emit, printable, say, table
+from penstock.cli.output import ConfigOption, JsonOption, RunArgument, emit, printable, say, table
+from penstock.cli.progress import Bar
 
 if TYPE_CHECKING:
     from penstock.ingest.model import Standing
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Take supplier snapshots in, and read what is published.", no_args_is_help=True, rich_markup_mode=None
 )
+state_app = typer.Typer(help="Read what is published.", no_args_is_help=True, rich_markup_mode=None)
+quarantine_app = typer.Typer(help="See what was set aside.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(state_app, name="state")
+app.add_typer(quarantine_app, name="quarantine")
 RootOption = Annotated[
     str | None,
     typer.Option(
@@ -26,6 +33,7 @@ RootOption = Annotated[
     ),
 ]
 SupplierArgument = Annotated[str, typer.Argument(help="The supplier's name.", metavar="SUPPLIER")]
+OneSupplierArgument = Annotated[str | None, typer.Argument(help="Only this supplier.", metavar="[SUPPLIER]")]
 
 
 @app.command()
@@ -45,14 +53,10 @@ def run(
     from penstock.cli.progress import Bar
     from penstock.ingest.run.hooks import Hooks
 
-    bar = Bar(supplier)
-    with workplace(root, config) as place:
-        try:
-            hooks = Hooks(progress=bar, waiting=_say_waiting, should_stop=stopping())
-            outcome = place.run(supplier, hooks, waits=not no_wait)
-        finally:
-            bar.close()
-    _tell_outcome(outcome, as_json=json)
+    with _workplace(root, config) as place, closing(Bar(supplier)) as bar:
+        hooks = Hooks(progress=bar, waiting=_say_waiting, should_stop=_stop_on_signals())
+        outcome = place.run(supplier, hooks, waits=not no_wait)
+    _print_outcome(outcome, as_json=json)
     if outcome.was_stopped:
         raise typer.Exit(130)
     if not outcome.is_pass:
@@ -112,7 +116,7 @@ def gc(
     json: JsonOption = False,
 ) -> None:
     """Remove what is older than it has to be kept; says what went, and why."""
-    with workplace(root, config) as place:
+    with _workplace(root, config) as place:
         swept = place.sweep(is_dry=dry_run)
     told = {"dry_run": dry_run, "found": [one.as_dict() for one in swept.found]}
     told |= {"busy": swept.busy, "damaged": swept.damaged}
@@ -127,15 +131,12 @@ def gc(
 
 @app.command()
 def verify(
-    supplier: Annotated[str | None, typer.Argument(help="Only this supplier.", metavar="[SUPPLIER]")] = None,
-    root: RootOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
+    supplier: OneSupplierArgument = None, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
 ) -> None:
     """Compare every hash in every manifest with the files; 1 when one differs."""
     from penstock.ingest.state.verify import verify as check
 
-    with workplace(root, config) as place:
+    with _workplace(root, config) as place:
         checked = list(check(place.tree, place.suppliers(supplier)))
     wrong = [one for one in checked if one.problem]
     told = {"checked": len(checked), "problems": [one.as_dict() for one in wrong]}
@@ -147,21 +148,106 @@ def verify(
 
 @app.command()
 def status(
-    supplier: Annotated[str | None, typer.Argument(help="Only this supplier.", metavar="[SUPPLIER]")] = None,
-    root: RootOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
+    supplier: OneSupplierArgument = None, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
 ) -> None:
     """Show where every supplier stands: what is published, what waits, what failed, and what to look at."""
-    with workplace(root, config) as place:
+    with _workplace(root, config) as place:
         found = place.standings(supplier)
-    rows = [["supplier", "state", "age", "facts", "inbox", "broken", "last run", "look at"], *map(_standing, found)]
+    rows = [["supplier", "state", "age", "facts", "inbox", "broken", "last run", "look at"], *map(_supplier_row, found)]
     text = table(rows) if found else "no supplier has an inbox or a configuration yet"
     emit({"suppliers": [one.as_dict() for one in found]}, as_json=json, text=text)
 
 
+@app.command("bad-rows")
+def bad_rows(
+    run_id: RunArgument,
+    root: RootOption = None,
+    config: ConfigOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 20,
+    json: JsonOption = False,
+) -> None:
+    """Show the rows of a run that were bad, and why; how often each reason came first."""
+    from itertools import islice
+
+    from penstock.ingest import states
+
+    with _workplace(root, config) as place:
+        manifest = states.manifest_of(place.tree, run_id)
+        stats = states.stats_of(place.tree, run_id)
+        rows = list(islice(states.bad_rows(place.tree, run_id), limit))
+    told = {"run_id": run_id, "bad_rows": manifest["bad_rows"], "reasons": stats.get("reasons", {}), "rows": rows}
+    counts = table([[code, str(number)] for code, number in told["reasons"].items()])
+    lines = table([["row", "sheet", "reason", "column", "value"], *(_bad_row_cells(one) for one in rows)])
+    text = f"{counts}\n\n{lines}" if rows else f"{run_id} has no bad rows"
+    more = manifest["bad_rows"] - len(rows)
+    emit(told, as_json=json, text=f"{text}\n… and {more:,} more: raise --limit" if more > 0 else text)
+
+
+@app.command()
+def diff(
+    supplier: SupplierArgument,
+    before: Annotated[str | None, typer.Option("--from", help="A run; the one before the current, by default.")] = None,
+    after: Annotated[str | None, typer.Option("--to", help="A run; the current one, by default.")] = None,
+    root: RootOption = None,
+    config: ConfigOption = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many changes of each kind are shown.")] = 20,
+    json: JsonOption = False,
+) -> None:
+    """Show what a publication changed: facts added, removed and changed."""
+    with _workplace(root, config) as place:
+        found = place.compare(supplier, before, after, limit)
+    changes = found.changes
+    counts = ((name, getattr(changes, name)) for name in ("added", "removed", "changed", "unchanged"))
+    head = ", ".join(f"{number:,} {name}" for name, number in counts)
+    lines = [_change_text(one) for one in found.shown]
+    emit(found.as_dict(), as_json=json, text="\n".join([f"against {changes.previous}: {head}", *lines]))
+
+
+@state_app.command("show")
+def show_state(
+    supplier: SupplierArgument, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
+) -> None:
+    """Show which state is current, where it comes from and what it changed."""
+    from penstock.ingest import states
+
+    with _workplace(root, config) as place:
+        pointer = states.current(place.tree, supplier)
+        told = {"pointer": pointer.as_dict(), "manifest": states.manifest_of(place.tree, pointer.run_id)}
+    manifest = told["manifest"]
+    names = ("input_filename", "good_rows", "bad_rows", "config_sha256", "code_commit", "previous_run")
+    rows = [*pointer.as_dict().items(), *((name, manifest[name]) for name in names)]
+    rows += [(name, number) for name, number in (manifest["changes"] or {}).items() if name != "previous"]
+    emit(told, as_json=json, text=table([[name, "" if value is None else str(value)] for name, value in rows]))
+
+
+@state_app.command("read")
+def read_state(supplier: SupplierArgument, root: RootOption = None, config: ConfigOption = None) -> None:
+    """Write the facts of the current state to standard output, as NDJSON, after its hash was verified."""
+    import shutil
+
+    from penstock.ingest import states
+
+    with _workplace(root, config) as place, states.open_state(place.tree, supplier) as state:
+        shutil.copyfileobj(state.content, sys.stdout.buffer, 1 << 20)
+        sys.stdout.buffer.flush()
+
+
+@quarantine_app.command("ls")
+def list_quarantine(
+    supplier: OneSupplierArgument = None, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
+) -> None:
+    """Show the files that were set aside, why, and which run did it."""
+    with _workplace(root, config) as place:
+        found = place.quarantined(supplier)
+    rows = [
+        [one["path"], f"{one['bytes']:,}", one["since"][:19], one["why"] or "", one["run_id"] or ""] for one in found
+    ]
+    text = table([["file", "bytes", "since", "why", "run"], *rows]) if rows else "nothing is set aside"
+    emit({"files": found}, as_json=json, text=text)
+
+
 @contextmanager
-def workplace(root: str | None, config: Path | None) -> Iterator["Workplace"]:
+def _workplace(root: str | None, config: Path | None) -> Iterator["Workplace"]:
     from penstock.app.platform import open_workplace
     from penstock.settings import load_ingest_settings
 
@@ -170,8 +256,8 @@ def workplace(root: str | None, config: Path | None) -> Iterator["Workplace"]:
         yield place
 
 
-def stopping() -> Callable[[], bool]:
-    """Whether SIGINT or SIGTERM came: the first asks, the second one does not wait."""
+def _stop_on_signals() -> Callable[[], bool]:
+    """Return a function that tells whether SIGINT or SIGTERM came; a second signal ends the process at once."""
     asked: list[int] = []
 
     def on_signal(number: int, _frame: object) -> None:
@@ -189,7 +275,7 @@ def _say_waiting(names: list[str], seconds: float) -> None:
     say(f"waiting up to {seconds:g} s for {', '.join(names[:3])} to stay unchanged (file_stability_window)")
 
 
-def _tell_outcome(outcome: "Outcome", *, as_json: bool) -> None:
+def _print_outcome(outcome: "Outcome", *, as_json: bool) -> None:
     manifest = outcome.manifest
     told = {
         "supplier": outcome.supplier,
@@ -219,9 +305,9 @@ def _outcome_lines(outcome: "Outcome") -> Iterator[str]:
     yield from (f"delivery to {name}: {how}" for name, how in outcome.deliveries.items())
 
 
-def _standing(one: "Standing") -> list[str]:
+def _supplier_row(one: "Standing") -> list[str]:
     last = f"{one.last['status']} {one.last['failure_code'] or ''}".strip() if one.last else ""
-    age = "" if one.age_seconds is None else _age(one.age_seconds)
+    age = "" if one.age_seconds is None else _age_text(one.age_seconds)
     inbox = str(len(one.inbox)) + (f" (+{len(one.unfinished)} unfinished)" if one.unfinished else "")
     config = one.config.splitlines() if one.config else []
     more = [f"and {len(config) - 1} more"] if len(config) > 1 else []
@@ -231,8 +317,21 @@ def _standing(one: "Standing") -> list[str]:
     return [one.supplier, one.run_id or "none", age, facts, inbox, str(one.broken), last, look]
 
 
-def _age(seconds: float) -> str:
+def _age_text(seconds: float) -> str:
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _bad_row_cells(one: dict[str, Any]) -> list[str]:
+    cells = (one["row_number"], one.get("category_key"), one["reason_code"], one.get("column"), one.get("raw_value"))
+    return ["" if cell is None else str(cell) for cell in cells]
+
+
+def _change_text(one: dict[str, Any]) -> str:
+    sign = {"added": "+", "removed": "-", "changed": "~"}[one["change"]]
+    before, after = (
+        dumps(one[side]["payload"], ensure_ascii=False) if one.get(side) else None for side in ("before", "after")
+    )
+    return f"{sign} {before or after}" if one["change"] != "changed" else f"{sign} {before}\n  {after}"

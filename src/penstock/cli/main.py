@@ -17,7 +17,6 @@ from penstock.cli import (
     ingest,
     roles,
     simulator,
-    states,
     status,
     track,
     up,
@@ -55,7 +54,6 @@ app.add_typer(config.app, name="config")
 app.add_typer(database.app, name="db")
 app.add_typer(track.app, name="track")
 app.add_typer(dictionary.app, name="dict")
-states.add_to(ingest.app)
 app.add_typer(ingest.app, name="ingest")
 simulator.add_to(harvest.app)
 app.add_typer(harvest.app, name="harvest")
