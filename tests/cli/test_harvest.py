@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -210,12 +210,7 @@ def test_progress_on_a_terminal(cli: ServerCli, source: SimulatorProcess) -> Non
 
 def test_every_stage_has_its_words() -> None:
     """H13: how far each stage is, as a part of what it has to do."""
-    said: list[Any] = []
-
-    class Shown:
-        def says(self, *told: Any) -> None:
-            said.append(told)
-
+    bar = Mock(spec=Bar)
     fetching = {"records": 50, "counted": 200, "completedWorkers": 1, "failedWorkers": 1, "expectedWorkers": 4}
     for told in (
         {"state": "planning", "counts": 7},
@@ -224,8 +219,8 @@ def test_every_stage_has_its_words() -> None:
         {"state": "consolidating", "consolidated": 0, "records": 0},
         {"state": "unknown"},
     ):
-        harvest._show(Shown(), told)
-    assert said == [
+        harvest._show_progress(bar, told)
+    assert [call.args for call in bar.says.call_args_list] == [
         ("counting the source, 7 requests",),
         ("fetching, 2/4 partitions", 50, 0.25),
         ("consolidating", 30, 0.25),

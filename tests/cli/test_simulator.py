@@ -8,27 +8,19 @@ import sys
 from urllib.request import urlopen
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from penstock.cli import simulator
+from penstock.cli.harvest import app
 from penstock.kernel.errors import Conflict, Invalid
 
-PROGRAM = """
-import typer
-from penstock.cli import simulator
-app = typer.Typer()
-app.callback()(lambda: None)
-simulator.add_to(app)
-app()
-"""
+COMMAND = [sys.executable, "-m", "penstock.cli.main", "harvest", "source"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
     """H17: one line tells where it listens and what it serves; a signal ends it well."""
     options = ["--records", "50", "--port", "0", "--rate-short", "1", "--churn", "5", "--order", "id", "--json"]
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, "source", *options], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
             told = json.loads(process.stdout.readline())
@@ -44,9 +36,6 @@ def test_it_serves_until_it_is_told_to_stop(number: signal.Signals) -> None:
 
 def test_a_port_that_is_taken_is_told() -> None:
     """H17: under the code every program of ours tells it with."""
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    simulator.add_to(app)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         refused = CliRunner().invoke(app, ["source", "--port", port, "--records", "1"])
@@ -56,9 +45,6 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 def test_it_does_not_listen_for_others() -> None:
     """H17: loopback only; rates that are none are refused before anything is made."""
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    simulator.add_to(app)
     refused = CliRunner().invoke(app, ["source", "--host", "0.0.0.0", "--records", "1"])
     assert isinstance(refused.exception, Invalid)
     assert CliRunner().invoke(app, ["source", "--rate-500", "1.5"]).exit_code == 2

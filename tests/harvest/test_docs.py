@@ -7,7 +7,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.cli.harvest import app
-from penstock.cli.simulator import source
 from penstock.harvest.alerts import Code
 from penstock.harvest.api.routes import routes
 from penstock.harvest.contract import PREFIX, RunState
@@ -71,7 +70,7 @@ def test_the_links_of_the_examples_readme_lead_somewhere() -> None:
 def test_every_command_is_documented() -> None:
     """H13: docs/harvest.md has a row for each, and names no other."""
     known = {(command.name or command.callback.__name__) for command in app.registered_commands if command.callback}
-    assert set(re.findall(r"^\| `harvest ([a-z]+)", PAGE, re.MULTILINE)) == known | {source.__name__}
+    assert set(re.findall(r"^\| `harvest ([a-z]+)", PAGE, re.MULTILINE)) == known
 
 
 def test_every_route_is_documented() -> None:

@@ -1,18 +1,20 @@
-"""`penstock harvest`: paged APIs synced by partition; asks a running server."""
+"""`penstock harvest`: run feeds of paged APIs on a running server, and see what became of them."""
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import JsonOption, emit, printable, table
-from penstock.cli.server_client import URL, UrlOption, ask_harvest, moment, until_ended
+from penstock.cli import simulator
+from penstock.cli.output import JsonOption, LimitOption, RunArgument, emit, printable, table
+from penstock.cli.progress import Bar
+from penstock.cli.server_client import URL, UrlOption, WaitOption, WaitTimeoutOption, ask_harvest, moment, until_ended
 
 if TYPE_CHECKING:
     from penstock.harvest.client import HarvestClient
 
 app = typer.Typer(help="Keep paged APIs in step.", no_args_is_help=True, rich_markup_mode=None)
 FeedArgument = Annotated[str, typer.Argument(help="The feed's name.", metavar="FEED")]
-RunArgument = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is kept with the run.")]
 
 
@@ -20,8 +22,8 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is kept wit
 def run(
     feed: FeedArgument,
     full: Annotated[bool, typer.Option("--full", help="Take all there is, even where there is a watermark.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the run ended, and show how far it is.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait at most.", min=1)] = 86_400,
+    wait: WaitOption = False,
+    timeout: WaitTimeoutOption = 86_400,
     url: UrlOption = URL,
     json: JsonOption = False,
 ) -> None:
@@ -34,7 +36,7 @@ def run(
     if not wait:
         emit(started, as_json=json, text=f"run {run_id} is being planned; `penstock harvest status {feed}` shows it")
         return
-    told = _followed(url, run_id, feed, timeout)
+    told = _wait_for_end(url, run_id, feed, timeout)
     emit(told, as_json=json, text=_summary(told))
     if told["state"] != "completed":
         raise typer.Exit(1)
@@ -131,12 +133,7 @@ def record(
 
 
 @app.command()
-def rejects(
-    run_id: RunArgument,
-    limit: Annotated[int, typer.Option(help="How many to show.", min=1, max=1000)] = 20,
-    url: UrlOption = URL,
-    json: JsonOption = False,
-) -> None:
+def rejects(run_id: RunArgument, limit: LimitOption = 20, url: UrlOption = URL, json: JsonOption = False) -> None:
     """Show the records of a run that could not be kept or mapped, and why."""
     told = ask_harvest(url, lambda client: client.rejects(run_id, limit=limit))
     rows = [[one["key"] or "", printable(one["reason"])] for one in told["rejects"]]
@@ -154,15 +151,15 @@ def alerts(feed: FeedArgument, url: UrlOption = URL, json: JsonOption = False) -
     emit(told, as_json=json, text=table([["when", "severity", "code", "told", "what"], *rows]) if rows else "none")
 
 
+app.command()(simulator.source)
+
+
 async def _feed_with_runs(client: "HarvestClient", feed: str, limit: int) -> dict[str, Any]:
     return {**await client.feed(feed), **await client.runs(feed=feed, limit=limit)}
 
 
-def _followed(url: str, run_id: str, feed: str, timeout: float) -> dict[str, Any]:
-    """The run when it ended; meanwhile how far it is, on a terminal."""
-    from contextlib import closing
-
-    from penstock.cli.progress import Bar
+def _wait_for_end(url: str, run_id: str, feed: str, timeout: float) -> dict[str, Any]:
+    """Return the run when it has ended; until then show its progress on a terminal."""
     from penstock.harvest.contract import RunState
 
     ends = (RunState.COMPLETED, RunState.FAILED, RunState.CONSOLIDATION_SKIPPED)
@@ -171,7 +168,7 @@ def _followed(url: str, run_id: str, feed: str, timeout: float) -> dict[str, Any
         told = await client.run(run_id)
         if told["state"] in ends:
             return told
-        _show(bar, told)
+        _show_progress(bar, told)
         return None
 
     shown_by = f"penstock harvest status {feed}"
@@ -179,7 +176,7 @@ def _followed(url: str, run_id: str, feed: str, timeout: float) -> dict[str, Any
         return ask_harvest(url, lambda client: until_ended(lambda: look(client), run_id, timeout, shown_by))
 
 
-def _show(bar: Any, told: dict[str, Any]) -> None:
+def _show_progress(bar: Bar, told: dict[str, Any]) -> None:
     counted = told.get("counted") or 0
     match told["state"]:
         case "planning":
@@ -198,7 +195,7 @@ def _summary(told: dict[str, Any]) -> str:
     if told["expectedWorkers"]:
         failed = f", {told['failedWorkers']} failed" if told["failedWorkers"] else ""
         lines.append(
-            f"{told['records']:,} records in {_partitions(told['expectedWorkers'])}{failed}, "
+            f"{told['records']:,} records in {_partition_count(told['expectedWorkers'])}{failed}, "
             f"{told['consolidated']:,} consolidated, {told['rejected']:,} rejected, {told['deleted'] or 0:,} gone"
         )
     if told["watermarkAfter"]:
@@ -210,8 +207,8 @@ def _summary(told: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _partitions(count: int) -> str:
-    return "1 partition" if count == 1 else f"{count} partitions"
+def _partition_count(number: int) -> str:
+    return "1 partition" if number == 1 else f"{number} partitions"
 
 
 def _feed_row(one: dict[str, Any]) -> list[str]:

@@ -16,7 +16,6 @@ from penstock.cli import (
     harvest,
     ingest,
     roles,
-    simulator,
     status,
     track,
     up,
@@ -55,7 +54,6 @@ app.add_typer(database.app, name="db")
 app.add_typer(track.app, name="track")
 app.add_typer(dictionary.app, name="dict")
 app.add_typer(ingest.app, name="ingest")
-simulator.add_to(harvest.app)
 app.add_typer(harvest.app, name="harvest")
 app.add_typer(flow.app, name="flow")
 app.add_typer(roles.serve_app, name="serve")

@@ -30,11 +30,6 @@ class OrderChoice(StrEnum):
     ID = "id"
 
 
-def add_to(app: typer.Typer) -> None:
-    """Let *app*, that of harvest, have this command too."""
-    app.command()(source)
-
-
 def source(
     records: Annotated[int, typer.Option(min=0, max=10_000_000, help="How many there are at first.")] = 500_000,
     seed: Annotated[int, typer.Option(help="The same seed makes the same records, changes and faults.")] = 7,
