@@ -1,28 +1,16 @@
-"""`penstock`: the one program."""
+"""`penstock`: the program, its command groups, and the commands `doctor` and `version`."""
 
 import os
+import platform
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
-from penstock.cli import (
-    config,
-    database,
-    demo,
-    dictionary,
-    doctor,
-    flow,
-    harvest,
-    ingest,
-    roles,
-    status,
-    track,
-    up,
-    version,
-)
-from penstock.cli.output import fail
-from penstock.cli.version import VersionOption
+from penstock import __version__
+from penstock.cli import config, database, demo, dictionary, flow, harvest, ingest, roles, status, track, up
+from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit, fail, table
 from penstock.kernel.errors import PenstockError
 
 app = typer.Typer(
@@ -38,8 +26,42 @@ app = typer.Typer(
 )
 
 
+def doctor(config: ConfigOption = None, data_dir: DataDirOption = None, json: JsonOption = False) -> None:
+    """Find out what would keep Penstock from running here, and say what to do about it."""
+    import asyncio
+
+    from penstock.diagnosis import diagnose
+    from penstock.settings import load_settings
+
+    findings = asyncio.run(diagnose(load_settings(config, overrides={"data_dir": data_dir})))
+    data = [finding.as_dict() for finding in findings]
+    rows = [["ok" if f.error is None else "FAIL", f.name, f.detail] for f in findings]
+    hints = [f"{f.name}: {f.error.hint}" for f in findings if f.error is not None and f.error.hint]
+    emit(data, as_json=json, text="\n".join([table(rows), *hints]))
+    sys.exit(max((finding.error.exit_code for finding in findings if finding.error), default=0))
+
+
+def print_version(json: JsonOption = False) -> None:
+    """Print the version."""
+    data = {"penstock": __version__, "python": platform.python_version(), "platform": platform.platform()}
+    emit(data, as_json=json, text=f"penstock {__version__}")
+
+
+def _print_version_and_exit(is_given: bool) -> None:
+    if is_given:
+        print_version()
+        raise typer.Exit
+
+
 @app.callback()
-def penstock(version: VersionOption = False) -> None:
+def penstock(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", is_eager=True, callback=_print_version_and_exit, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
     """Accept the options that belong to no command."""
 
 
@@ -47,8 +69,8 @@ app.command()(up.up)
 app.command()(demo.demo)
 app.command()(status.status)
 app.command()(status.events)
-app.command()(doctor.doctor)
-app.command()(version.version)
+app.command()(doctor)
+app.command("version")(print_version)
 app.add_typer(config.app, name="config")
 app.add_typer(database.app, name="db")
 app.add_typer(track.app, name="track")
