@@ -1,10 +1,9 @@
-"""Tracking as a user runs it: alone, beside the rest, from the command line, on a database of its own."""
+"""Tracking as a user runs it: alone, beside the rest, on a database of its own."""
 
 import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -16,7 +15,7 @@ from penstock.tracking import store
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
 from tests.services.postgres import fresh_database
-from tests.support.processes import PipelineApid, Result, Up, penstock
+from tests.support.processes import PipelineApid, Up, penstock
 from tests.support.settings import write_config
 
 ROOT = Path(__file__).parents[2]
@@ -155,66 +154,3 @@ def test_a_database_that_is_away_is_told(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 7
     assert "does not answer" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with Up(tmp_path_factory.mktemp("up")) as up:
-        yield up
-
-
-def track(server: Up, folder: Path, *args: str) -> Result:
-    return penstock("track", *args, cwd=folder, env={"PENSTOCK_URL": server.api})
-
-
-def test_the_command_line_leads_a_file_through(server: Up, tmp_path: Path) -> None:
-    """T1, T5, T6, T12, T16: register, status, queue, claim, why, summary, each for people and as JSON."""
-    assert "registered" in track(server, tmp_path, "register", "cli", "0", "1").out
-    assert json.loads(track(server, tmp_path, "register", "cli", "0", "--json").out)["created"] is False
-    assert "not complete yet" in track(server, tmp_path, "why", "cli", "0").out
-    httpx.post(f"{server.api}/api/v1/pipeline/stages/event-ingest/done", json={"filename": "cli"}).raise_for_status()
-    assert track(server, tmp_path, "queue", "shard-splitter").out.count("cli") == 2
-    (claimed,) = json.loads(track(server, tmp_path, "claim", "shard-splitter", "--worker", "me", "--json").out)
-    assert (claimed["filename"], claimed["shard"], claimed["fence"]) == ("cli", 0, 1)
-    assert "started by me" in track(server, tmp_path, "why", "cli", "0").out
-    assert "shard-splitter" in track(server, tmp_path, "status", "cli").out
-    assert json.loads(track(server, tmp_path, "status", "--status", "started", "--json").out)["files"]
-    assert json.loads(track(server, tmp_path, "summary", "--json").out)["by_stage"]["event_ingest"]["done"] >= 2
-    assert "new → started" in track(server, tmp_path, "history", "cli").out
-
-
-@pytest.mark.full
-def test_the_command_line_retries_and_pauses(server: Up, tmp_path: Path) -> None:
-    """T4, T19: one row, or all that failed with an error; a stage is paused with its reason and resumed."""
-    pipeline = f"{server.api}/api/v1/pipeline"
-    assert track(server, tmp_path, "register", "broken", "0", "1", "2").code == 0
-    for shard in range(3):
-        body = {"filename": "broken", "shard": shard, "error": f"disk {shard} is full"}
-        httpx.post(f"{pipeline}/stages/mysql-sender/fail", json=body).raise_for_status()
-    assert track(server, tmp_path, "retry", "mysql-sender", "broken", "0").code == 0
-    assert track(server, tmp_path, "retry", "mysql-sender", "--error", "disk 1").out == "1 set back in mysql-sender\n"
-    assert track(server, tmp_path, "retry", "mysql-sender", "--all").out == "1 set back in mysql-sender\n"
-    assert track(server, tmp_path, "pause", "mysql-sender", "--reason", "moving house").code == 0
-    assert "moving house" in track(server, tmp_path, "queue").out
-    assert track(server, tmp_path, "resume", "mysql-sender").code == 0
-    assert "moving house" not in track(server, tmp_path, "queue").out
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "words"),
-    [
-        (("status", "nobody"), 5, "no file 'nobody' is registered"),
-        (("register", "a/b", "0"), 2, "no slash"),
-        (("retry", "mysql-sender"), 2, "say what to retry"),
-        (("claim", "event-ingest", "--worker", "w"), 2, "event-ingest"),
-        (("why", "nobody", "0", "--url", "http://127.0.0.1:1"), 7, "does not answer"),
-    ],
-)
-def test_mistakes_at_the_command_line_are_told(
-    server: Up, tmp_path: Path, args: tuple[str, ...], code: int, words: str
-) -> None:
-    """T9: the right exit code and a sentence, no traceback."""
-    done = track(server, tmp_path, *args)
-    assert done.code == code
-    assert words in done.err
-    assert "Traceback" not in done.err
