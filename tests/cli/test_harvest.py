@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from penstock.cli import harvest
+from penstock.cli.progress import Bar
 from tests.harvest.simulator_process import RECORDS, SimulatorProcess
 from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import module_database

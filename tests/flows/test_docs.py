@@ -11,8 +11,7 @@ import typer
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from penstock.cli import flow_schedules
-from penstock.cli.flow import app
+from penstock.cli.flow import app, schedule_app
 from penstock.flows import contract
 from penstock.flows.api.runs import routes
 from penstock.flows.contract import PREFIX, Answer, Hold, RunStatus, Said, StepStatus

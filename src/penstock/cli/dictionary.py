@@ -14,7 +14,7 @@ from penstock.cli.server_client import URL, UrlOption, ask_pod, ask_refdata, mom
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, TimedOut, Transient
 
 if TYPE_CHECKING:
-    from penstock.kernel.api_client import Answer
+    from penstock.kernel.http.client import Answer
     from penstock.refdata.client import PodClient, RefdataClient
     from penstock.refdata.contract import Command
 

@@ -16,7 +16,7 @@ from penstock.kernel.errors import Invalid, NotFound, PenstockError
 
 if TYPE_CHECKING:
     from penstock.flows.client import FlowClient
-    from penstock.flows.definition import FlowSpec
+    from penstock.flows.definition.spec import FlowSpec
 
 app = typer.Typer(help="Run flows: steps that wait for each other.", no_args_is_help=True, rich_markup_mode=None)
 schedule_app = typer.Typer(
@@ -64,7 +64,7 @@ def graph(
     json: JsonOption = False,
 ) -> None:
     """Draw a flow: each step below those it waits for."""
-    from penstock.flows import graph as graphs
+    from penstock.flows.definition import render as graphs
 
     spec = _choose_flow(target, flow)
     steps = spec.steps
@@ -226,7 +226,7 @@ def resume(flow: FlowArgument, url: UrlOption = URL, json: JsonOption = False) -
 
 
 def _load_target(target: str) -> Iterator[_LoadedFile]:
-    from penstock.flows.catalogue import flow_files
+    from penstock.flows.definition.catalogue import flow_files
 
     path = Path(target)
     if not path.is_dir():
@@ -241,7 +241,7 @@ def _load_target(target: str) -> Iterator[_LoadedFile]:
 
 def _check_nesting(files: Iterable[_LoadedFile]) -> Iterator[_LoadedFile]:
     """Yield *files*; one whose flow would run within itself, through flows of the others, with that error."""
-    from penstock.flows.nesting import within_itself
+    from penstock.flows.definition.graph import within_itself
 
     known: dict[str, FlowSpec] = {}
     for file in files:
@@ -253,8 +253,8 @@ def _check_nesting(files: Iterable[_LoadedFile]) -> Iterator[_LoadedFile]:
 
 
 def _load_file(target: str) -> _LoadedFile:
-    from penstock.flows.catalogue import SUFFIXES, load_file, load_module
-    from penstock.flows.kinds.builtin import check_inputs
+    from penstock.flows.definition.catalogue import SUFFIXES, load_file, load_module
+    from penstock.flows.kinds.registry import check_inputs
 
     path = Path(target)
     try:

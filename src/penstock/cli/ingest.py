@@ -50,7 +50,6 @@ def run(
 
     Ends with 0 when it is published or there was nothing to do, 1 when the run failed, 6 when another one is under way.
     """
-    from penstock.cli.progress import Bar
     from penstock.ingest.run.hooks import Hooks
 
     with _workplace(root, config) as place, closing(Bar(supplier)) as bar:
@@ -169,7 +168,7 @@ def bad_rows(
     """Show the rows of a run that were bad, and why; how often each reason came first."""
     from itertools import islice
 
-    from penstock.ingest import states
+    from penstock.ingest.state import reader as states
 
     with _workplace(root, config) as place:
         manifest = states.manifest_of(place.tree, run_id)
@@ -208,7 +207,7 @@ def show_state(
     supplier: SupplierArgument, root: RootOption = None, config: ConfigOption = None, json: JsonOption = False
 ) -> None:
     """Show which state is current, where it comes from and what it changed."""
-    from penstock.ingest import states
+    from penstock.ingest.state import reader as states
 
     with _workplace(root, config) as place:
         pointer = states.current(place.tree, supplier)
@@ -225,7 +224,7 @@ def read_state(supplier: SupplierArgument, root: RootOption = None, config: Conf
     """Write the facts of the current state to standard output, as NDJSON, after its hash was verified."""
     import shutil
 
-    from penstock.ingest import states
+    from penstock.ingest.state import reader as states
 
     with _workplace(root, config) as place, states.open_state(place.tree, supplier) as state:
         shutil.copyfileobj(state.content, sys.stdout.buffer, 1 << 20)

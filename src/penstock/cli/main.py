@@ -30,7 +30,7 @@ def doctor(config: ConfigOption = None, data_dir: DataDirOption = None, json: Js
     """Find out what would keep Penstock from running here, and say what to do about it."""
     import asyncio
 
-    from penstock.diagnosis import diagnose
+    from penstock.app.doctor import diagnose
     from penstock.settings import load_settings
 
     findings = asyncio.run(diagnose(load_settings(config, overrides={"data_dir": data_dir})))
