@@ -72,8 +72,7 @@ def watch(
     """Watch the inboxes of all suppliers and run what is ready, until Ctrl-C or SIGTERM."""
     from functools import partial
 
-    from penstock.cli.roles import tell_address
-    from penstock.cli.serving import loading, serve
+    from penstock.cli.serve import loading, serve, tell_address
 
     with loading():
         from penstock.app import programs

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import config, database, demo, dictionary, flow, harvest, ingest, roles, status, track, up
+from penstock.cli import config, database, demo, dictionary, flow, harvest, ingest, serve, status, track
 from penstock.cli.output import ConfigOption, DataDirOption, JsonOption, emit, fail, table
 from penstock.kernel.errors import PenstockError
 
@@ -65,7 +65,7 @@ def penstock(
     """Accept the options that belong to no command."""
 
 
-app.command()(up.up)
+app.command()(serve.up)
 app.command()(demo.demo)
 app.command()(status.status)
 app.command()(status.events)
@@ -78,8 +78,8 @@ app.add_typer(dictionary.app, name="dict")
 app.add_typer(ingest.app, name="ingest")
 app.add_typer(harvest.app, name="harvest")
 app.add_typer(flow.app, name="flow")
-app.add_typer(roles.serve_app, name="serve")
-app.add_typer(roles.work_app, name="work")
+app.add_typer(serve.serve_app, name="serve")
+app.add_typer(serve.work_app, name="work")
 
 
 def run() -> None:

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.main import guarded
 from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit
-from penstock.cli.serving import loading, serve
+from penstock.cli.serve import loading, serve
 
 PORT = 8085
 app = typer.Typer(

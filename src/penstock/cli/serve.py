@@ -1,17 +1,87 @@
-"""`penstock serve` and `penstock work`: one role alone, as it runs in a pod of its own."""
+"""`penstock up`, `penstock serve` and `penstock work`: everything in one place, or one role alone; and their end."""
 
+import asyncio
+import gc
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit
-from penstock.cli.serving import loading, serve
+from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit, say
 
 if TYPE_CHECKING:
+    from penstock.app.programs import Addresses
     from penstock.settings import Settings
+
+A = TypeVar("A")
+Role = Callable[["Settings", asyncio.Event, Callable[[A], None]], Awaitable[None]]
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Modules that are loaded meanwhile stay for good: nobody looks for garbage among them, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def serve(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
+    """Run *role* until SIGINT or SIGTERM; *on_ready* tells where it listens."""
+    import uvloop
+
+    from penstock.kernel.telemetry.build import code_commit
+    from penstock.kernel.telemetry.telemetry import configure_logging
+
+    code_commit()  # a checkout asks git; later that would be on the event loop
+    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format)
+    if settings.auth.jwt is None:
+        say(f"no authentication is set, so only this machine can connect ({settings.server.host})")
+    uvloop.run(_main(settings, role, on_ready))
+
+
+async def _main(settings: "Settings", role: Role[A], on_ready: Callable[[A], None]) -> None:
+    from penstock.kernel.telemetry.log_level import LOG_LEVEL
+
+    ending = _Ending()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, LOG_LEVEL.toggle_debugging)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # until somebody looks at the configuration
+
+    def ready(addresses: A) -> None:
+        ending.is_ready = True
+        on_ready(addresses)
+
+    try:
+        await role(settings, ending.asked, ready)
+    except asyncio.CancelledError:
+        if not ending.asked.is_set():
+            raise
+
+
+class _Ending:
+    """What SIGINT and SIGTERM mean: stop once it runs, give up while it starts, leave at once when asked twice."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.is_ready = False
+        self._task = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.asked.is_set():
+            os._exit(130)  # the database recovers by itself
+        self.asked.set()
+        if self._task is not None and not self.is_ready:  # perhaps it waits for somebody's lock
+            self._task.cancel()
+
 
 serve_app = typer.Typer(help="Serve one role alone.", no_args_is_help=True, rich_markup_mode=None)
 work_app = typer.Typer(help="Run the workers of one role.", no_args_is_help=True, rich_markup_mode=None)
@@ -155,3 +225,33 @@ def tell_address(name: str, as_json: bool) -> Callable[[str], None]:
         emit(data, as_json=as_json, text=f"{name}    {address}\nready")
 
     return on_ready
+
+
+def up(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    host: HostOption = None,
+    port: Annotated[int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")] = None,
+    query_port: Annotated[
+        int | None, typer.Option(help="Port of the query server; 0 takes a free one.", show_default="8081")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run everything in one place, until Ctrl-C or SIGTERM.
+
+    Prints where it listens, and `ready` once it answers. Nothing needs to be installed: PostgreSQL comes along, and
+    what it keeps is in the data directory. Start it there again and it goes on where it was, even after kill -9.
+    """
+    from penstock.settings import load_settings
+
+    overrides = {"data_dir": data_dir, "server.host": host, "server.port": port, "server.query_port": query_port}
+    settings = load_settings(config, overrides=overrides)
+
+    with loading():  # takes a while: what is wrong with the settings is said before
+        from penstock.app import programs
+
+    def on_ready(addresses: "Addresses") -> None:
+        data = {"event": "ready", "api": addresses.api, "query": addresses.query, "pid": os.getpid()}
+        emit(data, as_json=json, text=f"api    {addresses.api}\nquery  {addresses.query}\nready")
+
+    serve(settings, programs.up, on_ready)
