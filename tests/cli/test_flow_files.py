@@ -13,7 +13,7 @@ from tests.support.processes import Result
 GOOD = "name: {name}\nsteps:\n  a: {{kind: load}}\n  b: {{kind: load, dependsOn: [a]}}\n"
 RING = "name: ring\nsteps:\n  a: {kind: load, dependsOn: [b]}\n  b: {kind: load, dependsOn: [a]}\n"
 PYTHON = """
-from penstock.flows.building import Flow
+from penstock.flows.definition.python_dsl import Flow
 one = Flow("one")
 first = one.step("first", "load")
 one.step("last", "load", after=[first])

@@ -27,7 +27,7 @@ BROKEN = snapshot({"A": "none"})
 PAUSED = """
 import os, signal, sys
 from penstock.cli import main
-from penstock.ingest import running
+from penstock.ingest.run import run as running
 
 process = running.process
 came, tell = os.pipe()
@@ -363,7 +363,7 @@ def test_a_wheel_knows_its_commit(tmp_path: Path) -> None:
         opened.extractall(unpacked)
     code = (
         f"import sys; sys.path.insert(0, {str(unpacked)!r})\n"
-        "from penstock.kernel import build\n"
+        "from penstock.kernel.telemetry import build\n"
         "print(build.__file__, build.code_commit())"
     )
     told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)

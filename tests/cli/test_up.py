@@ -98,7 +98,7 @@ Holder = Callable[[Path], "subprocess.Popen[bytes]"]
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.embedded import embedded_postgres
 async def main():
     async with embedded_postgres(Path(sys.argv[1])):
         print("held", flush=True)

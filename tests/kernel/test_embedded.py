@@ -18,7 +18,7 @@ from penstock.kernel.errors import BadConfig, Conflict, Transient
 DIES_AT_ONCE = """
 import asyncio, os, signal, sys, asyncpg
 from pathlib import Path
-from penstock.kernel.embedded import embedded_postgres
+from penstock.kernel.db.embedded import embedded_postgres
 async def main():
     async with embedded_postgres(Path(sys.argv[1])) as url:
         connection = await asyncpg.connect(url)

@@ -23,7 +23,7 @@ from tests.services.postgres import LOCK_AWAITED
 HOLDER = """
 import sys
 from pathlib import Path
-from penstock.kernel.locks import file_lock
+from penstock.kernel.db.locks import file_lock
 with file_lock(Path(sys.argv[1]), "run acme_7"):
     print("held", flush=True)
     sys.stdin.read()

@@ -33,9 +33,9 @@ import sys
 from pathlib import Path
 
 from penstock.refdata.model import Dict
-from penstock.refdata.pod import layout
-from penstock.refdata.pod.state import State
-from penstock.refdata.pod.view import PageAt, View
+from penstock.refdata.pod.memory import layout
+from penstock.refdata.pod.memory.shared_counters import State
+from penstock.refdata.pod.memory.reader import PageAt, View
 
 folder, limit, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 target, seen, versions = Dict("acme", "LOOSE"), State(folder).counters(0), set()
@@ -63,7 +63,7 @@ DYING_POD = """
 import sys
 from pathlib import Path
 
-from penstock.refdata.pod.folder import pod_folder
+from penstock.refdata.pod.memory.folder import pod_folder
 
 with pod_folder(Path(sys.argv[1]), Path(sys.argv[1]), "dying") as made:
     print(made, flush=True)

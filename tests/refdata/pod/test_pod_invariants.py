@@ -44,7 +44,7 @@ HOLD = """
 import sys
 from pathlib import Path
 
-from penstock.refdata.pod.view import View
+from penstock.refdata.pod.memory.reader import View
 
 with View.open(Path(sys.argv[1]), int(sys.argv[2])):
     print("reading", flush=True)
