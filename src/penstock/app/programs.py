@@ -79,7 +79,7 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         pod = await running.open(open_pod(pod_config(settings), running.telemetry))
         for role in ROLES.values():
             await running.open(role(refdata))
-        is_loaded = await running.open(pod.following(refdata))
+        is_loaded = await running.open(pod.following(refdata.db, refdata.refdata.catalogue, refdata.signals))
         await running.open(serving_pod(pod, query))
         # The pod answers from memory, come what may.
         pulse = _api_pulse(platform, tracking, refdata, dictionaries=pod.check)
@@ -143,7 +143,9 @@ async def query_api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) 
         structlog.get_logger().info("serving", address=address, processes=count)
         refdata = await _open_at_last(below, settings, running.telemetry)
         await below.enter_async_context(reloading(settings, running.telemetry, refdata))
-        is_loaded = await below.enter_async_context(pod.following(refdata))
+        is_loaded = await below.enter_async_context(
+            pod.following(refdata.db, refdata.refdata.catalogue, refdata.signals)
+        )
         await is_loaded.wait()
         await running.wait_for_stop([pod.pulse], lambda: on_ready(address))
 

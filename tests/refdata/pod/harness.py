@@ -144,7 +144,7 @@ async def _following(pod: Pod, harness: RefdataHarness, *, follows: bool) -> Asy
     if not follows:
         yield
         return
-    async with pod.following(harness.platform) as is_loaded:
+    async with pod.following(harness.db, harness.refdata.catalogue, harness.platform.signals) as is_loaded:
         await is_loaded.wait()
         yield
 

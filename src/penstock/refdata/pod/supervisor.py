@@ -15,14 +15,17 @@ import orjson
 import structlog
 from fastapi.openapi.docs import get_swagger_ui_html
 
+from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound, Transient
 from penstock.kernel.http.health import EXPOSITION, Check, Health, Pulse
 from penstock.kernel.ids import worker_name
+from penstock.kernel.signals import Signals
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.tasks.wait import ended, happens
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.pod.config import PodConfig
 from penstock.refdata.pod.ipc import Answer, Document, Question, answering
 from penstock.refdata.pod.load.auditor import Auditor
@@ -35,7 +38,6 @@ from penstock.refdata.pod.memory.folder import pod_folder
 from penstock.refdata.pod.memory.shared_counters import Count
 from penstock.refdata.pod.memory.writer import Memory
 from penstock.refdata.pod.serve.main import LIVENESS, LOG_LEVEL_EVERY
-from penstock.refdata.runtime import RefdataPlatform
 
 _JSON = "application/json"
 _LOOK_AFTER_IT, _MISSES = 5.0, 6  # seconds, and how often in a row nothing was seen
@@ -52,13 +54,17 @@ class Pod:
         section = config.refdata.query
         self.memory = Memory(folder, limit=section.memory_limit_mb * 1024 * 1024)
         # It needs them once: then it serves, whoever is down.
-        checks: dict[str, Check] = {"dictionaries": self.check, "primary": self._primary, "signals": self._signals}
+        checks: dict[str, Check] = {
+            "dictionaries": self.check,
+            "primary": self._check_primary,
+            "signals": self._check_signals,
+        }
         self.pulse = Pulse(checks, needs=["dictionaries"], on_drain=self.memory.state.drain)
         self.desk = Desk(self._page)
         self._telemetry = telemetry
         self._metrics = PodMetrics(telemetry.registry)
         self._loader: Loader | None = None
-        self._platform: RefdataPlatform | None = None
+        self._primary: tuple[Database, Signals] | None = None
         self._metrics.show(self.memory, self._holdings, section.processes, config.patience)
 
     async def check(self) -> None:
@@ -71,30 +77,28 @@ class Pod:
         self.memory.state.log_level = LOG_LEVEL.number
 
     @asynccontextmanager
-    async def following(self, platform: RefdataPlatform) -> AsyncIterator[asyncio.Event]:
+    async def following(self, db: Database, catalogue: Catalogue, signals: Signals) -> AsyncIterator[asyncio.Event]:
         """Keep the memory as the primary is, until the end; what is yielded is set when all of it is loaded."""
-        section, self._platform = self.config.refdata.query, platform
-        loader = self._loader = Loader(
-            platform.db, platform.refdata.catalogue, self.memory, section, self._metrics, self._telemetry
-        )
+        section, self._primary = self.config.refdata.query, (db, signals)
+        loader = self._loader = Loader(db, catalogue, self.memory, section, self._metrics, self._telemetry)
         auditor = Auditor(loader, self._metrics)
         self.desk.open(loader, Barrier(loader, section, self._metrics), auditor)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(loader.running(platform.signals, worker_name("query")))
+            await stack.enter_async_context(loader.running(signals, worker_name("query")))
             if section.audit_every is not None:
                 await stack.enter_async_context(repeating("audit", auditor.audit_all, section.audit_every))
             yield loader.is_loaded
 
-    async def _primary(self) -> None:
-        await self._reached().db.check()
+    async def _check_primary(self) -> None:
+        await self._reached()[0].check()
 
-    async def _signals(self) -> None:
-        await self._reached().signals.check()
+    async def _check_signals(self) -> None:
+        await self._reached()[1].check()
 
-    def _reached(self) -> RefdataPlatform:
-        if self._platform is None:
+    def _reached(self) -> tuple[Database, Signals]:
+        if self._primary is None:
             raise Transient("DATABASE_DOWN", "PostgreSQL was not reached since the start", hint="is it there?")
-        return self._platform
+        return self._primary
 
     def _holdings(self) -> Sequence[Holding]:
         return self._loader.holdings() if self._loader else ()
