@@ -22,7 +22,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.machine import Machine, Move
 from penstock.kernel.tasks.outcome import Done
-from penstock.kernel.work.lease import Lease, Report
+from penstock.tracking.lease import Lease, Report
 
 BATCH = 1_000
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection as Pipe
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.work.lease import Held, Report
+from penstock.tracking.lease import Held, Report
 from tests.kernel.jobs import LEASE, Job
 
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.machine import Machine, Move
-from penstock.kernel.work.lease import Lease
+from penstock.tracking.lease import Lease
 
 
 class Job(StrEnum):

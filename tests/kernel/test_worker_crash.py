@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.work.lease import Lease
+from penstock.tracking.lease import Lease
 from tests.kernel.job_worker import work
 from tests.kernel.jobs import LEASE, make_jobs
 from tests.support.fork_server import FORKED

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
-from penstock.kernel.work.lease import MOVES_KEPT
+from penstock.kernel.states.journal import MOVES_KEPT
 from penstock.tracking.service import Tracking
 from tests.tracking.harness import FILE, SENDER, SPLITTER, WORKER, TrackingHarness, reported
 

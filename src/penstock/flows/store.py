@@ -23,13 +23,13 @@ from penstock.flows.model import (
 )
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
-from penstock.kernel.work.lease import MOVES_KEPT
+from penstock.kernel.states.journal import APPENDED_MOVES
 
 CHANNEL = "penstock_flows"
 
 _TURN = f"t.unmet = met.met AND t.status = {STEP.sql('PENDING')} AND NOT t.is_looked_at"
 _WORDS = {
-    "<moves>": f"(t.moves || (SELECT number FROM entry))[cardinality(t.moves) + 2 - {MOVES_KEPT}:]",
+    "<moves>": APPENDED_MOVES,
     "<turn>": f"({_TURN})",
     "<handed>": "(t.kind = ANY ($16::text[]) AND met.place <= $17::integer)",
     "<first>": "($14 AND s.unmet = 0 AND NOT s.is_looked_at)",

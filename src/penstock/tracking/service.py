@@ -15,12 +15,12 @@ from penstock.kernel.states.event_stream import POLL, Live, Ringing, Tail
 from penstock.kernel.states.journal import Noted
 from penstock.kernel.tasks.outcome import readable
 from penstock.kernel.tasks.wait import happens
-from penstock.kernel.work.lease import Lease, Settled
-from penstock.kernel.work.lease import Report as LeaseReport
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Said, Stage, Status
 from penstock.tracking.explain import AHEAD_LIMIT, Standstill, explain
+from penstock.tracking.lease import Lease, Settled
+from penstock.tracking.lease import Report as LeaseReport
 from penstock.tracking.metrics import TrackingMetrics
 from penstock.tracking.model import (
     FILE_STAGE,

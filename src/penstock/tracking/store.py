@@ -10,10 +10,10 @@ from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
 from penstock.kernel.machine import Move
 from penstock.kernel.states import journal
-from penstock.kernel.states.journal import Noted
-from penstock.kernel.work.lease import MOVES_KEPT, Lease
+from penstock.kernel.states.journal import APPENDED_MOVES, Noted
 from penstock.tracking.contract import Stage, Status
 from penstock.tracking.explain import Failure
+from penstock.tracking.lease import Lease
 from penstock.tracking.model import (
     FILE_STAGE,
     MACHINES,
@@ -63,7 +63,7 @@ def _statements(stage: Stage) -> Mapping[str, str]:
         "<may_start>": _may_start(stage),
         "<is_paused>": _is_paused(stage),
         "<machine>": f"'{MACHINES[stage].name}'",
-        "<moves>": f"(t.moves || (SELECT number FROM entry))[cardinality(t.moves) + 2 - {MOVES_KEPT}:]",
+        "<moves>": APPENDED_MOVES,
     }
     return {name: _filled(body, words) for name, body in sql.load(__package__, {"stage": MACHINES[stage]}).items()}
 

@@ -10,6 +10,9 @@ from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
 
 SQL = sql.load("penstock.kernel.states", file="journal.sql")
+MOVES_KEPT = 1_000  # numbers of journal entries a row keeps: one that is tried without end must not grow without end
+# The array of those numbers with that of the statement's `entry` appended, in an UPDATE of a table called t.
+APPENDED_MOVES = f"(t.moves || (SELECT number FROM entry))[cardinality(t.moves) + 2 - {MOVES_KEPT}:]"
 PRUNE_LIMIT = 10_000
 Position = tuple[int, int, int]  # transaction, entry, place in the entry
 BEGINNING: Position = (0, 0, 0)

@@ -1,1 +1,1 @@
-"""Work loops, and leases over rows."""
+"""The work loop: take work, execute it, settle it, drain."""

@@ -1,6 +1,6 @@
 """Work handed out for a time: claim, heartbeat, settle, reap, under a fence that only grows.
 
-A part declares a `Lease` over a table of its own. Besides its key and the state's column the table has, all NOT NULL:
+A stage declares a `Lease` over a table. Besides its key and the column of the state the table has, all NOT NULL:
 `id bigint` (in order of arrival), `fence bigint`, `attempts integer`, `due_at timestamptz` and `moves bigint[]` (the
 numbers of its journal entries); and `worker text`, `lease_until timestamptz`.
 An index on `(due_at, id) WHERE <state> = <ready>` and one on `(lease_until)` of held rows keep it fast.
@@ -20,11 +20,11 @@ import asyncpg
 from penstock.kernel.db.database import Connection
 from penstock.kernel.db.sql import load
 from penstock.kernel.machine import Machine, S
+from penstock.kernel.states.journal import APPENDED_MOVES
 from penstock.kernel.tasks.outcome import readable
 
 Key = tuple[Any, ...]
 REAPER = "reaper"
-MOVES_KEPT = 1_000  # numbers of journal entries a row keeps: one that is tried without end must not grow without end
 _NOW = {"claim": "$3", "settle": "$2", "reap": "$1"}  # which parameter of each statement tells the time
 _ACTOR = {"settle": "coalesce($1, t.worker, 'unnamed')", "reap": f"'{REAPER}'::text"}
 
@@ -161,7 +161,7 @@ class Lease(Generic[S]):
 
     @cached_property
     def _sql(self) -> Mapping[str, str]:
-        statements = load("penstock.kernel.work", file="lease.sql")
+        statements = load("penstock.tracking", file="lease.sql")
         exhausted = "{} = <ready> AND {} AND t.<attempts> >= <max_attempts>"
         words = {
             "steps": statements["steps"],
@@ -171,7 +171,7 @@ class Lease(Generic[S]):
             "said_standing": self._said(first=3),
             "reached_before": f"CASE WHEN {exhausted.format('$1', '$2')} THEN <failed> ELSE $1 END",
             "reached": f"CASE WHEN {exhausted.format('$3', '$6')} THEN <failed> ELSE $3 END",
-            "moves": f"(t.moves || (SELECT number FROM entry))[cardinality(t.moves) + 2 - {MOVES_KEPT}:]",
+            "moves": APPENDED_MOVES,
             "is_said": " AND ".join(f"t.{column} = said.{column}" for column in self.key),
             "keys": ", ".join(f"t.{column}" for column in self.key),
             "table": self.table,
