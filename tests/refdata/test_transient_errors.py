@@ -29,7 +29,7 @@ from penstock.refdata.maintenance import Upkeep
 from penstock.refdata.model import Update
 from penstock.refdata.runtime import applying
 from penstock.settings import Settings
-from tests.kernel.test_embedded import servers
+from tests.kernel.db.test_embedded import servers
 from tests.refdata.harness import (
     DOCUMENT,
     OTHER,

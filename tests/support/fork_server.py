@@ -22,7 +22,7 @@ FORKED.set_forkserver_preload(
         "tests.flows.worker_process",
         "tests.harvest.worker_process",
         "tests.ingest.crash_process",
-        "tests.kernel.job_worker",
+        "tests.tracking.scenarios.job_worker",
         "tests.refdata.crash_points",
         "tests.tracking.claimer_process",
     ]

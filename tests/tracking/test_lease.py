@@ -10,7 +10,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict
 from penstock.kernel.states import journal
 from penstock.tracking.lease import Held, Key, Lease, Report, Settled
-from tests.kernel.jobs import JOB, LEASE, Job, make_jobs
+from tests.tracking.jobs import JOB, LEASE, Job, make_jobs
 
 LEASE_FOR = timedelta(seconds=60)
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.tracking.lease import Held, Key, Report
-from tests.kernel.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
 from tests.support.soak import Campaign, model_examples
+from tests.tracking.jobs import JOB, LEASE, MAX_ATTEMPTS, Job, make_jobs
 
 R = TypeVar("R")
 ROWS = 6

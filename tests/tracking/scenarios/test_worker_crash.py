@@ -10,10 +10,10 @@ import pytest
 
 from penstock.kernel.db.database import Database
 from penstock.tracking.lease import Lease
-from tests.kernel.job_worker import work
-from tests.kernel.jobs import LEASE, make_jobs
 from tests.support.fork_server import FORKED
 from tests.support.soak import Campaign, examples
+from tests.tracking.jobs import LEASE, make_jobs
+from tests.tracking.scenarios.job_worker import work
 
 ROUNDS = examples(50, soak=500)
 JOBS_PER_ROUND = 6

@@ -24,7 +24,7 @@ class SignalsBackend(Protocol):
 
     @property
     def child(self) -> list[str]:
-        """The arguments by which `signals_listener` listens to the same channel."""
+        """The arguments by which `listener` listens to the same channel."""
 
     async def cut(self) -> None:
         """Break the connection by which listeners hear at once."""

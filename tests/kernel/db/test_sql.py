@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.kernel.db import sql
-from tests.kernel.jobs import JOB
+from tests.tracking.jobs import JOB
 
 SOURCES = Path(str(files("penstock")))
 FILES = sorted(

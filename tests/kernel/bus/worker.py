@@ -1,6 +1,6 @@
 """A worker of the bus in a process of its own, to be killed or frozen. Says line by line what it did.
 
-    python -m tests.kernel.bus_worker ADDRESS TOPIC LEASE_SECONDS MAX_ATTEMPTS hold|work
+    python -m tests.kernel.bus.worker ADDRESS TOPIC LEASE_SECONDS MAX_ATTEMPTS hold|work
 
 `hold` takes what is there and keeps it until a line comes in, then settles it. `work` handles everything and ends when
 nothing is left; a message that says `poison` kills it.
@@ -16,7 +16,7 @@ from penstock.kernel.bus import Bus, Delivering, Delivery, Subscription
 from penstock.kernel.tasks.outcome import Done, Outcome
 from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 from penstock.kernel.work.worker import Worker, each
-from tests.kernel.bus_backends import Address
+from tests.kernel.bus.backends import Address
 
 
 def say(*words: object) -> None:

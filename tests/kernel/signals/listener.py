@@ -1,4 +1,4 @@
-"""A process that listens and prints what it hears, one line an item: `python -m tests.kernel.signals_listener …`."""
+"""A process that listens and prints what it hears, one line an item: `python -m tests.kernel.signals.listener …`."""
 
 import asyncio
 import sys

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection as Pipe
 
 from penstock.kernel.db.database import Database
 from penstock.tracking.lease import Held, Report
-from tests.kernel.jobs import LEASE, Job
+from tests.tracking.jobs import LEASE, Job
 
 
 def work(url: str, name: str, pipe: Pipe) -> None:

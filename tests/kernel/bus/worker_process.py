@@ -1,4 +1,4 @@
-"""Run `bus_worker` in a process and read its output."""
+"""Run `worker` in a process and read its output."""
 
 import asyncio
 import signal
@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from tests.kernel.bus_backends import BusBackend
+from tests.kernel.bus.backends import BusBackend
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WITHIN = 40.0
 
 
@@ -62,7 +62,7 @@ async def child(
     arguments = [backend.address().dump(), backend.topic, str(lease.total_seconds()), str(max_attempts), mode]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tests.kernel.bus_worker", *arguments),
+        *("-m", "tests.kernel.bus.worker", *arguments),
         cwd=ROOT,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -19,8 +19,8 @@ from penstock.kernel.errors import Invalid, Transient
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Worker, each
-from tests.kernel.bus_backends import BusBackend, KafkaBusBackend, PostgresBusBackend
-from tests.kernel.bus_worker_process import BusWorkerProcess, child
+from tests.kernel.bus.backends import BusBackend, KafkaBusBackend, PostgresBusBackend
+from tests.kernel.bus.worker_process import BusWorkerProcess, child
 from tests.services.kafka import Kafka, kafka
 
 WITHIN = 40.0  # a broker notices a death after six seconds at the earliest

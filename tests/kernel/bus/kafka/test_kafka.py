@@ -18,7 +18,7 @@ from penstock.kernel.bus.kafka.topics import Topics
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Invalid, Transient
 from penstock.kernel.tasks.outcome import Done, Failed
-from tests.kernel.bus_backends import NOWHERE, new_topic
+from tests.kernel.bus.backends import NOWHERE, new_topic
 from tests.services.kafka import Kafka, kafka, mock_cluster
 
 WITHIN = 40.0

@@ -6,7 +6,7 @@ from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.bus.postgres import LANES, SQL, PostgresBus
 from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.outcome import Done
-from tests.kernel.bus_backends import new_topic
+from tests.kernel.bus.backends import new_topic
 from tests.services.postgres import LOCK_AWAITED
 
 GATE = 4711

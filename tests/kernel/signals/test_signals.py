@@ -21,13 +21,13 @@ from penstock.kernel.signals.feed import Feed
 from penstock.kernel.signals.postgres import PostgresSignals
 from penstock.kernel.signals.redis import RedisSignals
 from penstock.kernel.signals.redis import listener as redis_listener
-from tests.kernel.signals_backends import PostgresSignalsBackend, RedisSignalsBackend, SignalsBackend, redis_backend
+from tests.kernel.signals.backends import PostgresSignalsBackend, RedisSignalsBackend, SignalsBackend, redis_backend
 from tests.services.redis import RedisCluster, RedisServer, redis_binary
 from tests.support.require import require
 
 WITHIN = 20.0
 AT_ONCE = 2.0
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 Items = AsyncIterator[Signal | Resync]
 
@@ -240,7 +240,7 @@ async def test_a_listener_that_is_too_slow_is_told_so(backend: SignalsBackend, m
 async def test_a_listener_in_another_process_hears(backend: SignalsBackend) -> None:
     """R16: signals cross processes; the listener there begins with its own Resync."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.kernel.signals_listener", *backend.child, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.kernel.signals.listener", *backend.child, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
     assert child.stdout is not None
     try:
