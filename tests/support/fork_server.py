@@ -24,7 +24,7 @@ FORKED.set_forkserver_preload(
         "tests.ingest.crash_process",
         "tests.tracking.scenarios.job_worker",
         "tests.refdata.crash_points",
-        "tests.tracking.claimer_process",
+        "tests.tracking.scenarios.claimer_process",
     ]
 )
 

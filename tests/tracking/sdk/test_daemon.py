@@ -17,7 +17,7 @@ from penstock.tracking.sdk import Item, StageDaemon, SyncStageDaemon
 from tests.support.processes import PipelineApid
 from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness, reported
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WITHIN = 30.0
 Daemon = StageDaemon | SyncStageDaemon
 Body = Callable[[Daemon, Item], bool | None]  # what to do with an item; True leaves the loop
@@ -324,7 +324,7 @@ async def test_sigterm_gives_back_the_rest(live: TrackingHarness, server: str, f
 async def child(form: str, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A daemon in a process of its own; killed at the end, should it still live."""
     pipe = asyncio.subprocess.PIPE
-    command = [sys.executable, "-m", "tests.tracking.daemon_process", form, url]
+    command = [sys.executable, "-m", "tests.tracking.sdk.daemon_process", form, url]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
     try:
         async with asyncio.timeout(WITHIN):

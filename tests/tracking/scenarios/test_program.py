@@ -18,7 +18,7 @@ from tests.services.postgres import fresh_database
 from tests.support.processes import PipelineApid, Up, penstock
 from tests.support.settings import write_config
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DDL = ROOT / "db" / "pipeline_ddl.sql"
 APID = [sys.executable, "-m", "penstock.cli.pipeline_apid"]
 

@@ -10,7 +10,7 @@ from penstock.kernel.db.database import Database
 from penstock.tracking.contract import Answer, Said
 from penstock.tracking.model import Report
 from tests.support.fork_server import FORKED
-from tests.tracking.claimer_process import STAGE, Taken, claim_and_hang, claim_and_report, open_tracking
+from tests.tracking.scenarios.claimer_process import STAGE, Taken, claim_and_hang, claim_and_report, open_tracking
 
 CLAIMERS = 16
 ROWS = 5_000
