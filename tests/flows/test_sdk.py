@@ -23,7 +23,7 @@ from penstock.kernel.errors import BadConfig
 from penstock.settings import Settings
 from tests.flows import sdk_worker
 from tests.flows.harness import FlowsHarness, chain
-from tests.flows.test_traces import CALLER, TRACE
+from tests.flows.scenarios.test_traces import CALLER, TRACE
 from tests.services.collector import Collector
 from tests.support.waiting import becomes
 

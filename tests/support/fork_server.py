@@ -19,7 +19,7 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     [
         "penstock.app.programs",
-        "tests.flows.worker_process",
+        "tests.flows.scenarios.worker_process",
         "tests.harvest.worker_process",
         "tests.ingest.crash_process",
         "tests.tracking.scenarios.job_worker",

@@ -12,7 +12,7 @@ from tests.flows.harness import BASE, FlowsHarness
 from tests.support.require import require
 from tests.support.waiting import becomes
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "flows-http"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "flows-http"
 SHELL, NODE = str(EXAMPLES / "worker.sh"), str(EXAMPLES / "worker.mjs")
 
 

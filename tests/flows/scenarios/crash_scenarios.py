@@ -21,8 +21,8 @@ from penstock.flows.model import RUN, STEP
 from penstock.kernel.db.database import Database
 from penstock.kernel.machine import Machine
 from penstock.kernel.storage.folder import FolderStorage
+from tests.flows.scenarios.worker_process import ARTIFACT
 from tests.flows.stepper import NamedFlows
-from tests.flows.worker_process import ARTIFACT
 from tests.support.types import Json
 
 S = StepStatus

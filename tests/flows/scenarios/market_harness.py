@@ -29,7 +29,7 @@ from penstock.kernel.telemetry.telemetry import Telemetry
 from tests.flows.market_servers import ScriptedMarketServer
 from tests.support.types import Json
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "market-report"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "market-report"
 FLOW = "market-report"
 LEASE = timedelta(seconds=60)
 TOKEN = "s3cr3t-t0ken"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from penstock.flows.contract import FLOW, MAP
-from tests.flows.run_model import ModelStep
+from tests.flows.scenarios.run_model import ModelStep
 from tests.flows.stepper import WORK
 
 OTHER = "other"

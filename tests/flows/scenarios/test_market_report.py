@@ -20,8 +20,8 @@ from penstock.flows.contract import CHART_EXPORT, MANIFEST, MANIFEST_OUTPUT
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
-from tests.flows.market_harness import EXAMPLE, FLOW, LEASE, TOKEN, example, market, opened, workers
 from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, market_server, never, picture, says, writes
+from tests.flows.scenarios.market_harness import EXAMPLE, FLOW, LEASE, TOKEN, example, market, opened, workers
 from tests.support.processes import Up
 from tests.support.types import Json
 from tests.support.waiting import becomes, until

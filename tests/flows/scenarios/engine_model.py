@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.flows.contract import FLOW, MAP, Answer, RunStatus, Said, StepStatus
 from penstock.flows.model import Report
-from tests.flows.run_model import (
+from tests.flows.scenarios.run_model import (
     ENDED,
     OVER,
     SATISFIED,

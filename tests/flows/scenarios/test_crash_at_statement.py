@@ -11,8 +11,8 @@ import pytest
 
 from penstock.flows.contract import Said
 from penstock.flows.model import Claimed, StepError
-from tests.flows.crash_scenarios import is_consistent
-from tests.flows.statement_crash import StatementCrasher, statement_crasher
+from tests.flows.scenarios.crash_scenarios import is_consistent
+from tests.flows.scenarios.statement_crash import StatementCrasher, statement_crasher
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, flows_stepper, inner, mapped, report, work
 from tests.support.soak import Campaign, examples
 

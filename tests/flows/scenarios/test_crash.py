@@ -17,7 +17,7 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.settings import Settings
-from tests.flows.crash_scenarios import (
+from tests.flows.scenarios.crash_scenarios import (
     FlowsCrashHarness,
     RunScenario,
     chain,
@@ -27,7 +27,7 @@ from tests.flows.crash_scenarios import (
     some_story,
     within,
 )
-from tests.flows.worker_process import DONE, FlowWorkerProcess, WorkerSetup
+from tests.flows.scenarios.worker_process import DONE, FlowWorkerProcess, WorkerSetup
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.soak import Campaign, examples
@@ -37,7 +37,7 @@ SECTION = {"lease": timedelta(seconds=1), "max_lost": 10_000}
 LONG = {"lease": timedelta(minutes=10)}
 WITHIN = 90.0
 STORIES = examples(8, soak=12)
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def ended(harness: FlowsCrashHarness, when: str) -> None:
 async def test_the_whole_server_may_die_at_any_moment(tmp_path: Path, campaign: Campaign) -> None:
     """F3, F4, F6, F11: `penstock up` is killed, alone or with its PostgreSQL; the next one goes on."""
     campaign.counts_items = True
-    flows = {"modules": ["tests.flows.worker_process"], "lease": 1, "max_lost": 10_000}
+    flows = {"modules": ["tests.flows.scenarios.worker_process"], "lease": 1, "max_lost": 10_000}
     write_config(tmp_path, {"flows": flows})
     data, stories = tmp_path / ".penstock", dict[str, RunScenario]()
     environment = {"PYTHONPATH": str(REPOSITORY), DONE: str(data / "done")}

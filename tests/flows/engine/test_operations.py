@@ -8,8 +8,8 @@ import pytest
 
 from penstock.flows.contract import Answer, Said
 from penstock.kernel.errors import Conflict
+from tests.flows.scenarios.test_races import WAITING, held_back
 from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, report, work
-from tests.flows.test_races import WAITING, held_back
 from tests.support.waiting import becomes
 
 

@@ -19,11 +19,11 @@ from penstock.flows.kinds.market.summary import facts_of, plain
 from penstock.flows.kinds.market.workers import check_inputs, market_workers
 from penstock.flows.step import Workers
 from penstock.settings import load_settings
+from tests.flows.kinds.market.run_step_io import RunStepIO
 from tests.flows.market_servers import Answer, ScriptedMarketServer, market_server, never, says, writes
-from tests.flows.run_step_io import RunStepIO
 from tests.support.types import Json
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "market-report"
+EXAMPLE = Path(__file__).parents[4] / "examples" / "market-report"
 TOKEN = "s3cr3t-t0ken"
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 DAY = timedelta(days=1)

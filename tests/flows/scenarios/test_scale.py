@@ -19,7 +19,7 @@ from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
-from tests.flows.crash_scenarios import is_consistent
+from tests.flows.scenarios.crash_scenarios import is_consistent
 from tests.flows.stepper import NamedFlows, mapped, work
 from tests.support.soak import Campaign, examples
 from tests.support.waiting import becomes

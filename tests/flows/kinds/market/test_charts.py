@@ -23,8 +23,8 @@ from penstock.flows.step import Workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.retry_after import retry_after
+from tests.flows.kinds.market.run_step_io import RunStepIO
 from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, market_server, never, picture, says
-from tests.flows.run_step_io import RunStepIO
 from tests.support.types import Json
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)

@@ -21,7 +21,7 @@ from penstock.flows.model import StepError
 from penstock.flows.step import Workers
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid
-from tests.flows.run_step_io import RunStepIO
+from tests.flows.kinds.market.run_step_io import RunStepIO
 from tests.support.soak import examples
 from tests.support.types import Json
 

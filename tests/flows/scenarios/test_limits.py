@@ -17,8 +17,8 @@ from penstock.flows.definition.validation import checked_steps
 from penstock.flows.engine import advance, engine
 from penstock.flows.model import NewStep
 from penstock.kernel.errors import BadConfig, Invalid
+from tests.flows.scenarios.test_races import statements
 from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, work
-from tests.flows.test_races import statements
 
 EVERY_MINUTE = {"cron": "* * * * *"}
 

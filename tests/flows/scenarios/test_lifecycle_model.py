@@ -27,9 +27,9 @@ from penstock.flows import store
 from penstock.flows.contract import RunStatus, Said, StepStatus
 from penstock.flows.model import RUN, STEP, Claimed, Report
 from penstock.kernel.errors import Conflict
-from tests.flows.engine_model import MAX_LOST, EngineModel
-from tests.flows.flow_strategies import OTHER, SELDOM, steps, written
-from tests.flows.run_model import ModelRefusal, ModelRun, ModelStep
+from tests.flows.scenarios.engine_model import MAX_LOST, EngineModel
+from tests.flows.scenarios.flow_strategies import OTHER, SELDOM, steps, written
+from tests.flows.scenarios.run_model import ModelRefusal, ModelRun, ModelStep
 from tests.flows.stepper import LEASE, WORK, FlowsStepper, ProcessDied, flows_stepper, report, written_by
 from tests.services.postgres import fresh_database
 from tests.support.soak import Campaign, examples, model_examples
