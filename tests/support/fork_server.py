@@ -20,7 +20,7 @@ FORKED.set_forkserver_preload(
     [
         "penstock.app.programs",
         "tests.flows.scenarios.worker_process",
-        "tests.harvest.worker_process",
+        "tests.harvest.scenarios.worker_process",
         "tests.ingest.crash_process",
         "tests.tracking.scenarios.job_worker",
         "tests.refdata.crash_points",

@@ -22,9 +22,9 @@ _INTRO = """# Soak campaigns
 runs those whose name contains `flows`; the rows of the others stay as they are. An interrupted run keeps the rows of
 the campaigns that ended. A row has the last run of a campaign, so a later pass replaces a failure.
 
-Known failure, not fixed: `harvest/test crash: workers may die at any moment[postgres]` failed on f428b8ac35 in round
-49, because the keys that were kept differed from the source. It passed in later runs of the same source code. The known
-limitation in [harvest](harvest.md) is the probable cause.
+Known failure, not fixed: `harvest/scenarios/test crash: workers may die at any moment[postgres]` failed on f428b8ac35
+in round 49, because the keys that were kept differed from the source. It passed in later runs of the same source code.
+The known limitation in [harvest](harvest.md) is the probable cause.
 
 A round is one repetition or one generated example. A fault is a killed process, a failing server or an injected error.
 Lost and doubled are the records, messages, steps or files that the campaign missed or found twice at its end. A dash

@@ -15,7 +15,7 @@ from penstock.harvest.simulator.faults import Faults, Rates
 from penstock.harvest.simulator.server import LocalOptions
 from penstock.settings import Settings
 from tests.harvest.harness import TOPICS, HarvestHarness, RequestLog, harvest_harness, tapped
-from tests.harvest.worker_process import HarvestWorkerProcess
+from tests.harvest.scenarios.worker_process import HarvestWorkerProcess
 from tests.services.kafka import Kafka, kafka
 from tests.support.soak import Campaign, examples
 from tests.support.types import Json

@@ -19,7 +19,7 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from tests.harvest.harness import COUNT, PAGE, HarvestHarness, HarvestWorkers, harvest_harness, tapped
-from tests.harvest.worker_process import HarvestWorkerProcess
+from tests.harvest.scenarios.worker_process import HarvestWorkerProcess
 from tests.support.types import Json
 from tests.support.waiting import becomes
 
