@@ -7,7 +7,7 @@ from typing import Any
 import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import Status
-from tests.ingest.inspecting.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, proposed, ran
 
 Sheet = list[list[Any]]
 

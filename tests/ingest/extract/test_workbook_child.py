@@ -19,9 +19,9 @@ from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import BATCH, CELLS, HEAD
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Limits, Source
-from tests.ingest.formats.extraction import STOCK, made, refused, supplier
-from tests.ingest.formats.test_workbooks import ROWS, WRITERS, A, B
-from tests.ingest.formats.workbooks import raw_ods, zipped
+from tests.ingest.extract.test_workbook import ROWS, WRITERS, A, B
+from tests.ingest.extract.workbooks import raw_ods, zipped
+from tests.ingest.extraction import STOCK, made, refused, supplier
 
 pytestmark = pytest.mark.server  # a workbook is read in a process of its own
 

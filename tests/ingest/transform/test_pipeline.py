@@ -25,7 +25,7 @@ from penstock.ingest.transform import emit, key_index
 from penstock.ingest.transform import ndjson as lines
 from penstock.ingest.transform.pipeline import Names, Processed, process, settle_repeated
 from penstock.ingest.transform.values import typed
-from tests.ingest import reference
+from tests.ingest.transform import reference
 
 NAMES = Names("brinex_20260213T194500Z_1a2b3c", "brinex")
 EVERYTHING: dict[str, dict[str, Any]] = {

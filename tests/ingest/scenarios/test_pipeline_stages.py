@@ -14,7 +14,7 @@ from penstock.ingest.model import Failed, Stats
 from penstock.ingest.run.quality import check_quality
 from penstock.ingest.transform.emit import Emitter
 from penstock.ingest.transform.gate import bind
-from tests.ingest.formats.extraction import STOCK, supplier, trimmed
+from tests.ingest.extraction import STOCK, supplier, trimmed
 
 EXTRACTOR = ["extract", *(f"extract.{name}" for name in ("delimited", "detect", "packing", "records", "workbook"))]
 GATE, EMITTER, DQ = ["gate"], ["emit"], ["judging"]

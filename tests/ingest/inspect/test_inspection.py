@@ -10,7 +10,7 @@ import xlsxwriter  # type: ignore[import-untyped]
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.inspect.inspection import inspect
 from penstock.ingest.model import Failed
-from tests.ingest.inspecting.proposals import proposed
+from tests.ingest.inspect.proposals import proposed
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import xlsxwriter  # type: ignore[import-untyped]
 import xlwt  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import FailureCode
-from tests.ingest.formats.extraction import STOCK, made, read_tables, refused, supplier
-from tests.ingest.formats.workbooks import Sheets, ods, raw_ods, xlsb
+from tests.ingest.extract.workbooks import Sheets, ods, raw_ods, xlsb
+from tests.ingest.extraction import STOCK, made, read_tables, refused, supplier
 
 pytestmark = pytest.mark.server  # a workbook is read in a process of its own
 

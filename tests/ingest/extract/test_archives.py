@@ -11,9 +11,9 @@ import pytest
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import archives
 from penstock.ingest.supplier import Supplier
-from tests.ingest.formats.extraction import STOCK, made, refused, supplier
-from tests.ingest.formats.test_workbooks import ROWS, WRITERS, A, B
-from tests.ingest.formats.workbooks import zipped
+from tests.ingest.extract.test_workbook import ROWS, WRITERS, A, B
+from tests.ingest.extract.workbooks import zipped
+from tests.ingest.extraction import STOCK, made, refused, supplier
 
 PLAIN = b"sku,qty,price\nA,1,10.50\nB,2,7\n"
 MORE = b"sku;qty;price\nC;3;1\n"

@@ -11,7 +11,7 @@ from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import CELLS, COLUMNS
 from penstock.ingest.supplier import Limits, Source
 from penstock.ingest.transform.gate import bind
-from tests.ingest.formats.extraction import STOCK, made, read_tables, refused, supplier
+from tests.ingest.extraction import STOCK, made, read_tables, refused, supplier
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.ingest.contract import Status
 from penstock.ingest.inspect.inspection import Inspection
-from tests.ingest.inspecting.proposals import columns, proposed, ran
-from tests.ingest.inspecting.tyre_workbook import Truth, tyre_workbook
+from tests.ingest.inspect.proposals import columns, proposed, ran
+from tests.ingest.inspect.scenarios.tyre_workbook import Truth, tyre_workbook
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import Manifest
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree.folder import FolderTree
-from tests.ingest.formats.extraction import DQ, STOCK
-from tests.ingest.formats.test_workbooks import ROWS, WRITERS
+from tests.ingest.extract.test_workbook import ROWS, WRITERS
+from tests.ingest.extraction import DQ, STOCK
 
 PLAIN = b"sku;qty;price\nA;1;10,50\nB;2;7\n"
 EXPECTED = [{"sku": "A", "qty": 1, "price_minor": 1050}, {"sku": "B", "qty": 2, "price_minor": 700}]

@@ -9,7 +9,7 @@ import pytest
 import xlsxwriter  # type: ignore[import-untyped]
 
 from penstock.ingest.contract import Status
-from tests.ingest.inspecting.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, proposed, ran
 
 _SPELLINGS = {
     "sku": ("Артикул", "Арт.", "Код", "Код товара", "Vendor code"),

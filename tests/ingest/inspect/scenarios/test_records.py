@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.ingest.contract import Status
-from tests.ingest.inspecting.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, proposed, ran
 
 
 def offers(number: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from penstock.ingest.extract import json_stream, records, tables
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import CELLS
 from penstock.ingest.supplier import Limits, Source
-from tests.ingest.formats.extraction import STOCK, made, refused, supplier
+from tests.ingest.extraction import STOCK, made, refused, supplier
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}

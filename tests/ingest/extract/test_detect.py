@@ -7,7 +7,7 @@ import pytest
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract import delimited
-from tests.ingest.formats.extraction import made, refused, supplier
+from tests.ingest.extraction import made, refused, supplier
 
 TEXT = "Артикул;Название\r\nШ-1;Шина «Норд», 5 шт\r\nШ-2;Диск\r\n"
 ROWS = [(2, {"sku": "Ш-1", "name": "Шина «Норд», 5 шт"}), (3, {"sku": "Ш-2", "name": "Диск"})]

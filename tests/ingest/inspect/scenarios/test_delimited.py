@@ -12,7 +12,7 @@ import pytest
 
 from penstock.ingest.contract import Status
 from penstock.ingest.inspect import sample
-from tests.ingest.inspecting.proposals import columns, proposed, ran
+from tests.ingest.inspect.proposals import columns, proposed, ran
 
 MESSY_HEADER = [
     "№ п/п",

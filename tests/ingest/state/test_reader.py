@@ -17,7 +17,7 @@ from penstock.ingest.state.reader import current
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.errors import Corrupt, NotFound
 from tests.ingest.crash_process import started, was_killed
-from tests.ingest.reader_process import WAYS, count_of, read_on, read_once
+from tests.ingest.state.reader_process import WAYS, count_of, read_on, read_once
 from tests.ingest.supplier_folder import SUPPLIER, SupplierFolder, csv, quick_folder
 from tests.support.soak import Campaign, examples
 

@@ -14,7 +14,7 @@ from penstock.ingest.extract import delimited
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Limits, Source
-from tests.ingest.formats.extraction import trimmed
+from tests.ingest.extraction import trimmed
 
 # Not U+FEFF, which is a mark rather than a character, nor what ends lines of the files that are written here.
 CELLS = st.text(st.sampled_from("ab\",;|\t '\n\r1.Яж€😀\x0c\u2028#\\"), max_size=8)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.model import Failed
 from penstock.ingest.supplier import Limits, Source
-from tests.ingest.formats.test_workbooks import ROWS, WRITERS
+from tests.ingest.extract.test_workbook import ROWS, WRITERS
 
 STARTS = [
     b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b\x08\x00", b"PK", b"PK\x05\x06", b"[{", b"{",

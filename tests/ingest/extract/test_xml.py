@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from tests.ingest.formats.extraction import STOCK, made, refused, supplier
+from tests.ingest.extraction import STOCK, made, refused, supplier
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
 B = {"sku": "B", "qty": 2, "price_minor": 700}
