@@ -23,7 +23,7 @@ FORKED.set_forkserver_preload(
         "tests.harvest.scenarios.worker_process",
         "tests.ingest.crash_process",
         "tests.tracking.scenarios.job_worker",
-        "tests.refdata.crash_points",
+        "tests.refdata.scenarios.crash_points",
         "tests.tracking.scenarios.claimer_process",
     ]
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.refdata.role_processes import RoleProcesses, load, role_processes
+from tests.refdata.scenarios.role_processes import RoleProcesses, load, role_processes
 from tests.services.kafka import Kafka
 from tests.support.waiting import becomes
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.refdata.crash_points import ADAPTING, CHANGING, REFUSING, RELAYING, REPLACING, SENDING, SWEEPING
-from tests.refdata.role_processes import ROLES, RoleProcesses, load, one_delta, role_processes
+from tests.refdata.scenarios.crash_points import ADAPTING, CHANGING, REFUSING, RELAYING, REPLACING, SENDING, SWEEPING
+from tests.refdata.scenarios.role_processes import ROLES, RoleProcesses, load, one_delta, role_processes
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer, redis_binary
 from tests.support.require import require

@@ -17,7 +17,8 @@ import pytest
 import structlog
 
 from penstock.kernel.tasks.wait import happens
-from tests.refdata.pod.campaign import (
+from tests.refdata.pod.harness import PodHarness
+from tests.refdata.pod.scenarios.campaign import (
     READERS,
     TARGETS,
     WRITERS,
@@ -27,8 +28,7 @@ from tests.refdata.pod.campaign import (
     ReadRequest,
     staged,
 )
-from tests.refdata.pod.harness import PodHarness
-from tests.refdata.pod.history import DATA
+from tests.refdata.pod.scenarios.history import DATA
 from tests.services.redis import MASTERS, RedisCluster, redis_binary
 from tests.support.require import require
 from tests.support.soak import Campaign, examples

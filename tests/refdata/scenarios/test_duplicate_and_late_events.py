@@ -22,9 +22,9 @@ from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.contract import Status
 from penstock.refdata.dictionaries.provider import ItemTableProvider
 from penstock.refdata.model import Dict, Refusal, Verdict
+from tests.refdata.commands.test_external_topics import PLAIN, delivery
 from tests.refdata.harness import RefdataHarness, delete, upsert
-from tests.refdata.test_adapter import PLAIN, delivery
-from tests.refdata.test_retention_and_journal import RetentionHarness
+from tests.refdata.test_maintenance import RetentionHarness
 
 SECOND = timedelta(seconds=1)
 LOOSE = Dict("acme", "LOOSE")

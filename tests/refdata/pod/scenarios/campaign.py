@@ -28,7 +28,7 @@ from penstock.refdata.model import Dict
 from penstock.refdata.runtime import ROLES
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, command, delete, opened, upsert
-from tests.refdata.pod.history import History, Hold, Read, Write
+from tests.refdata.pod.scenarios.history import History, Hold, Read, Write
 from tests.services.redis import RedisCluster
 from tests.support.processes import QueryApi
 from tests.support.types import Json

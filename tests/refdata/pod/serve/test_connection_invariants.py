@@ -17,7 +17,7 @@ from penstock.refdata.sdk import Dictionaries
 from penstock.settings import Settings
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.refdata.pod.raw_client import ACME, LOCAL, RawConnection, SlowPage, asking, connected, stuck
-from tests.refdata.pod.test_tenants import bearer, guard, token
+from tests.refdata.pod.serve.test_router import bearer, guard, token
 from tests.support.waiting import becomes
 
 A = asking(f"{ACME}/items/a")

@@ -24,8 +24,8 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.signals import Signal, Signals
 from penstock.kernel.tasks.wait import ended
 from penstock.settings import Settings
-from tests.refdata.crash_points import order, run
 from tests.refdata.harness import DOCUMENT, OTHER, chunk, command, create_schemas, dictionaries, upsert
+from tests.refdata.scenarios.crash_points import order, run
 from tests.services.kafka import Kafka
 from tests.services.redis import RedisServer
 from tests.support.fork_server import FORKED
