@@ -18,7 +18,7 @@ _DATABASE = "postgres_url"
 _MODULES = {
     "multiprocessing",
     "subprocess",
-    "tests.deploy.helm_chart",
+    "tests.deploy.kubernetes.helm_chart",
     "tests.ingest.crash_process",
     "tests.services.kafka",
     "tests.services.mariadb",

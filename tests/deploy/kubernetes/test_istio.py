@@ -29,12 +29,12 @@ from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import QuerySection
 from penstock.settings import Settings
 from penstock.tracking.contract import WAIT_LIMIT as TRACKING_WAIT
-from tests.deploy.istio_envoy import BREAKS, Envoy, envoy
-from tests.deploy.istio_policies import IstioRequest, is_let_in
-from tests.deploy.istio_routes import FOLDER, chosen, objects, of_kind, patterns, table
+from tests.deploy.kubernetes.istio_envoy import BREAKS, Envoy, envoy
+from tests.deploy.kubernetes.istio_policies import IstioRequest, is_let_in
+from tests.deploy.kubernetes.istio_routes import FOLDER, chosen, objects, of_kind, patterns, table
 from tests.support.require import require
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CRDS = ROOT / ".build" / "tools" / "istio-crds-v1.31.1.json"
 HELM = ROOT / ".build" / "tools" / "bin" / "helm"
 CHART = ROOT / "deploy" / "helm" / "penstock"

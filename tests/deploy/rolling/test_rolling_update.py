@@ -22,9 +22,9 @@ from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import Draining
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import ServerSection, Settings
-from tests.deploy.nginx import Nginx
-from tests.deploy.rolling_clients import ClientAnswer, Load, Request, connected, loaded
-from tests.deploy.rolling_fleet import Endpoints, Fleet, in_front
+from tests.deploy.rolling.nginx import Nginx
+from tests.deploy.rolling.rolling_clients import ClientAnswer, Load, Request, connected, loaded
+from tests.deploy.rolling.rolling_fleet import Endpoints, Fleet, in_front
 from tests.refdata.harness import RefdataHarness, command, opened, upsert
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.postgres import SERVER_URL, fresh_database

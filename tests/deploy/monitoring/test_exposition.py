@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy import deployment
-from tests.deploy.delivered_queries import ROOT, DeliveredQuery, of_dashboards, of_rules, recorded
-from tests.deploy.promql import Use, groupings, metrics_of, uses
-from tests.deploy.scrape import PLACES, Exposition, scraped
+from tests.deploy.monitoring import deployment
+from tests.deploy.monitoring.delivered_queries import ROOT, DeliveredQuery, of_dashboards, of_rules, recorded
+from tests.deploy.monitoring.promql import Use, groupings, metrics_of, uses
+from tests.deploy.monitoring.scrape import PLACES, Exposition, scraped
 
 MANUAL = ROOT / "docs" / "deploy" / "monitoring.md"
 EVERY_ROLE = "every role"

@@ -14,7 +14,7 @@ from penstock.cli.main import app
 from penstock.kernel.http.health import Pulse, router
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import load_settings
-from tests.deploy.helm_chart import (
+from tests.deploy.kubernetes.helm_chart import (
     CHART,
     EXAMPLES,
     RELEASE,
@@ -27,7 +27,7 @@ from tests.deploy.helm_chart import (
     run,
     selects,
 )
-from tests.deploy.helm_kubernetes import mistakes, newest
+from tests.deploy.kubernetes.helm_kubernetes import mistakes, newest
 
 OLDEST = "1.27"
 NAMES = [file.stem for file in EXAMPLES]

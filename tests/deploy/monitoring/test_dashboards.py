@@ -11,8 +11,8 @@ import pytest
 from deploy.grafana.declared import DASHBOARDS, OVERVIEW
 from deploy.grafana.panels import PLACE, WIDTH
 
-from tests.deploy.delivered_queries import ROOT, filled
-from tests.deploy.promql import metrics_of
+from tests.deploy.monitoring.delivered_queries import ROOT, filled
+from tests.deploy.monitoring.promql import metrics_of
 from tests.support.types import Json
 
 FOLDER = ROOT / "deploy" / "grafana" / "dashboards"

@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from tests.support.types import Json
 
-FOLDER = Path(__file__).parents[2] / "deploy" / "istio"
+FOLDER = Path(__file__).parents[3] / "deploy" / "istio"
 
 
 @dataclass(frozen=True)

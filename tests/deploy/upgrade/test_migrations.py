@@ -13,11 +13,11 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.db.locks import advisory_lock
 from penstock.kernel.db.migrate import Migration
 from penstock.settings import Settings
-from tests.deploy.upgrade_rules import broken_rules, tables_made
+from tests.deploy.upgrade.upgrade_rules import broken_rules, tables_made
 from tests.support.waiting import becomes
 
 HERE = Path(__file__).parent
-PACKAGE = HERE.parents[1] / "src" / "penstock"
+PACKAGE = HERE.parents[2] / "src" / "penstock"
 BASELINE = HERE / "migrations.baseline"
 FILES = {file.relative_to(PACKAGE).as_posix(): file for file in sorted(PACKAGE.glob("**/migrations/*.sql"))}
 

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 from ruamel.yaml import YAML
 
-from tests.deploy.delivered_queries import RULES
+from tests.deploy.monitoring.delivered_queries import RULES
 from tests.services.postgres_proxy import PostgresProxy
 from tests.support.ports import free_port
 from tests.support.require import require

@@ -16,7 +16,7 @@ from penstock.refdata.config import RefdataSection
 from penstock.refdata.dictionaries.catalogue import Catalogue
 from penstock.refdata.maintenance import DriftWatch
 from penstock.refdata.metrics import RefdataMetrics
-from tests.deploy.scrape import scraped
+from tests.deploy.monitoring.scrape import scraped
 from tests.harvest.simulator_process import SimulatorProcess
 from tests.harvest.stepper import FEED, feed
 from tests.ingest.harness import KEYED, IngestHarness, snapshot

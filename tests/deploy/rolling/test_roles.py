@@ -18,7 +18,7 @@ from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.settings import Settings
-from tests.deploy.rolling_roles import (
+from tests.deploy.rolling.rolling_roles import (
     API,
     AT_MOST,
     COMMANDS,

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.deploy import deployment
-from tests.deploy.delivered_queries import of_dashboards
-from tests.deploy.prometheus_server import PostgresProxyThread, Prometheus, prometheus
-from tests.deploy.promql import metrics_of
+from tests.deploy.monitoring import deployment
+from tests.deploy.monitoring.delivered_queries import of_dashboards
+from tests.deploy.monitoring.prometheus_server import PostgresProxyThread, Prometheus, prometheus
+from tests.deploy.monitoring.promql import metrics_of
 from tests.ingest.harness import snapshot
 from tests.support.processes import Up
 from tests.support.waiting import until

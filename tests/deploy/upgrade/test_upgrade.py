@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from penstock.kernel.tasks.periodic import repeating
-from tests.deploy import upgrade_versions
-from tests.deploy.test_migrations import recorded
-from tests.deploy.upgrade_versions import NEXT, PARTS, Version, VersionRole
-from tests.deploy.upgrade_workload import BACK, FORWARD, loaded, upgrade_workload
+from tests.deploy.upgrade import upgrade_versions
+from tests.deploy.upgrade.test_migrations import recorded
+from tests.deploy.upgrade.upgrade_versions import NEXT, PARTS, Version, VersionRole
+from tests.deploy.upgrade.upgrade_workload import BACK, FORWARD, loaded, upgrade_workload
 from tests.harvest.simulator_process import SimulatorProcess
 from tests.harvest.stepper import FEED, feed
 from tests.services.postgres import fresh_database
@@ -222,7 +222,7 @@ async def shares_steps(client: UpgradeClient, folder: Path, old: VersionRole, ne
     for role, run_id in ((old, "of-old"), (new, "of-new")):
         file = folder / f"{run_id}.done"
         call: dict[str, Any] = {
-            "call": "tests.deploy.upgrade_steps:do_it",
+            "call": "tests.deploy.upgrade.upgrade_steps:do_it",
             "args": {"item": "${item}", "file": str(file)},
         }
         each = {"kind": "map", "over": list(range(ITEMS)), "do": {"kind": "python", "inputs": call}}
@@ -271,6 +271,6 @@ def written(folder: Path, url: str, source: SimulatorProcess) -> None:
         "database": {"url": url, "pool_size": 4},
         "storage": {"url": (folder / "objects").as_uri()},
         "harvest": {"workers": 1, "feeds": {FEED: section}},
-        "flows": {"python": ["tests.deploy.upgrade_steps"], "work": {"concurrency": 8}},
+        "flows": {"python": ["tests.deploy.upgrade.upgrade_steps"], "work": {"concurrency": 8}},
     }
     write_config(folder, config)

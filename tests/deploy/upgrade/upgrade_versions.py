@@ -17,12 +17,12 @@ import psutil
 
 import penstock
 from penstock.kernel.db.migrate import load
-from tests.deploy.upgrade_rules import tables_made
+from tests.deploy.upgrade.upgrade_rules import tables_made
 from tests.support.processes import Result, penstock_from_scratch
 from tests.support.require import require
 from tests.support.waiting import until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BEFORE = "8cc9bf2130456fbd9f9cb08892c9ebec2ac9a91b"  # the last commit before there was a guide to upgrades
 NEXT = "99.0.0"
 PARTS = ("kernel", "tracking", "refdata", "ingest", "harvest", "flows")

@@ -11,7 +11,7 @@ from deploy.grafana.declared import DASHBOARDS
 from deploy.grafana.panels import placed
 from ruamel.yaml import YAML
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "prometheus" / "rules"
 _IN_ANNOTATIONS = re.compile(r"\$labels\.(\w+)")
 _IN_LEGENDS = re.compile(r"{{\s*(\w+)\s*}}")

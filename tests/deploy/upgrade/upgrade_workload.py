@@ -15,7 +15,7 @@ import httpx
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.periodic import repeating
-from tests.deploy.upgrade_versions import Version, VersionRole
+from tests.deploy.upgrade.upgrade_versions import Version, VersionRole
 from tests.support.settings import write_config
 from tests.support.waiting import becomes
 

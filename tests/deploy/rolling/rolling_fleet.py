@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.deploy.nginx import Nginx
-from tests.deploy.rolling_clients import Torn, connected
+from tests.deploy.rolling.nginx import Nginx
+from tests.deploy.rolling.rolling_clients import Torn, connected
 from tests.support.ports import free_port
 from tests.support.processes import Server
 from tests.support.settings import write_config

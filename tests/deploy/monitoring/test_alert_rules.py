@@ -15,11 +15,11 @@ import typer
 from ruamel.yaml import YAML
 
 from penstock.cli.main import app
-from tests.deploy.delivered_queries import DeliveredQuery, of_rules
-from tests.deploy.promql import kept
+from tests.deploy.monitoring.delivered_queries import DeliveredQuery, of_rules
+from tests.deploy.monitoring.promql import kept
 from tests.support.require import require
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yaml"))
 TESTS = sorted((PROMETHEUS / "rules" / "tests").glob("*.yaml"))

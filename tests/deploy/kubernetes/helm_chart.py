@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from tests.support.require import require
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "helm" / "penstock"
 EXAMPLES = sorted((ROOT / "deploy" / "helm" / "examples").glob("*.yaml"))
 RELEASE, NAMESPACE = "penstock", "data-plane"

@@ -13,7 +13,7 @@ import pytest
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
 from penstock.refdata.pod.memory.shared_counters import State
 from penstock.refdata.pod.serve.main import heed_log_level
-from tests.deploy.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
+from tests.deploy.rolling.rolling_roles import INGEST, QUERY, TRACKING, RollingRole, configure, running
 from tests.services.postgres import module_database
 from tests.support.waiting import until
 
