@@ -7,9 +7,9 @@ import pytest
 
 from penstock.harvest.config import HarvestSection, NivodaSource
 from penstock.settings import Settings
+from tests.kernel.config.test_loader import Config
 from tests.support.processes import penstock
 from tests.support.settings import write_config
-from tests.test_config import Config
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "diamonds" / "penstock.yaml"
 SOURCE = "source: {kind: rest, url: 'http://source.test'}"

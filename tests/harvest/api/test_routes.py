@@ -27,10 +27,10 @@ from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
+from tests.app.scenarios.test_openapi import SECRET, token
 from tests.harvest.stepper import FEED, HarvestStepper, harvest_stepper
 from tests.support.http import answered
 from tests.support.types import Json
-from tests.test_openapi import SECRET, token
 
 DOWN = Faults(rate_500=1.0)
 UNKNOWN = UUID(int=7)

@@ -15,6 +15,7 @@ from penstock.app.platform import open_workplace
 from penstock.ingest import paths
 from penstock.ingest.run.hooks import Hooks
 from penstock.settings import Settings
+from tests.app.scenarios.test_openapi import WITH_TOKENS, token
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.services.postgres import module_database
 from tests.support.http import answered
@@ -22,7 +23,6 @@ from tests.support.processes import PENSTOCK, Server, Up
 from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import until
-from tests.test_openapi import WITH_TOKENS, token
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 BROKEN = snapshot({"A": "none", "B": "none"})

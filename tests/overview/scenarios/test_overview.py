@@ -16,6 +16,7 @@ import pytest
 from penstock.overview.client import OverviewClient
 from penstock.overview.contract import Part
 from penstock.overview.events import PART_OF
+from tests.app.scenarios.test_openapi import WITH_TOKENS, token
 from tests.harvest.stepper import FEED, feed
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
 from tests.services.postgres import module_database
@@ -24,7 +25,6 @@ from tests.support.settings import write_config
 from tests.support.sse import parse_event
 from tests.support.types import Json
 from tests.support.waiting import until
-from tests.test_openapi import WITH_TOKENS, token
 
 FILE, TENANT, RUN = "2026-11-17.events", "acme", "nightly"
 
