@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,18 @@ from penstock.kernel.signals.redis.group import BODY
 from penstock.kernel.telemetry.telemetry import TRACEPARENT
 from penstock.refdata import contract
 from penstock.refdata.config import KEY_TEMPLATE, RefdataSection
-from penstock.refdata.contract import INVALIDATIONS, decode, encode, message_key
+from penstock.refdata.contract import (
+    COMMAND_LIMIT,
+    INVALIDATIONS,
+    ITEM_LIMIT,
+    Command,
+    EventType,
+    Item,
+    chunk_items,
+    decode,
+    encode,
+    message_key,
+)
 from penstock.refdata.model import KEYS_TOLD
 from tests.refdata.harness import RefdataHarness, chunk, command, delete, heard, on_bus, published, upsert
 from tests.support.types import Json
@@ -281,6 +293,31 @@ def test_on_the_bus_a_command_names_its_tenant() -> None:
     assert not payload_of("command").is_valid(said)
     assert not payload_of("command").is_valid({**said, "tenantId": None})
     assert payload_of("command").is_valid({**said, "tenantId": "acme"})
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda key, text: Item(key, payload=msgspec.Raw(msgspec.json.encode(text))),
+            st.text(min_size=1, max_size=5),
+            st.integers(0, 500_000).map("x".__mul__),
+        ),
+        max_size=9,
+    )
+)
+def test_chunks_fit_into_commands(items: list[Item]) -> None:
+    """R13: the chunks hold every item once and in order, each fits into one command, and there is at least one."""
+    chunks = list(chunk_items(items))
+    assert [item for chunk in chunks for item in chunk] == items
+    assert len(chunks) == 1 or all(chunks)
+    commands = [Command(dict_code="C" * 128, event_type=EventType.SNAPSHOT, items=chunk) for chunk in chunks]
+    assert all(len(encode(command)) <= COMMAND_LIMIT for command in commands)
+
+
+def test_a_chunk_has_no_more_items_than_a_command() -> None:
+    """R13: small items are cut by their number."""
+    sizes = [len(chunk) for chunk in chunk_items([Item("k", payload=msgspec.Raw(b"1"))] * (2 * ITEM_LIMIT + 1))]
+    assert sizes == [ITEM_LIMIT, ITEM_LIMIT, 1]
 
 
 def payload_of(message: str) -> Draft202012Validator:

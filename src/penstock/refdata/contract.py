@@ -1,9 +1,10 @@
 """What others may know of refdata: the command that changes a dictionary, and what becomes of it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import islice
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ PREFIX = "/v1/tenants"
 COMMAND_LIMIT = 880_000  # bytes: what the bus carries, with room for what is added on the way
 FILLED_LIMIT = COMMAND_LIMIT + 2_000  # with tenant, id, source and time filled in
 ITEM_LIMIT = 20_000
+_ITEM_ROOM = COMMAND_LIMIT - 2_000  # bytes of one command's items: the names and ids around them need the rest
 KEY_LIMIT = 512
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"  # without a colon: it parts tenant and dictionary in a message's key
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -151,6 +153,25 @@ def decode(body: bytes, limit: int = COMMAND_LIMIT) -> Command:
 def encode(command: Command) -> bytes:
     """*command* as it goes over the bus."""
     return msgspec.json.encode(command)
+
+
+def chunk_sizes(sizes: Iterable[int]) -> Iterator[int]:
+    """Yield how many items go into each command, for items of these encoded *sizes* in bytes; 0 for no items."""
+    count = used = 0
+    for size in sizes:
+        if count and (used + size > _ITEM_ROOM or count == ITEM_LIMIT):
+            yield count
+            count = used = 0
+        count += 1
+        used += size
+    yield count
+
+
+def chunk_items(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Yield *items* in lists that each fit into one command; one empty list for no items."""
+    rest = iter(items)
+    for count in chunk_sizes(len(msgspec.json.encode(item)) + 1 for item in items):
+        yield list(islice(rest, count))
 
 
 def message_key(tenant_id: str, dict_code: str) -> str:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -12,9 +12,7 @@ from msgspec import UNSET, Raw
 
 from penstock.kernel.errors import Invalid, NotFound
 from penstock.kernel.text import is_storable
-from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT, Command, EventType, Item, Op
-
-_ROOM = COMMAND_LIMIT - 2_000  # for everything around the items
+from penstock.refdata.contract import Command, EventType, Item, Op, chunk_items
 
 
 def read_items(file: Path, key_column: str | None = None) -> list[Item]:
@@ -58,23 +56,9 @@ def _csv_items(text: str, key_column: str | None) -> list[Item]:
     return items
 
 
-def cut(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """*items* in pieces that each fit into one command; at least one, even when there are none."""
-    piece: list[Item] = []
-    size = 0
-    for item in items:
-        needs = len(msgspec.json.encode(item)) + 1
-        if piece and (size + needs > _ROOM or len(piece) == ITEM_LIMIT):
-            yield piece
-            piece, size = [], 0
-        piece.append(item)
-        size += needs
-    yield piece
-
-
 def snapshot_commands(code: str, items: Sequence[Item], snapshot_id: UUID, revision: int | None) -> list[Command]:
     """The commands that make *items* all there is."""
-    pieces = list(cut(items))
+    pieces = list(chunk_items(items))
     return [
         Command(
             dict_code=code,
@@ -93,7 +77,7 @@ def delta_commands(code: str, items: Sequence[Item], revision: int | None) -> li
     """The commands that put *items* beside what there is."""
     return [
         Command(dict_code=code, event_type=EventType.DELTA, items=piece, source_revision=revision)
-        for piece in cut(items)
+        for piece in chunk_items(items)
     ]
 
 

@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 
 from penstock.app.bridges import TiedDictionaries, TiedFeeds, TiedFiles, TiedSuppliers
 from penstock.app.platform import open_workplace
-from penstock.flows.kinds.platform import refdata as publishing
 from penstock.flows.kinds.platform.harvest import harvest_worker
 from penstock.flows.kinds.platform.ingest import ingest_worker
 from penstock.flows.kinds.platform.refdata import refdata_worker
@@ -29,6 +28,7 @@ from penstock.ingest.run.run import Ingestion
 from penstock.ingest.workspace import Workplace
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid, Transient
+from penstock.refdata import contract
 from penstock.refdata.model import Dict
 from penstock.settings import Settings
 from penstock.tracking.config import TrackingSection
@@ -379,7 +379,7 @@ async def test_a_dictionary_is_published_once_whoever_dies(
     refdata: RefdataHarness, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """F14: in chunks, with a worker that died between them and one after, it is the same versions and no more."""
-    monkeypatch.setattr(publishing, "_CHUNK", 70)  # bytes: two items
+    monkeypatch.setattr(contract, "_ITEM_ROOM", 70)  # bytes: two items
     worker = refdata_worker(TiedDictionaries(refdata.refdata))
     async with under_way(worker, publish(items=items(5), mode=mode)):
         await on_the_bus(refdata)

@@ -27,6 +27,7 @@ from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import DictionaryTarget, load_supplier
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
+from penstock.refdata import contract
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot
 from tests.services.postgres import module_database
 from tests.support.processes import Up, penstock
@@ -343,7 +344,7 @@ def test_a_large_state_goes_in_several_chunks(
     harness: IngestHarness, dictionary: Dictionary, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I23: however many commands it takes, it is one version; an empty state is one command."""
-    monkeypatch.setattr(targets, "_ROOM", 1_000)
+    monkeypatch.setattr(contract, "_ITEM_ROOM", 1_000)
     harness.configure({**KEYED, "targets": [dictionary.aim], "allow_empty_snapshot": True, "min_fact_count": 0})
     harness.publish(snapshot({f"k{number}": number for number in range(100)}))
     assert deliver() == {dictionary.name: "done"}

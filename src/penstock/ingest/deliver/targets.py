@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 from collections.abc import Iterator
+from itertools import islice
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
@@ -20,10 +21,9 @@ from penstock.ingest.supplier import DictionaryTarget, FlowTarget, WebhookTarget
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
 from penstock.kernel.http.client import ApiClient, Json
-from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT, PREFIX, Command, EventType, Item, Status, encode
+from penstock.refdata.contract import PREFIX, Command, EventType, Item, Status, chunk_sizes, encode
 
 _NAMESPACE = UUID("6f1f0c1e-3f53-4a57-9c0e-0d9a7c2f6f11")
-_ROOM = COMMAND_LIMIT - 2_000  # for everything around the items
 _AROUND = 40  # bytes around one item
 _COMMIT_WITHIN = 300.0
 _POLL = 0.2
@@ -39,13 +39,13 @@ async def fill_dictionary(target: DictionaryTarget, key: str, state: State) -> J
     snapshot_id = uuid5(_NAMESPACE, f"{state.pointer.run_id}:{target.tenant}:{target.code}")
     token = resolve(target.token, "targets.dictionary.token") if target.token else None
     async with _Commands(target.url, token=token) as commands:
-        sizes = list(_chunk_sizes(state, key))
+        sizes = list(chunk_sizes(map(_size, _items(state, key))))
         items = _items(state, key)
         for index, size in enumerate(sizes, start=1):
             command = Command(
                 dict_code=target.code,
                 event_type=EventType.SNAPSHOT,
-                items=[next(items) for _ in range(size)],
+                items=list(islice(items, size)),
                 event_id=uuid5(snapshot_id, str(index)),
                 source_revision=state.pointer.fence,
                 snapshot_id=snapshot_id,
@@ -79,17 +79,10 @@ class _Commands(ApiClient):
             await asyncio.sleep(_POLL)
 
 
-def _chunk_sizes(state: State, key: str) -> Iterator[int]:
-    """How many items go into each command; at least one command, even when there are none."""
-    count = room = 0
-    for item in _items(state, key):
-        needs = len(item.key.encode()) * 2 + len(bytes(item.payload)) + _AROUND  # type: ignore[arg-type]
-        if count and (room + needs > _ROOM or count == ITEM_LIMIT):
-            yield count
-            count = room = 0
-        count += 1
-        room += needs
-    yield count
+def _size(item: Item) -> int:
+    """Return at least the encoded size of *item* in bytes."""
+    # Do not refine: the event ids are those of the chunk numbers, and a delivery under way must find its chunks again.
+    return len(item.key.encode()) * 2 + len(item.payload) + _AROUND  # type: ignore[arg-type]
 
 
 def _items(state: State, key: str) -> Iterator[Item]:

@@ -17,11 +17,10 @@ from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.platform.common import name_of, patiently, pause
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.errors import Invalid, NotFound
-from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT, NAME, Command, EventType, Item, Status, decode, encode
+from penstock.refdata.contract import NAME, Command, EventType, Item, Status, chunk_items, decode, encode
 
 KIND = "refdata.publish"
 _WAIT = timedelta(seconds=2)  # for a commit that is told; after that it is looked for
-_CHUNK = COMMAND_LIMIT * 3 // 4  # bytes of items: there are the names and ids around them
 _ITEMS = msgspec.json.Decoder(list[Item])
 _ITEM = msgspec.json.Decoder(Item)
 _Named = Annotated[str, StringConstraints(pattern=NAME[:-1] + r"\z")]
@@ -76,7 +75,7 @@ def refdata_worker(dictionaries: Dictionaries) -> Handler:
     async def work(step: Step) -> Outputs:
         given = read(RefdataInputs, step.inputs)
         items = await _items(step, given)
-        publishing = _Publishing(step, dictionaries, given, _chunks(items))
+        publishing = _Publishing(step, dictionaries, given, list(chunk_items(items)))
         version = await (publishing.snapshot() if given.mode is EventType.SNAPSHOT else publishing.deltas())
         return {"tenantId": given.tenant, "dictCode": given.dictionary, "version": version, "items": len(items)}
 
@@ -102,20 +101,6 @@ def _decoded(content: bytes, where: str) -> list[Item]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         said = f"{where} is no list of {{key, payload}}, nor a line of JSON for each: {error}"
         raise StepFailed("BAD_ITEMS", said, retryable=False) from None
-
-
-def _chunks(items: Sequence[Item]) -> list[list[Item]]:
-    """*items* in pieces a command can carry; one that is empty where there are none."""
-    chunks: list[list[Item]] = [[]]
-    size = 0
-    for item in items:
-        more = len(msgspec.json.encode(item)) + 1
-        if chunks[-1] and (size + more > _CHUNK or len(chunks[-1]) == ITEM_LIMIT):
-            chunks.append([])
-            size = 0
-        chunks[-1].append(item)
-        size += more
-    return chunks
 
 
 class _Publishing:
