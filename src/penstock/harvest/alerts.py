@@ -11,13 +11,13 @@ from uuid import UUID
 
 import aiohttp
 import asyncpg
-import orjson
 import structlog
 
 from penstock.harvest.config import AlertsSection, SmtpSection, WebhookSection
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.http.webhook import post_webhook
 from penstock.kernel.tasks.backoff import delay
 from penstock.kernel.text import storable
 
@@ -158,13 +158,9 @@ def _webhook(section: WebhookSection, number: int) -> Channel:
     headers = {name: resolve(secret, f"{place}.{name}") for name, secret in section.secret_headers.items()}
 
     async def tell(alert: Mapping[str, Any]) -> None:
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT)
-        async with (
-            aiohttp.ClientSession(headers={**headers, "Content-Type": "application/json"}, timeout=timeout) as session,
-            session.post(section.url, data=orjson.dumps(alert), allow_redirects=False) as answer,
-        ):
-            if answer.status >= 300:  # a redirect is not followed: the secrets are for this address
-                reason = answer.reason or ""
-                raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status, message=reason)
+        answer = await post_webhook(section.url, alert, headers, timeout=_TIMEOUT)
+        if answer.status >= 300:
+            reason = answer.reason or ""
+            raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status, message=reason)
 
     return tell

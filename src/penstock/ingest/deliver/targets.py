@@ -1,8 +1,6 @@
 """What is told of a publication, and how: a dictionary gets all facts as a SNAPSHOT, a flow a run, a webhook a note."""
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import Iterator
 from itertools import islice
 from time import monotonic
@@ -21,13 +19,14 @@ from penstock.ingest.supplier import DictionaryTarget, FlowTarget, WebhookTarget
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.errors import Conflict, Invalid, PenstockError, Transient
 from penstock.kernel.http.client import ApiClient, Json
+from penstock.kernel.http.webhook import post_webhook
 from penstock.refdata.contract import PREFIX, Command, EventType, Item, Status, chunk_sizes, encode
 
 _NAMESPACE = UUID("6f1f0c1e-3f53-4a57-9c0e-0d9a7c2f6f11")
 _AROUND = 40  # bytes around one item
 _COMMIT_WITHIN = 300.0
 _POLL = 0.2
-_TIMEOUT = aiohttp.ClientTimeout(total=30)
+_TIMEOUT = 30.0
 
 
 class Refused(PenstockError):
@@ -123,23 +122,15 @@ async def call_webhook(target: WebhookTarget, supplier: str, current: Current, k
     """Post a note of the publication; the same key every time, so that the receiver can tell a repetition."""
     pointer = current.pointer
     note = {"event": "ingest.published", "supplier": supplier, **pointer.as_dict(), **_counts(current)}
-    body = orjson.dumps(note)
-    headers = {"content-type": "application/json", "idempotency-key": key}
-    if target.secret is not None:
-        secret = resolve(target.secret, "targets.webhook.secret").encode()
-        headers["x-penstock-signature"] = f"sha256={hmac.new(secret, body, hashlib.sha256).hexdigest()}"
+    secret = None if target.secret is None else resolve(target.secret, "targets.webhook.secret")
     try:
-        async with (
-            aiohttp.ClientSession(timeout=_TIMEOUT) as session,
-            session.post(target.url, data=body, headers=headers, allow_redirects=False) as response,
-        ):
-            status = response.status
+        answer = await post_webhook(target.url, note, {"Idempotency-Key": key}, timeout=_TIMEOUT, secret=secret)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         said = str(error) or type(error).__name__
         raise Transient("WEBHOOK_DOWN", f"{target.url} does not answer: {said}", hint="it is called again") from error
-    if not 200 <= status < 300:
-        raise Transient("WEBHOOK_REFUSED", f"{target.url} answered {status}", hint="it is called again")
-    return {"status": status}
+    if not 200 <= answer.status < 300:
+        raise Transient("WEBHOOK_REFUSED", f"{target.url} answered {answer.status}", hint="it is called again")
+    return {"status": answer.status}
 
 
 def _counts(current: Current) -> dict[str, Any]:
