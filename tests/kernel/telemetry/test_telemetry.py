@@ -72,7 +72,7 @@ def test_whatever_is_logged_can_be_written_as_json(event: dict[str, Any]) -> Non
 PROGRAM = f"""
 import logging, sys
 import structlog
-from penstock.kernel.telemetry import Telemetry, configure_logging
+from penstock.kernel.telemetry.telemetry import Telemetry, configure_logging
 
 configure_logging("info", sys.argv[1])
 log = structlog.get_logger()
