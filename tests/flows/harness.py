@@ -113,7 +113,9 @@ async def flows_harness(
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(database_url, clock=clock, looks_up=True))
         catalogue = Catalogue(flows)
-        engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, {}, flows))
+        checks = (catalogue.input_checks, catalogue.report_checks)
+        opening = FlowEngine.open(db, storage, catalogue, checks[0], flows, checks[1])
+        engine = await stack.enter_async_context(opening)
         web = Web(settings or Settings(), telemetry, HttpMetrics(telemetry), authenticator or NoAuthenticator())
         app = make_app("Flows", web, Pulse({}, needs=[]))
         for part in (runs, steps):

@@ -23,6 +23,8 @@ ENGINE_KINDS = frozenset({MAP, FLOW})
 OHLCV_EXPORT, CHART_EXPORT, LLM_REPORT = "OHLCV_EXPORT", "CHART_EXPORT", "LLM_REPORT"
 MANIFEST = "manifest.json"
 MANIFEST_OUTPUT = "outputsManifestGcsUri"  # the document's name for it, whichever store is used
+# F12 fixes the folder of charts; here, because a remote worker names its artifacts without the engine.
+ARTIFACT_FOLDERS = {CHART_EXPORT: "charts"}
 LATE_OUTPUTS = frozenset({"signed_url", "expires_at"})  # may change after a step has ended
 
 
@@ -77,7 +79,7 @@ class Hold(StrEnum):
 
 def artifact_folder(kind: str, run_id: str, step_id: str) -> str:
     """F6: where the artifacts of a step are; nothing but the run and the step decides it."""
-    return f"{'charts' if kind == CHART_EXPORT else 'runs'}/{run_id}/{step_id}"
+    return f"{ARTIFACT_FOLDERS.get(kind, 'runs')}/{run_id}/{step_id}"
 
 
 def attempt_folder(run_id: str, step_id: str, fence: int) -> str:

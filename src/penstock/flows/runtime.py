@@ -13,7 +13,7 @@ from penstock.flows.engine.operations import Management
 from penstock.flows.kinds import http, python
 from penstock.flows.kinds.market.ohlcv import read_only
 from penstock.flows.kinds.market.workers import market_workers
-from penstock.flows.kinds.registry import WAITING, check_inputs
+from penstock.flows.kinds.registry import WAITING, check_inputs, check_reports
 from penstock.flows.maintenance import Keeper
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP
@@ -52,8 +52,9 @@ async def open_engine(
     db: Database, storage: Storage, section: FlowsSection, telemetry: Telemetry
 ) -> AsyncIterator[FlowsPlatform]:
     """Open the engine and the catalogue of flows on *db*, without workers."""
-    catalogue = Catalogue(section, kind_checks=check_inputs)
-    async with FlowEngine.open(db, storage, catalogue, check_inputs, section) as engine:
+    catalogue = Catalogue(section, kind_checks=check_inputs, report_checks=check_reports)
+    checks = (catalogue.input_checks, catalogue.report_checks)
+    async with FlowEngine.open(db, storage, catalogue, checks[0], section, checks[1]) as engine:
         live = FlowEvents([Tail(db, (RUN.name, STEP.name))], [Ringing(engine.bell, MOVES)])
         management, metrics = Management(engine, storage), FlowMetrics(telemetry.registry)
         yield FlowsPlatform(section, telemetry, db, storage, catalogue, engine, management, live, metrics)

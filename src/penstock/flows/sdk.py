@@ -23,7 +23,7 @@ from penstock.flows.definition.python_dsl import Built, Flow, index, item
 from penstock.flows.definition.spec import FlowSpec, Policy, Retry, Schedule, StepSpec, Work
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import Claimed, Report, StepError
-from penstock.flows.step import Step, StepFailed, Workers
+from penstock.flows.step import ReportCheck, Step, StepFailed, Workers
 from penstock.flows.worker.loop import Ended, Name, StepWorker
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.client import Json
@@ -37,9 +37,11 @@ __all__ = [
     "FlowSpec",
     "HttpCounter",
     "Policy",
+    "ReportCheck",
     "Retry",
     "Schedule",
     "Step",
+    "StepError",
     "StepFailed",
     "StepSpec",
     "Work",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.flows.contract import artifact_folder
@@ -10,6 +11,22 @@ from penstock.kernel.errors import BadConfig
 
 Outputs = Mapping[str, Any] | None
 Handler = Callable[["Step"], Awaitable[Outputs]] | Callable[["Step"], Outputs]
+CheckInputs = Callable[[Mapping[str, Any]], None]  # raises Invalid for inputs that cannot be right
+# The document or None, the inputs of the step and the names of its artifacts; outputs to add, or the step's error.
+Verdict = Callable[[bytes | None, Mapping[str, Any], frozenset[str]], Mapping[str, Any] | StepError]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCheck:
+    """F12: how the engine checks a success of a kind: by a document among the artifacts of the step.
+
+    The artifact *document* is published if it was written, and *output* receives its address. *verdict* returns
+    outputs to add, or the error that the step fails with.
+    """
+
+    document: str
+    output: str
+    verdict: Verdict
 
 
 class StepFailed(Exception):
@@ -71,22 +88,35 @@ class Workers:
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
+        self.input_checks: dict[str, CheckInputs] = {}
+        self.report_checks: dict[str, ReportCheck] = {}
 
-    def worker(self, kind: str) -> Callable[[Handler], Handler]:
-        """Decorate the function that does steps of *kind*."""
+    def worker(
+        self, kind: str, *, check_inputs: CheckInputs | None = None, check_report: ReportCheck | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Decorate the function that does steps of *kind*.
+
+        *check_inputs* is called with the inputs as they are written, references included, when a flow is validated or
+        a run is requested. *check_report* decides whether a success is accepted. Both are called by the server.
+        """
 
         def register(handler: Handler) -> Handler:
             if kind in self.handlers:
                 raise ValueError(f"two workers for the kind {kind}")
             self.handlers[kind] = handler
+            if check_inputs is not None:
+                self.input_checks[kind] = check_inputs
+            if check_report is not None:
+                self.report_checks[kind] = check_report
             return handler
 
         return register
 
     def add(self, others: "Workers") -> None:
-        """Have also what *others* do."""
+        """Add the handlers and the checks of *others*."""
         for kind, handler in others.handlers.items():
-            self.worker(kind)(handler)
+            checks = (others.input_checks.get(kind), others.report_checks.get(kind))
+            self.worker(kind, check_inputs=checks[0], check_report=checks[1])(handler)
 
     def only(self, kinds: Collection[str]) -> "Workers":
         """Return the workers of *kinds*, all of them when none is named; BadConfig UNKNOWN_KIND for a kind without."""
@@ -94,5 +124,8 @@ class Workers:
             hint = f"here are: {', '.join(sorted(self.handlers)) or 'none'}"
             raise BadConfig("UNKNOWN_KIND", f"nobody here does steps of the kind {unknown[0]}", hint=hint)
         chosen = Workers()
-        chosen.handlers = {kind: handler for kind, handler in self.handlers.items() if not kinds or kind in kinds}
+        chosen.add(self)
+        for kind in [kind for kind in self.handlers if kinds and kind not in kinds]:
+            for table in (chosen.handlers, chosen.input_checks, chosen.report_checks):
+                table.pop(kind, None)
         return chosen

@@ -18,7 +18,7 @@ from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine.engine import RUNS, FlowEngine
 from penstock.flows.engine.operations import Management
 from penstock.flows.kinds.market.workers import market_workers
-from penstock.flows.kinds.registry import check_inputs
+from penstock.flows.kinds.registry import check_inputs, check_reports
 from penstock.flows.step import Handler, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
@@ -112,8 +112,11 @@ async def opened(url: str, folder: Path, *, clock: Clock | None = None, **sectio
     flows = settings(**section)
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(url, clock=clock, looks_up=True))
-        storage, catalogue = FolderStorage(folder / "objects"), Catalogue(flows, kind_checks=check_inputs)
-        engine = await stack.enter_async_context(FlowEngine.open(db, storage, catalogue, check_inputs, flows))
+        storage = FolderStorage(folder / "objects")
+        catalogue = Catalogue(flows, kind_checks=check_inputs, report_checks=check_reports)
+        checks = (catalogue.input_checks, catalogue.report_checks)
+        opening = FlowEngine.open(db, storage, catalogue, checks[0], flows, checks[1])
+        engine = await stack.enter_async_context(opening)
         yield MarketHarness(engine, FlowViews(db, catalogue), storage, folder / "objects")
 
 

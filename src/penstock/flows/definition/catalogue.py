@@ -8,10 +8,10 @@ from pathlib import Path
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.graph import did_you_mean, within_itself
-from penstock.flows.definition.loader import load_file, load_module
+from penstock.flows.definition.loader import Module, load_file, load_module
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
-from penstock.flows.step import Workers
+from penstock.flows.step import ReportCheck, Workers
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError
 
@@ -20,6 +20,7 @@ __all__ = ["Catalogue", "flow_files", "load_file", "load_module"]
 SUFFIXES = (".yaml", ".yml")
 _EVERY = timedelta(seconds=1)
 _NO_CHECKS: KindChecks = {}
+_NO_REPORT_CHECKS: Mapping[str, ReportCheck] = {}
 Stamp = tuple[int, ...]
 
 
@@ -36,10 +37,16 @@ class Catalogue:
     """All named flows. A file that turns bad keeps the flow it had; a flow goes when its file does."""
 
     def __init__(
-        self, section: FlowsSection, clock: Clock | None = None, *, kind_checks: KindChecks = _NO_CHECKS
+        self,
+        section: FlowsSection,
+        clock: Clock | None = None,
+        *,
+        kind_checks: KindChecks = _NO_CHECKS,
+        report_checks: Mapping[str, ReportCheck] = _NO_REPORT_CHECKS,
     ) -> None:
-        self._folder, self._clock, self._kind_checks = section.folder, clock or SystemClock(), kind_checks
-        loaded = [load_module(name, kind_checks) for name in section.modules]
+        self._folder, self._clock = section.folder, clock or SystemClock()
+        self.input_checks, self.report_checks = kind_checks, report_checks
+        loaded = [self._load(name) for name in section.modules]
         unique = {id(one): one for module in loaded for one in module.workers}
         self.workers: Sequence[Workers] = list(unique.values())
         self._fixed = {flow.name: flow for module in loaded for flow in module.flows}
@@ -50,6 +57,13 @@ class Catalogue:
         self._flows: Mapping[str, FlowSpec] = {}
         self._troubles: Mapping[str, str] = {}
         self._look()
+
+    def _load(self, name: str) -> Module:
+        module = load_module(name, self.input_checks)
+        # The checks of built-in kinds stay: a module cannot weaken them.
+        self.input_checks = {**module.input_checks, **self.input_checks}
+        self.report_checks = {**module.report_checks, **self.report_checks}
+        return module
 
     def flow(self, name: str) -> FlowSpec:
         """The flow of that name; NotFound when there is none."""
@@ -94,7 +108,7 @@ class Catalogue:
         if not path.resolve().is_relative_to(folder.resolve()):
             return _File(stamp, None, "leads out of the folder")
         try:
-            return _File(stamp, load_file(path, self._kind_checks), None)
+            return _File(stamp, load_file(path, self.input_checks), None)
         except PenstockError as error:
             return _File(stamp, kept, error.message)
 

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +15,7 @@ from penstock.flows.definition import schedule, validation
 from penstock.flows.definition.python_dsl import Flow
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
-from penstock.flows.step import Workers
+from penstock.flows.step import ReportCheck, Workers
 from penstock.kernel.config import loader
 from penstock.kernel.config.loader import Misplaced
 from penstock.kernel.errors import BadConfig, Invalid
@@ -31,6 +31,8 @@ class Module:
 
     flows: Sequence[FlowSpec]
     workers: Sequence[Workers]
+    input_checks: KindChecks
+    report_checks: Mapping[str, ReportCheck]
 
 
 def load_file(path: Path, kind_checks: KindChecks = _NO_CHECKS) -> FlowSpec:
@@ -80,12 +82,14 @@ def load_module(name: str, kind_checks: KindChecks = _NO_CHECKS) -> Module:
         if flow.name in flows and flows[flow.name] != flow:
             raise BadConfig("FLOW_INVALID", f"{name}: there are two flows {flow.name!r}", hint="name one otherwise")
         flows[flow.name] = flow
-    for flow in flows.values():
-        _check(name, flow, kind_checks)
     # Whoever took the decorator of some workers has them too.
     held = [one if isinstance(one, Workers) else getattr(one, "__self__", None) for one in vars(module).values()]
-    unique = {id(one): one for one in held if isinstance(one, Workers)}
-    return Module(list(flows.values()), list(unique.values()))
+    workers = list({id(one): one for one in held if isinstance(one, Workers)}.values())
+    input_checks = {kind: check for one in workers for kind, check in one.input_checks.items()}
+    report_checks = {kind: check for one in workers for kind, check in one.report_checks.items()}
+    for flow in flows.values():
+        _check(name, flow, {**input_checks, **kind_checks})
+    return Module(list(flows.values()), workers, input_checks, report_checks)
 
 
 def _check(name: str, flow: FlowSpec, kind_checks: KindChecks) -> None:

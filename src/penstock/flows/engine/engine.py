@@ -10,7 +10,7 @@ import asyncpg
 
 from penstock.flows import artifacts, store
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import CHART_EXPORT, LATE_OUTPUTS, LOG_LINES, Answer, Said, StepStatus
+from penstock.flows.contract import LATE_OUTPUTS, LOG_LINES, Answer, Said, StepStatus
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine import decide, plan
 from penstock.flows.engine.advance import Advance, Flows, resolved
@@ -29,6 +29,7 @@ from penstock.flows.model import (
     no_run,
     no_step,
 )
+from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.locks import transaction_lock, try_advisory_lock
 from penstock.kernel.db.notifier import Bell
@@ -44,6 +45,7 @@ _AT_ONCE = 4  # steps whose artifacts are published: each holds a connection mea
 PUBLISHING = timedelta(seconds=10)  # after which somebody else looks whether what a report left is published
 POLL = 1.0  # seconds after which a waiting claim looks by itself
 LINE_LIMIT = 4_000  # characters of a line of a log
+_NO_CHECKS: Mapping[str, ReportCheck] = {}
 
 
 async def _never() -> bool:
@@ -57,26 +59,40 @@ class FlowEngine:
     """
 
     def __init__(
-        self, db: Database, bell: Bell, storage: Storage, flows: Flows, checks: Checks, section: FlowsSection
+        self,
+        db: Database,
+        bell: Bell,
+        storage: Storage,
+        flows: Flows,
+        checks: Checks,
+        section: FlowsSection,
+        report_checks: Mapping[str, ReportCheck] = _NO_CHECKS,
     ) -> None:
         self.db = db
         self.bell = bell
         self.section = section
         self.flows = flows
         self.checks = checks
+        self.report_checks = report_checks
         self.advance = Advance(flows, checks)
-        self.publisher = Publisher(storage)
+        self.publisher = Publisher(storage, report_checks)
         self._plans = plan.Plans()
         self._publishings = asyncio.Semaphore(_AT_ONCE)
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, db: Database, storage: Storage, flows: Flows, checks: Checks, section: FlowsSection
+        cls,
+        db: Database,
+        storage: Storage,
+        flows: Flows,
+        checks: Checks,
+        section: FlowsSection,
+        report_checks: Mapping[str, ReportCheck] = _NO_CHECKS,
     ) -> "AsyncIterator[FlowEngine]":
         """The engine, with a bell that wakes workers of all processes."""
         async with Bell.hung(db, store.CHANNEL) as bell:
-            yield cls(db, bell, storage, flows, checks, section)
+            yield cls(db, bell, storage, flows, checks, section, report_checks)
 
     async def create(
         self, request: RunRequest, by: str, *, scheduled_for: datetime | None = None, trace: str | None = None
@@ -270,7 +286,7 @@ class FlowEngine:
         async with self.db.connection() as connection:
             found = await store.places_of(connection, [(one.run_id, one.step_id) for one in reports])
         known = [(one, *found.get((one.run_id, one.step_id), (None, ""))) for one in reports]
-        plain = [n for n, (one, place, kind) in enumerate(known) if place and not _leaves_something(one, kind)]
+        plain = [n for n, (one, place, kind) in enumerate(known) if place and not self._leaves_something(one, kind)]
         settled = await self._settle([(known[n][0], known[n][1] or (0, 0)) for n in plain], worker)
         answers = dict(zip(plain, settled, strict=True))
         for n, (one, place, _) in enumerate(known):
@@ -279,6 +295,10 @@ class FlowEngine:
             elif n not in answers:
                 answers[n] = await self._settle_with_artifacts(one, place, worker)
         return [answers[n] for n in range(len(reports))]
+
+    def _leaves_something(self, report: Report, kind: str) -> bool:
+        """Return whether there are artifacts to publish, or a document to check."""
+        return report.said in (Said.SUCCEEDED, Said.FAILED) and (bool(report.artifacts) or kind in self.report_checks)
 
     async def _settle(self, reports: Sequence[tuple[Report, Place]], worker: str) -> list[Answer]:
         if not reports:
@@ -400,8 +420,3 @@ class FlowEngine:
             self.bell.ring(STEPS)
         if told.runs or told.has_waiting:
             self.bell.ring(RUNS)
-
-
-def _leaves_something(report: Report, kind: str) -> bool:
-    """Whether there are artifacts, or a manifest that must be looked at."""
-    return report.said in (Said.SUCCEEDED, Said.FAILED) and (bool(report.artifacts) or kind == CHART_EXPORT)

@@ -1,16 +1,19 @@
 """F6, F12: the report that counts is decided first; then what it left is published; then its step ends."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import asyncpg
+import structlog
 
 from penstock.flows import artifacts, store
 from penstock.flows.artifacts import IsOurs
-from penstock.flows.contract import CHART_EXPORT, MANIFEST, MANIFEST_OUTPUT, Said, StepStatus, artifact_folder
+from penstock.flows.contract import Said, StepStatus, artifact_folder
 from penstock.flows.engine.decide import given_up
-from penstock.flows.kinds.market.manifest import verdict
 from penstock.flows.model import End, Report, StepError
+from penstock.flows.step import ReportCheck
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid
 from penstock.kernel.storage import Storage
@@ -19,8 +22,9 @@ from penstock.kernel.storage import Storage
 class Publisher:
     """Makes artifacts of what attempts wrote."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, report_checks: Mapping[str, ReportCheck]) -> None:
         self.storage = storage
+        self._report_checks = report_checks
 
     async def judged(self, row: asyncpg.Record, report: Report) -> Report:
         """F12: the report as it is believed: by what is there, not by what is said."""
@@ -32,19 +36,21 @@ class Publisher:
         if gone and report.said is Said.SUCCEEDED:
             report = _refused(report, artifacts.missing_error(gone))
         report = replace(report, artifacts=names)
-        return await self._by_manifest(row, report) if row["kind"] == CHART_EXPORT else report
+        check = self._report_checks.get(row["kind"])
+        return report if check is None else await self._by_document(row, report, check)
 
-    async def _by_manifest(self, row: asyncpg.Record, report: Report) -> Report:
-        data = await artifacts.read_attempt(self.storage, row["run_id"], row["step_id"], report.fence, MANIFEST)
-        outputs = {name: value for name, value in report.outputs.items() if name != MANIFEST_OUTPUT}
-        if data is not None:  # a manifest that was written is published, even when the report forgot it
+    async def _by_document(self, row: asyncpg.Record, report: Report, check: ReportCheck) -> Report:
+        name = check.document
+        data = await artifacts.read_attempt(self.storage, row["run_id"], row["step_id"], report.fence, name)
+        outputs = {output: value for output, value in report.outputs.items() if output != check.output}
+        if data is not None:  # a document that was written is published, even when the report forgot it
             folder = artifact_folder(row["kind"], row["run_id"], row["step_id"])
-            outputs[MANIFEST_OUTPUT] = self.storage.uri(f"{folder}/{MANIFEST}")
-            report = replace(report, artifacts=sorted({*report.artifacts, MANIFEST}))
+            outputs[check.output] = self.storage.uri(f"{folder}/{name}")
+            report = replace(report, artifacts=sorted({*report.artifacts, name}))
         report = replace(report, outputs=outputs)
         if report.said is not Said.SUCCEEDED:
             return report
-        found = verdict(data, row["given"] or row["spec"].get("inputs", {}), frozenset(report.artifacts))
+        found = _found(check, data, row["given"] or row["spec"].get("inputs", {}), report)
         if isinstance(found, StepError):
             return _refused(report, found)
         return replace(report, outputs={**outputs, **found})
@@ -87,6 +93,16 @@ class Publisher:
         if gone and end.target is StepStatus.SUCCEEDED:  # somebody removed it since
             end = given_up(row, artifacts.missing_error(gone))
         return end._replace(digest=sealed["digest"], artifacts=artifacts.document(found)), sealed["worker"]
+
+
+def _found(
+    check: ReportCheck, data: bytes | None, inputs: Mapping[str, Any], report: Report
+) -> Mapping[str, Any] | StepError:
+    try:
+        return check.verdict(data, inputs, frozenset(report.artifacts))
+    except Exception as error:  # noqa: BLE001 - an edge: a user's code must not cost the other reports
+        structlog.get_logger().exception("report_check_crashed", part="flows", run=report.run_id, step=report.step_id)
+        return StepError("WORKER_ERROR", f"the check of the report: {type(error).__name__}: {error}")
 
 
 def _refused(report: Report, error: StepError) -> Report:

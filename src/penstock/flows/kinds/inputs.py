@@ -1,17 +1,16 @@
 """What steps of the built-in kinds are given: read when they run, and looked over when their flow is written."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from penstock.flows.definition.spec import Written
 from penstock.flows.definition.validation import bad_inputs, checked_inputs
-from penstock.flows.step import StepFailed
+from penstock.flows.step import CheckInputs, StepFailed
 from penstock.kernel.errors import Invalid
 
 M = TypeVar("M", bound=Written)
-CheckInputs = Callable[[Mapping[str, Any]], None]
 _CERTAIN = frozenset({"missing", "extra_forbidden"})  # whatever is referred to
 
 

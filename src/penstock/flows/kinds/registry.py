@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from penstock.flows.kinds import http, python
-from penstock.flows.kinds.inputs import CheckInputs, checks
+from penstock.flows.kinds.inputs import checks
 from penstock.flows.kinds.market import workers
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
+from penstock.flows.step import CheckInputs, ReportCheck
 
 check_inputs: Mapping[str, CheckInputs] = {
     http.KIND: checks(http.HttpInputs),
@@ -16,4 +17,5 @@ check_inputs: Mapping[str, CheckInputs] = {
     tracking.KIND: checks(tracking.TrackingInputs),
     **workers.check_inputs,
 }
+check_reports: Mapping[str, ReportCheck] = workers.check_reports
 WAITING = frozenset({harvest.KIND, ingest.KIND, refdata.KIND, tracking.KIND})  # they wait for others, and do little

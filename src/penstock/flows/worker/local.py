@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from penstock.flows import artifacts
-from penstock.flows.contract import CHART_EXPORT, Answer, Said
+from penstock.flows.contract import Answer, Said
 from penstock.flows.engine.engine import STEPS, FlowEngine
 from penstock.flows.model import Appetite, Claimed, Report
 from penstock.kernel.storage import Storage
@@ -35,7 +35,7 @@ class DirectCounter:
         section = self._engine.section
         free = [kind for kind in kinds if kind not in section.limits]
         appetite = Appetite(free, room, worker, self._engine.db.clock.now() + section.lease)
-        plain = [n for n, (held, report) in enumerate(done) if _is_bare(held, report)]
+        plain = [n for n, (held, report) in enumerate(done) if self._is_bare(held, report)]
         answers: dict[int, Answer] = {}
         handed: list[Claimed] = []
         # Those that may fail first: what is handed over by the others must not be forgotten.
@@ -48,6 +48,11 @@ class DirectCounter:
             handed = settled.handed
         return [answers[n] for n in range(len(done))], handed
 
+    def _is_bare(self, held: Claimed, report: Report) -> bool:
+        """Return whether it succeeded and left nothing that must be checked or published."""
+        has_check = held.kind in self._engine.report_checks
+        return report.said is Said.SUCCEEDED and not report.artifacts and not has_check
+
     async def heartbeat(self, held: Sequence[tuple[str, str, int]]) -> Mapping[tuple[str, str, int], bool]:
         return await self._engine.heartbeat(held)
 
@@ -59,8 +64,3 @@ class DirectCounter:
 
     async def read(self, run_id: str, step_id: str, name: str) -> bytes:
         return await self._engine.read(run_id, step_id, name)
-
-
-def _is_bare(held: Claimed, report: Report) -> bool:
-    """Whether it succeeded and left nothing that must be looked at or published."""
-    return report.said is Said.SUCCEEDED and not report.artifacts and held.kind != CHART_EXPORT

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Mapping
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import CHART_EXPORT, LLM_REPORT, OHLCV_EXPORT
+from penstock.flows.contract import CHART_EXPORT, LLM_REPORT, MANIFEST, MANIFEST_OUTPUT, OHLCV_EXPORT
 from penstock.flows.kinds.http_client import Pause
-from penstock.flows.kinds.inputs import CheckInputs, checks
+from penstock.flows.kinds.inputs import checks
 from penstock.flows.kinds.market.charts import OpenPainter, worker_charts
-from penstock.flows.kinds.market.manifest import check_written
+from penstock.flows.kinds.market.manifest import check_written, verdict
 from penstock.flows.kinds.market.ohlcv import OhlcvInputs, Query, worker_ohlcv_export
 from penstock.flows.kinds.market.renderers import drawn_here, image_api, opened
 from penstock.flows.kinds.market.report import Model, ReportInputs, worker_llm_report
-from penstock.flows.step import Workers
+from penstock.flows.step import CheckInputs, ReportCheck, Workers
 from penstock.kernel.clock import Clock, SystemClock
 
 check_inputs: Mapping[str, CheckInputs] = {  # F2, F12: what is looked over when a run is asked for
@@ -20,6 +20,7 @@ check_inputs: Mapping[str, CheckInputs] = {  # F2, F12: what is looked over when
     CHART_EXPORT: check_written,
     LLM_REPORT: checks(ReportInputs),
 }
+check_reports: Mapping[str, ReportCheck] = {CHART_EXPORT: ReportCheck(MANIFEST, MANIFEST_OUTPUT, verdict)}
 
 
 def market_workers(
