@@ -7,8 +7,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.peers.ingest_facts import SUPPLIER, measured
-from penstock.ingest import paths
 from penstock.ingest.run.run import Ingestion
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.telemetry.build import code_commit
 

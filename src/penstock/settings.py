@@ -12,8 +12,8 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import FedDictionary, HarvestSection
-from penstock.ingest import paths
 from penstock.ingest.config import IngestSection
+from penstock.ingest.tree import paths
 from penstock.kernel.config.loader import KeyPath, Misplaced, SecretRef, Section, load
 from penstock.kernel.config.sections import DatabaseSection, Duration, Options, Secrets, Url
 from penstock.kernel.errors import BadConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import paths
+from penstock.ingest.tree import paths
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot
 from tests.support.processes import Result, penstock_here, penstock_on_a_terminal
 from tests.support.types import Json

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.run import Ingestion
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock
 from tests.support.types import Json

@@ -15,7 +15,6 @@ from typing import Any
 
 import orjson
 
-from penstock.ingest import paths as layout
 from penstock.ingest.config import AlertSection, RetentionSection
 from penstock.ingest.model import Pointer, Standing
 from penstock.ingest.run import ledger
@@ -27,6 +26,7 @@ from penstock.ingest.state import reader
 from penstock.ingest.state.retention import Swept, sweep
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.state.verify import verify
+from penstock.ingest.tree import paths as layout
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import Clock, SystemClock
 

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 from ruamel.yaml import YAML
 
-from penstock.ingest import paths
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.run import Ingestion
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import Clock
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import rfc8785
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import new_run_id
+from penstock.ingest.tree import paths
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Invalid, NotFound
 from tests.ingest.supplier_harness import SUPPLIER, SupplierHarness, price_list

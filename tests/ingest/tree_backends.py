@@ -12,8 +12,8 @@ from typing import Protocol
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 
-from penstock.ingest import paths as layout
-from penstock.ingest.async_bridge import Bridge
+from penstock.ingest.tree import paths as layout
+from penstock.ingest.tree.async_bridge import Bridge
 from penstock.ingest.tree.bucket import BucketTree
 from penstock.ingest.tree.folder import FolderTree
 from penstock.ingest.tree.port import Tree

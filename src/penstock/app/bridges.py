@@ -15,12 +15,12 @@ from penstock.harvest.api.queries import seen_run
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import OnPublished
 from penstock.harvest.service import Harvest
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.run import ledger
 from penstock.ingest.run.hooks import Hooks
 from penstock.ingest.run.publish import Step
 from penstock.ingest.transform.ndjson import document, small
+from penstock.ingest.tree import paths
 from penstock.ingest.workspace import Workplace
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Connection

@@ -14,14 +14,12 @@ import asyncpg
 import structlog
 
 from penstock.harvest.config import AlertsSection, SmtpSection, WebhookSection
+from penstock.harvest.store import SQL
 from penstock.kernel.config.loader import resolve
-from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.http.webhook import post_webhook
 from penstock.kernel.tasks.backoff import delay
 from penstock.kernel.text import storable
-
-SQL = sql.load("penstock.harvest", file="alerts.sql")
 
 
 class Severity(StrEnum):
@@ -48,7 +46,7 @@ async def raise_alert(
     tx: Connection, feed: str, run_id: UUID | None, code: Code, severity: Severity, message: str, now: datetime
 ) -> None:
     """Have somebody told, if and only if *tx* commits."""
-    await tx.execute(SQL["raise"], feed, run_id, code, severity, message, now)
+    await tx.execute(SQL["raise_alert"], feed, run_id, code, severity, message, now)
 
 
 ATTEMPTS = 60  # over more than a day, however chance has it
@@ -77,19 +75,19 @@ class Teller:
         for _ in range(_AT_ONCE):
             if not await self._tell_next():
                 break
-        return int(await self._db.fetchval(SQL["untold"]))
+        return int(await self._db.fetchval(SQL["count_untold_alerts"]))
 
     async def _tell_next(self) -> bool:
         """One alert, in a transaction of its own: what was told stays told, whatever becomes of the next."""
         async with self._db.transaction() as tx:
             now = self._db.clock.now()
-            row = await tx.fetchrow(SQL["due"], now)
+            row = await tx.fetchrow(SQL["due_alert"], now)
             if row is None:
                 return False
             told, error = await self._tell_one(row)
             is_told = not error or row["attempts"] + 1 >= ATTEMPTS
             due = now + delay(row["attempts"] + 1, first=_FIRST_DELAY, most=_MOST_DELAY)
-            await tx.execute(SQL["told"], row["id"], told, due, error and storable(error, 1_000), is_told)
+            await tx.execute(SQL["note_alert"], row["id"], told, due, error and storable(error, 1_000), is_told)
             return True
 
     async def _tell_one(self, row: asyncpg.Record) -> tuple[list[str], str | None]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from penstock.ingest import store
 from penstock.ingest.config import IngestSection
+from penstock.ingest.run import store
 from penstock.kernel.db.database import Database
 from penstock.kernel.tasks.periodic import Chore
 

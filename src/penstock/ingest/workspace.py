@@ -5,8 +5,6 @@ from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextm
 from dataclasses import replace
 from typing import Any
 
-from penstock.ingest import paths
-from penstock.ingest.async_bridge import Bridge
 from penstock.ingest.config import IngestSection
 from penstock.ingest.deliver.deliveries import Deliveries
 from penstock.ingest.model import Failed, Standing, checked_supplier, no_supplier, supplier_of
@@ -18,6 +16,8 @@ from penstock.ingest.state.diff import Comparison, compare_runs
 from penstock.ingest.state.retention import Swept, sweep
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import Supplier, load_supplier
+from penstock.ingest.tree import paths
+from penstock.ingest.tree.async_bridge import Bridge
 from penstock.ingest.tree.location import open_tree
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock, SystemClock

@@ -16,8 +16,6 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from penstock.ingest import paths
-from penstock.ingest.async_bridge import Bridge
 from penstock.ingest.config import AlertSection
 from penstock.ingest.deliver import targets
 from penstock.ingest.deliver.deliveries import Deliveries
@@ -25,6 +23,8 @@ from penstock.ingest.model import Alert, Failed
 from penstock.ingest.state.reader import open_state
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import DictionaryTarget, load_supplier
+from penstock.ingest.tree import paths
+from penstock.ingest.tree.async_bridge import Bridge
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
 from penstock.refdata import contract

@@ -6,11 +6,11 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from penstock.ingest import paths
 from penstock.ingest.inspect.inspection import Inspection, inspect
 from penstock.ingest.model import Manifest
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.supplier import Supplier, load_supplier
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 
 SUPPLIER = "acme"

@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.cli.main import app
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Stats
+from penstock.ingest.tree import paths
 from tests.ingest.harness import COLUMNS, KEYED, QUALITY, SUPPLIER, IngestHarness, failure, snapshot
 from tests.support.types import Json
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import paths
 from penstock.ingest.config import RetentionSection
 from penstock.ingest.model import Arrival
 from penstock.ingest.run import ledger, select
 from penstock.ingest.run.publish import Step
-from penstock.ingest.tree import disk
+from penstock.ingest.tree import disk, paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock
 from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, quick_folder

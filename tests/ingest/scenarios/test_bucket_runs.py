@@ -11,13 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import Manifest, Pointer
 from penstock.ingest.run import publish
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import OnStep, Step
 from penstock.ingest.run.run import Ingestion
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Conflict
 from penstock.kernel.storage import ObjectInfo, Storage, Stored

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.run.hooks import Outcome
 from penstock.ingest.run.publish import Step
+from penstock.ingest.tree import paths
 from penstock.kernel.clock import ManualClock
 from tests.ingest.crash_process import killed_at, run_until, run_until_call, started, sweep_until_call, was_killed
 from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.tree import disk
+from penstock.ingest.tree import disk, paths
 from penstock.kernel.errors import Transient
 from tests.ingest.crash_process import answered, run_without_power
 from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, digest, quick_folder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import paths
+from penstock.ingest.tree import paths
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness
 from tests.ingest.supplier_folder import unlocked
 

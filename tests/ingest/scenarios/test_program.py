@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from penstock.app.platform import open_workplace
-from penstock.ingest import paths
 from penstock.ingest.run.hooks import Hooks
+from penstock.ingest.tree import paths
 from penstock.settings import Settings
 from tests.app.scenarios.test_openapi import WITH_TOKENS, token
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, snapshot

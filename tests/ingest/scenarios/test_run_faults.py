@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.ingest import paths
 from penstock.ingest.config import RetentionSection
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import Failed
@@ -18,6 +17,7 @@ from penstock.ingest.state.reader import quarantined
 from penstock.ingest.state.retention import sweep
 from penstock.ingest.state.verify import verify
 from penstock.ingest.supplier import Supplier, load_supplier
+from penstock.ingest.tree import paths
 from penstock.kernel.clock import ManualClock, SystemClock
 from penstock.kernel.errors import Corrupt, Transient
 from tests.ingest.supplier_harness import QUALITY, SUPPLIER, SupplierHarness, price_list

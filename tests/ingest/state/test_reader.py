@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ingest import paths
 from penstock.ingest.config import RetentionSection
 from penstock.ingest.sdk import read_state
 from penstock.ingest.state.reader import current
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.errors import Corrupt, NotFound
 from tests.ingest.crash_process import started, was_killed

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.ingest import paths as layout
 from penstock.ingest.config import AlertSection, RetentionSection
 from penstock.ingest.contract import Status
 from penstock.ingest.metrics import IngestMetrics
@@ -18,6 +17,7 @@ from penstock.ingest.state.reader import open_state
 from penstock.ingest.state.retention import Old, Swept, sweep
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.state.verify import verify
+from penstock.ingest.tree import paths as layout
 from penstock.kernel.clock import ManualClock
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot
 from tests.support.crash import Killed, call_at

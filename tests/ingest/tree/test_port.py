@@ -13,12 +13,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.ingest import paths
-from penstock.ingest.async_bridge import Bridge
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Arrival, Failed, Pointer
 from penstock.ingest.supplier import load_supplier
-from penstock.ingest.tree import bucket, disk
+from penstock.ingest.tree import bucket, disk, paths
+from penstock.ingest.tree.async_bridge import Bridge
 from penstock.ingest.tree.bucket import BucketTree
 from penstock.ingest.tree.port import Changed, Tree, pointer_in
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, Transient

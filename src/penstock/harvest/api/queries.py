@@ -9,12 +9,12 @@ from uuid import UUID
 import asyncpg
 from pydantic import ValidationError
 
-from penstock.harvest.alerts import SQL as ALERTS
 from penstock.harvest.api import schemas
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.feed.feeds import known_feed
 from penstock.harvest.model import no_run
+from penstock.harvest.store import SQL as SHARED
 from penstock.kernel.db import sql
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.page import Page, page
@@ -110,7 +110,7 @@ class HarvestViews:
 
     async def alerts(self, feed: str, limit: int) -> schemas.Alerts:
         known_feed(self._section, feed)
-        rows = await self._db.fetch(ALERTS["latest"], feed, limit)
+        rows = await self._db.fetch(SHARED["latest_alerts"], feed, limit)
         return schemas.Alerts(feed=feed, alerts=[schemas.Alert.model_validate(dict(row)) for row in rows])
 
     async def record(self, feed: str, key: str) -> schemas.Record:

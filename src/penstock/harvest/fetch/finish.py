@@ -15,8 +15,8 @@ from penstock.harvest.contract import (
     WorkDone,
 )
 from penstock.harvest.fetch import partitions
+from penstock.harvest.fetch.messages import consolidation
 from penstock.harvest.fetch.partitions import Counters, Ended
-from penstock.harvest.messages import consolidation
 from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Corrupt

@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any, TypeVar
 
-from penstock.ingest import store
 from penstock.ingest.config import IngestSection
 from penstock.ingest.contract import RunState
 from penstock.ingest.model import Pointer, Standing, checked_supplier, no_run, no_supplier, supplier_of
+from penstock.ingest.run import store
+from penstock.ingest.run.store import MoveRow, Position, RunRow
 from penstock.ingest.state import reader
 from penstock.ingest.state.reader import State
 from penstock.ingest.state.supplier_status import standing
-from penstock.ingest.store import MoveRow, Position, RunRow
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.page import Page, page

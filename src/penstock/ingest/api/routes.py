@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from penstock.ingest.api import schemas
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import PREFIX, RunState
-from penstock.ingest.store import START
+from penstock.ingest.run.store import START
 from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.http.app import of_the_house, service

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from penstock.ingest import paths
 from penstock.ingest.contract import Status
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.port import Tree
 
 

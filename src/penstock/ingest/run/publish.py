@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock import __version__
-from penstock.ingest import paths
 from penstock.ingest.model import Artifact, Changes, Manifest, Pointer, Stats, alive
 from penstock.ingest.run.quality import Before
 from penstock.ingest.supplier import Supplier
@@ -22,6 +21,7 @@ from penstock.ingest.transform import key_index as indexes
 from penstock.ingest.transform.key_index import Difference
 from penstock.ingest.transform.ndjson import Lines, at, changed_lines, digest_of, document, parsed, small, text_of
 from penstock.ingest.transform.pipeline import Processed
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Corrupt
 

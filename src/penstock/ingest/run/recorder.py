@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.ingest import store
-from penstock.ingest.async_bridge import Bridge
+from penstock.ingest.run import store
+from penstock.ingest.tree.async_bridge import Bridge
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.locks import try_advisory_lock
 from penstock.kernel.errors import Conflict

@@ -9,7 +9,6 @@ from typing import Any
 
 import structlog
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import Arrival, Artifact, Failed, Failure, Manifest, Stats, checked_supplier, new_run_id
 from penstock.ingest.run import ledger, publish, recover, select
@@ -23,6 +22,7 @@ from penstock.ingest.transform.gate import check_size
 from penstock.ingest.transform.key_index import index_of
 from penstock.ingest.transform.ndjson import digest_of, small
 from penstock.ingest.transform.pipeline import Names, Processed, hold, process, settle_repeated
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError, Transient

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Arrival, Failed
 from penstock.ingest.run.ledger import Ledger, Sighting
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.disk import free_names
 from penstock.ingest.tree.port import Changed, Tree
 

@@ -3,13 +3,13 @@
 from collections.abc import Collection, Iterator
 from datetime import datetime, timedelta
 
-from penstock.ingest import paths
 from penstock.ingest.config import AlertSection
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Alert, Failed, Standing
 from penstock.ingest.run import ledger, publish
 from penstock.ingest.supplier import load_supplier
 from penstock.ingest.transform.ndjson import document
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Corrupt
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.ingest import paths
 from penstock.ingest.contract import Status
 from penstock.ingest.model import Artifact
 from penstock.ingest.run import ledger
 from penstock.ingest.transform.ndjson import digest_of, document
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 

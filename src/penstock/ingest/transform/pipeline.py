@@ -11,7 +11,6 @@ from typing import BinaryIO, TypeVar
 
 import polars as pl
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode, Reason
 from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import Gauge
@@ -32,6 +31,7 @@ from penstock.ingest.transform.ndjson import (
     repeated_lines,
     start_of,
 )
+from penstock.ingest.tree import paths
 
 _JUDGES = 2
 _UNDER_WAY = 3  # one more than can be judged: a judge must not wait until the one before it is written

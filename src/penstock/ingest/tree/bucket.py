@@ -12,11 +12,10 @@ from typing import Any, BinaryIO, TypeVar
 
 import orjson
 
-from penstock.ingest import paths
-from penstock.ingest.async_bridge import Bridge
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Arrival, Failed, Pointer, is_run_of
-from penstock.ingest.tree import disk
+from penstock.ingest.tree import disk, paths
+from penstock.ingest.tree.async_bridge import Bridge
 from penstock.ingest.tree.port import Changed, Found, is_supplier, pointer_in, superseded
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, PenstockError

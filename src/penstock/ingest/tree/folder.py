@@ -11,10 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.ingest import paths
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Arrival, Failed, Pointer, is_run_of
-from penstock.ingest.tree import disk
+from penstock.ingest.tree import disk, paths
 from penstock.ingest.tree.port import Changed, Found, is_supplier, pointer_in, superseded
 from penstock.kernel.db.locks import file_lock
 from penstock.kernel.errors import Corrupt, NotFound

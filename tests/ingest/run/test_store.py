@@ -14,14 +14,14 @@ import asyncpg
 import pytest
 
 from penstock.app.platform import open_workplace
-from penstock.ingest import paths, store
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import RunState
 from penstock.ingest.maintenance import forget_old_runs
 from penstock.ingest.model import RUN
-from penstock.ingest.run import ledger
+from penstock.ingest.run import ledger, store
 from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import Step
+from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
 from penstock.ingest.workspace import Workplace
 from penstock.kernel.db.database import Database

@@ -10,7 +10,7 @@ from penstock.kernel.db import sql
 from penstock.kernel.db.database import Connection
 from penstock.kernel.states import journal
 
-SQL = sql.load("penstock.ingest", {"run": RUN})
+SQL = sql.load("penstock.ingest.run", {"run": RUN})
 Position = tuple[datetime, str] | tuple[None, None]
 START: Position = (None, None)
 
