@@ -1,0 +1,151 @@
+"""docs/architecture.md and CONTRIBUTING.md name files, folders and symbols of the source that exist."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import penstock
+from tests.pages import ROOT, outside_blocks
+
+pytestmark = pytest.mark.docs
+
+SOURCE = Path(penstock.__file__).parent
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+WALKS = ("Tracking", "Refdata", "Ingest", "Flows", "Harvest")
+MOST_STATIONS, MOST_FILES = 15, 12
+_PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)*/?)`")
+_WALK = re.compile(r"^## (\w+): [^\n]+\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+_STATION = re.compile(r"^(\d+)\. `([^`]+)` `([^`]+)`: [A-Z`]", re.MULTILINE)
+_NUMBERED = re.compile(r"^\d+\. ", re.MULTILINE)
+_FILES = re.compile(r"^Files to open: (\d+)\.$", re.MULTILINE)
+_TREE = re.compile(r"^```\nsrc/penstock/\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_ENTRY = re.compile(r"^((?:  )+)([\w.]+/?)(?:  +\S.*)$")
+_PLACEHOLDERS = ("NAME", "NNNN")
+
+
+class Station(NamedTuple):
+    """One numbered line of a walk."""
+
+    number: int
+    file: str
+    symbol: str
+
+
+def walks() -> dict[str, str]:
+    """Return the text of each walk by the name of its part."""
+    return dict(_WALK.findall(ARCHITECTURE.read_text()))
+
+
+def stations(walk: str) -> list[Station]:
+    return [Station(int(number), file, symbol) for number, file, symbol in _STATION.findall(walk)]
+
+
+def paths_in(text: str) -> Iterator[str]:
+    """Return what looks like a path of the repository: it has a slash, and a known suffix or a known first folder."""
+    first = {one.name for one in (*ROOT.iterdir(), *SOURCE.iterdir()) if one.is_dir()}
+    for path in _PATH.findall(outside_blocks(text)):
+        is_source = Path(path).suffix in (".py", ".sql", ".yaml", ".md") or path.partition("/")[0] in first
+        if "/" in path and is_source and not any(word in path for word in _PLACEHOLDERS):
+            yield path
+
+
+def tree() -> list[str]:
+    """Return the paths that the tree of CONTRIBUTING.md lists, folders with a slash at the end."""
+    (block,) = _TREE.findall(CONTRIBUTING.read_text())
+    above: list[str] = []
+    found = []
+    for line in block.splitlines():
+        entry = _ENTRY.match(line)
+        assert entry, f"not an entry with a description: {line!r}"
+        depth = len(entry[1]) // 2 - 1
+        above = [*above[:depth], entry[2]]
+        found.append("".join(above))
+    return found
+
+
+def symbols_of(file: Path) -> set[str]:
+    """Return the functions, classes, methods and values of a module, or the named statements of an SQL file."""
+    text = file.read_text()
+    if file.suffix == ".sql":
+        return set(re.findall(r"^-- name: (\w+)$", text, re.MULTILINE))
+    return {name for node in ast.parse(text).body for name in _defined(node)}
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        yield node.target.id
+    if isinstance(node, ast.Assign):
+        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+    if isinstance(node, ast.ClassDef):
+        yield from (f"{node.name}.{name}" for inner in node.body for name in _defined(inner))
+
+
+@pytest.mark.parametrize("page", [ARCHITECTURE, CONTRIBUTING], ids=lambda page: page.name)
+def test_every_path_exists(page: Path) -> None:
+    """Every path that a page names is a file or a folder of the repository or of src/penstock."""
+    paths = set(paths_in(page.read_text()))
+    assert len(paths) > 20
+    assert sorted(path for path in paths if not any((base / path).exists() for base in (ROOT, SOURCE))) == []
+
+
+def test_the_table_of_changes_names_symbols_that_exist() -> None:
+    """Each of the 14 changes in CONTRIBUTING.md names its files, and symbols that one of these files defines."""
+    (section,) = re.findall(
+        r"^## Where does my change go\n(.*?)^## ", CONTRIBUTING.read_text(), re.DOTALL | re.MULTILINE
+    )
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)[1:]
+    assert len(rows) == 14
+    for change, places, symbols in rows:
+        files = [SOURCE / path for path in paths_in(places) if path.endswith(".py")]
+        assert files, change
+        known = set[str]().union(*map(symbols_of, files))
+        assert [symbol for symbol in re.findall(r"`([^`]+)`", symbols) if symbol not in known] == [], change
+
+
+def test_every_part_has_a_walk() -> None:
+    """docs/architecture.md has one walk for each of the five parts, in their order."""
+    assert tuple(walks()) == WALKS
+
+
+@pytest.mark.parametrize("part", WALKS)
+def test_every_station_exists(part: str) -> None:
+    """Every station names a file below src/penstock and a symbol that this file defines."""
+    walk = walks()[part]
+    found = stations(walk)
+    assert [one.number for one in found] == list(range(1, len(_NUMBERED.findall(walk)) + 1))
+    missing = [one for one in found if not (SOURCE / one.file).is_file()]
+    assert missing == []
+    assert [one for one in found if one.symbol not in symbols_of(SOURCE / one.file)] == []
+
+
+@pytest.mark.parametrize("part", WALKS)
+def test_a_walk_is_short(part: str) -> None:
+    """A walk has at most 15 stations in at most 12 files, has a diagram, and states its number of files."""
+    walk = walks()[part]
+    found = stations(walk)
+    files = {one.file for one in found}
+    assert 0 < len(found) <= MOST_STATIONS
+    assert len(files) <= MOST_FILES
+    assert [int(number) for number in _FILES.findall(walk)] == [len(files)]
+    assert walk.count("\n```\n") == 2
+
+
+def test_the_tree_lists_every_folder() -> None:
+    """The tree of CONTRIBUTING.md lists every folder of src/penstock, and nothing that does not exist."""
+    listed = tree()
+    folders = {
+        f"{file.parent.relative_to(SOURCE)}/"
+        for file in SOURCE.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts and file.parent != SOURCE
+    }
+    parents = {f"{above}/" for folder in folders for above in Path(folder).parents if above != Path()}
+    assert sorted((folders | parents) - set(listed)) == []
+    assert [path for path in listed if not (SOURCE / path).exists()] == []
+    assert len(listed) == len(set(listed))
