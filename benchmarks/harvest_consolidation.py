@@ -12,7 +12,7 @@ from benchmarks.harvest_ours import FEED, opened, settings_of
 from benchmarks.harvest_place import Place, fresh_database
 from penstock.harvest import store
 from penstock.harvest.config import ConsolidationMode
-from penstock.harvest.consolidate.batches import consolidate, use_recipe
+from penstock.harvest.consolidate.worker import consolidate, use_recipe
 from penstock.harvest.feed.recipe import Recipe
 from penstock.harvest.runtime import HarvestPlatform
 

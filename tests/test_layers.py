@@ -46,7 +46,16 @@ def test_a_module_is_a_noun() -> None:
 @pytest.mark.parametrize("part", ["tracking", "refdata", "ingest", "flows", "harvest"])
 def test_a_part_has_the_same_modules(part: str) -> None:
     """Background work, periodic tasks, health and the HTTP API have the same names in all five parts."""
-    expected = {"config.py", "contract.py", "model.py", "metrics.py", "runtime.py", "maintenance.py", "status.py", "api"}
+    expected = {
+        "config.py",
+        "contract.py",
+        "model.py",
+        "metrics.py",
+        "runtime.py",
+        "maintenance.py",
+        "status.py",
+        "api",
+    }
     assert expected <= {entry.name for entry in (ROOT / part).iterdir()}
 
 

@@ -15,7 +15,7 @@ from penstock.harvest.config import HarvestSection
 from penstock.harvest.feed.feeds import Feed, Feeds
 from penstock.harvest.feed.reader import Reader
 from penstock.harvest.feed.recipe import Recipe
-from penstock.harvest.fetch.messages import work_item
+from penstock.harvest.fetch.partitions import work_item
 from penstock.harvest.fetch.worker import ATTEMPTS
 from penstock.harvest.model import Kind, Page, Position, Range, Window
 from penstock.kernel.bus import Delivering, Delivery

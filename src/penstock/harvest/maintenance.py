@@ -15,7 +15,7 @@ from penstock.harvest.alerts import Code, Severity, Teller, raise_alert
 from penstock.harvest.config import HarvestSection
 from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS, Plan
-from penstock.harvest.fetch.messages import consolidation, hurry, work_item
+from penstock.harvest.fetch.partitions import consolidation, hurry, work_item
 from penstock.harvest.fetch.worker import Fetcher
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.plan.planner import Planner

@@ -11,9 +11,7 @@ from penstock.harvest.config import HarvestSection
 from penstock.harvest.contract import PLANS, PartitionState, Plan, PlanState, RunState, RunType
 from penstock.harvest.feed.feeds import known_feed
 from penstock.harvest.fetch import partitions
-from penstock.harvest.fetch.finish import end_partitions
-from penstock.harvest.fetch.messages import consolidation, hurry, work_item
-from penstock.harvest.fetch.partitions import Ended
+from penstock.harvest.fetch.partitions import Ended, consolidation, end_partitions, hurry, work_item
 from penstock.harvest.model import RUN, no_run
 from penstock.harvest.store import RunRow
 from penstock.kernel.bus import Bus, Message

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import structlog.testing
 
-from penstock.harvest.consolidate import batches, watermark
+from penstock.harvest.consolidate import watermark, worker
 from penstock.harvest.contract import RunState
 from penstock.kernel.db.listener import Missed, listen
 from penstock.kernel.errors import BadConfig
@@ -201,9 +201,9 @@ async def test_a_version_has_one_content_while_a_run_is_consolidated(
     harness: HarvestHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R2: a label never lies: whoever loads between two sets of a run gets what was before it."""
-    step, seen = batches._Sets.step, []
+    step, seen = worker._Sets.step, []
 
-    async def watched(sets: batches._Sets, after: str) -> Any:
+    async def watched(sets: worker._Sets, after: str) -> Any:
         done = await step(sets, after)
         seen.append((await loaded(harness), len(await harness.canonical())))
         return done
@@ -211,7 +211,7 @@ async def test_a_version_has_one_content_while_a_run_is_consolidated(
     async with harness.working():
         await harness.completed()
         before = await loaded(harness)
-        monkeypatch.setattr(batches._Sets, "step", watched)
+        monkeypatch.setattr(worker._Sets, "step", watched)
         harness.source.change(updates=100, inserts=100)
         await harness.completed()
     assert len({canonical for _, canonical in seen}) > 3  # the canonical records came piece by piece

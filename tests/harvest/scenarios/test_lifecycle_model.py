@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.harvest import contract
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.contract import RunState
-from penstock.harvest.fetch.messages import consolidation, work_item
+from penstock.harvest.fetch.partitions import consolidation, work_item
 from penstock.harvest.model import RUN
 from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.errors import Conflict, NotFound

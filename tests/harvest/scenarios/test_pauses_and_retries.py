@@ -12,11 +12,10 @@ import pytest
 from penstock.harvest import runtime
 from penstock.harvest.alerts import Code, Severity, Teller, raise_alert
 from penstock.harvest.config import AlertsSection
-from penstock.harvest.consolidate.batches import _Batches
-from penstock.harvest.consolidate.worker import Consolidator
+from penstock.harvest.consolidate.worker import Consolidator, _Batches
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
 from penstock.harvest.feed.feeds import Feeds
-from penstock.harvest.fetch.messages import consolidation
+from penstock.harvest.fetch.partitions import consolidation
 from penstock.harvest.model import Kind, Position, Range, Window
 from penstock.harvest.sources.port import SourcePaused, SourceRefused
 from penstock.kernel.bus import Delivering, Delivery

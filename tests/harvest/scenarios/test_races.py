@@ -13,9 +13,9 @@ import pytest
 
 from penstock.harvest import store
 from penstock.harvest.config import FeedSection
-from penstock.harvest.consolidate import batches, late_changes, watermark
-from penstock.harvest.consolidate.batches import Consolidated, consolidate, use_recipe
+from penstock.harvest.consolidate import late_changes, watermark, worker
 from penstock.harvest.consolidate.late_changes import Stopped, sweep
+from penstock.harvest.consolidate.worker import Consolidated, consolidate, use_recipe
 from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
 from penstock.harvest.feed.recipe import Recipe
 from penstock.harvest.fetch import raw_store
@@ -99,7 +99,7 @@ async def test_a_change_of_recipe_sets_no_pending_version_back(database_url: str
 
         async def make_all_pending() -> None:
             async with one.db.transaction() as tx:
-                await tx.execute(batches._SQL["make_all_pending"], FEED)
+                await tx.execute(worker._SQL["make_all_pending"], FEED)
 
         async with one.db.transaction() as tx:
             now = one.db.clock.now()

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_DONE, WORK_ITEMS, RunState
-from penstock.harvest.fetch.messages import work_item
+from penstock.harvest.fetch.partitions import work_item
 from penstock.harvest.simulator.faults import Faults
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.clock import ManualClock

@@ -1,16 +1,32 @@
-"""Partitions: how far they are, who works on them, and how they end."""
+"""H5: progress, messages and end of partitions. The transaction that ends the last partition ends fetching."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 import asyncpg
+import msgspec
 
-from penstock.harvest.contract import PartitionState, RunState, RunType
+from penstock.harvest import store
+from penstock.harvest.alerts import Code, Severity, raise_alert
+from penstock.harvest.contract import (
+    CONSOLIDATIONS,
+    WORK_DONE,
+    WORK_ITEMS,
+    Consolidate,
+    PartitionState,
+    RunState,
+    RunType,
+    WorkDone,
+    WorkItem,
+)
 from penstock.harvest.model import PARTITION, Kind, Position, Range
 from penstock.harvest.store import SQL
+from penstock.kernel.bus import Bus, Message
 from penstock.kernel.db.database import Connection
+from penstock.kernel.errors import Corrupt, Transient
 from penstock.kernel.states import journal
 
 
@@ -191,3 +207,49 @@ def _task(row: asyncpg.Record) -> Task:
         upper_bound=row["run_upper_bound"],
         trace_id=row["trace_id"],
     )
+
+
+async def hurry(bus: Bus) -> None:
+    """Send what was just committed; what cannot be sent now is sent by the relay, and is no failure of the caller's."""
+    with suppress(Transient):
+        await bus.relay()
+
+
+def work_item(run_id: UUID, partition_id: str, offset: int, scan: int, trace_id: str) -> Message:
+    item = WorkItem(run_id, partition_id, offset, trace_id, scan)
+    return Message(WORK_ITEMS, f"{run_id}/{partition_id}", msgspec.json.encode(item))
+
+
+def consolidation(run_id: UUID, trace_id: str, *, force: bool = False) -> Message:
+    return Message(CONSOLIDATIONS, str(run_id), msgspec.json.encode(Consolidate(run_id, trace_id, force)))
+
+
+async def end_partitions(
+    tx: Connection, bus: Bus, feed: str, run_id: UUID, trace_id: str, ended: Sequence[Ended], by: str, now: datetime
+) -> None:
+    """Count partitions, already marked as ended, and tell of them; the last of a run triggers consolidation."""
+    await note_partitions(tx, run_id, ended, PartitionState.RUNNING, by, now)
+    counters = await count_ended(tx, run_id, ended, now)
+    if counters is None:
+        raise Corrupt("RUN_NOT_FETCHING", f"a partition of run {run_id} ended after the run did")
+    await bus.publish([_done(one, feed, run_id, trace_id, now) for one in ended], tx=tx)
+    if counters.is_all:
+        await _end_fetching(tx, bus, feed, run_id, trace_id, counters, by, now)
+
+
+async def _end_fetching(
+    tx: Connection, bus: Bus, feed: str, run_id: UUID, trace_id: str, counters: Counters, by: str, now: datetime
+) -> None:
+    if counters.failed == 0:
+        await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "trigger", by, now)
+        await bus.publish([consolidation(run_id, trace_id)], tx=tx)
+        return
+    reason = f"{counters.failed} of {counters.expected} partitions failed"
+    await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "skip", by, now, reason)
+    message = f"Run {run_id} of {feed}: {reason}. Consolidation skipped, watermark NOT advanced."
+    await raise_alert(tx, feed, run_id, Code.CONSOLIDATION_SKIPPED, Severity.ERROR, message, now)
+
+
+def _done(one: Ended, feed: str, run_id: UUID, trace_id: str, now: datetime) -> Message:
+    done = WorkDone(run_id, feed, one.partition_id, one.status, one.records, now, trace_id, one.error)
+    return Message(WORK_DONE, str(run_id), msgspec.json.encode(done))

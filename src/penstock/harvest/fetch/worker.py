@@ -12,9 +12,7 @@ from penstock.harvest.contract import PartitionState, RunState, WorkItem, read
 from penstock.harvest.feed.feeds import Feeds
 from penstock.harvest.fetch import partitions, raw_store
 from penstock.harvest.fetch.completeness import Pass, Verdict, is_clean, judge
-from penstock.harvest.fetch.finish import end_partitions
-from penstock.harvest.fetch.messages import hurry, work_item
-from penstock.harvest.fetch.partitions import Ended, Step, Task
+from penstock.harvest.fetch.partitions import Ended, Step, Task, end_partitions, hurry, work_item
 from penstock.harvest.fetch.turn import Turn, take_turn
 from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN, Position

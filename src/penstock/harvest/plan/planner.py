@@ -10,7 +10,7 @@ from penstock.harvest import store
 from penstock.harvest.alerts import Code, Severity, raise_alert
 from penstock.harvest.contract import Plan, PlanState, RunType, read
 from penstock.harvest.feed.feeds import Feed, Feeds
-from penstock.harvest.fetch.messages import hurry, work_item
+from penstock.harvest.fetch.partitions import hurry, work_item
 from penstock.harvest.fetch.worker import ATTEMPTS, LONGEST_WAIT
 from penstock.harvest.model import ALWAYS, Heatmap, Range, Window
 from penstock.harvest.plan.heatmap import UNSTABLE, scan

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.harvest.config import ConsolidationSection, FeedSection
-from penstock.harvest.consolidate.batches import Consolidated, Progress, consolidate, use_recipe
 from penstock.harvest.consolidate.sql_compiler import compile_fetch, compile_set
+from penstock.harvest.consolidate.worker import Consolidated, Progress, consolidate, use_recipe
 from penstock.harvest.feed.recipe import Recipe
 from penstock.kernel.db import migrate
 from penstock.kernel.db.database import Connection, Database
