@@ -1,1 +1,5 @@
-"""The composition root: the only package that knows every part."""
+"""Composition root: the only package that imports every part.
+
+In the order of a start: programs, process, factories (ports), schema, platform (parts), bridges (adapters between
+parts), apis, http_server. reload and doctor work on a running configuration.
+"""

@@ -14,10 +14,10 @@ from penstock.flows.contract import DOCUMENT_LIMIT, RunStatus, StepStatus
 from penstock.flows.definition import schedule
 from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.definition.spec import FlowSpec, RunRequest
-from penstock.flows.engine import plan as making
 from penstock.flows.engine.decide import given_up, is_to_stop
 from penstock.flows.engine.engine import PUBLISHING, RUNS, FlowEngine
 from penstock.flows.engine.operations import Management
+from penstock.flows.engine.plan import ADVANCE, begin
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, End, Settled, StepError
 from penstock.kernel.db.database import Connection
@@ -120,7 +120,7 @@ class Keeper:
         if standing is None or standing["status"] != RunStatus.RUNNING or standing["open"]:
             return False
         target = RunStatus.FAILED if standing["failed"] else RunStatus.SUCCEEDED
-        await store.move_run(tx, run, RunStatus.RUNNING, target, making.ADVANCE, now)
+        await store.move_run(tx, run, RunStatus.RUNNING, target, ADVANCE, now)
         told.runs.append((run, "", target))
         return True
 
@@ -146,7 +146,7 @@ class Keeper:
             await self._tell(row)
             return
         with suppress(Conflict):  # it has ended meanwhile
-            await self._management.cancel(row["run_id"], making.ADVANCE, "the step it belongs to is over")
+            await self._management.cancel(row["run_id"], ADVANCE, "the step it belongs to is over")
 
     async def _tell(self, inner: asyncpg.Record) -> None:
         place = (inner["parent_run"], inner["parent_n"])
@@ -157,7 +157,7 @@ class Keeper:
             [row] = await store.steps_at(tx, [place])
             told = Settled()
             if row["status"] == StepStatus.RUNNING and (row["given"] or {}).get("runId") == inner["run_id"]:
-                told = await store.settle(tx, [await _outcome(tx, row, inner)], now, making.ADVANCE)
+                told = await store.settle(tx, [await _outcome(tx, row, inner)], now, ADVANCE)
                 await self._engine.advance.follow(tx, told, now)
         self._engine.announce(told)
 
@@ -174,7 +174,7 @@ class Keeper:
             room = _MANY if most is None else most - await store.count_active(tx, flow)
             told = Settled()
             for row in await tx.fetch(store.SQL["waiting_runs"], flow, room) if room > 0 else []:
-                told.add(await making.begin(tx, row["id"], now))
+                told.add(await begin(tx, row["id"], now))
             await self._engine.advance.follow(tx, told, now)
         self._engine.announce(told)
 

@@ -1,1 +1,5 @@
-"""What all five parts share; no business word in here."""
+"""Kernel: what all parts use, without business terms.
+
+From the bottom: errors, clock, text, findings; config, machine, ids, canonical, storage, tasks; db, telemetry; http,
+signals, states, work; bus.
+"""
