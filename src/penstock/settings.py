@@ -183,7 +183,7 @@ def load_settings(
     file: Path | None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Settings:
     """The settings from *file* (else ./penstock.yaml when there is one), the environment, and overrides by path."""
-    place = file or _usual_file()
+    place = file or (Path(FILE) if Path(FILE).exists() else None)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
     paths: dict[KeyPath, Any] = {tuple(name.split(".")): value for name, value in given.items()}
     stamp = stamp_of(place)
@@ -207,10 +207,6 @@ def load_ingest_settings(
         return load_settings(config, overrides={**given, "ingest.root": "."}), False
     hint = "name it with --root DIR, or as ingest.root in penstock.yaml"
     raise BadConfig("NO_ROOT", "which folder holds etl_data/ and etl_ops/?", hint=hint)
-
-
-def _usual_file() -> Path | None:
-    return Path(FILE) if Path(FILE).exists() else None
 
 
 def stamp_of(file: Path | None) -> Stamp | None:

@@ -171,7 +171,7 @@ def _check_missing(table: "Table", names: list[str], fields: list[Bound], suppli
     width = max([len(names), *(len(row) for row in table.head)], default=0)
     needed = [one for one in fields if one.column.required or one.name in supplier.key]
     lost = [
-        _spelled(one)
+        f"{one.name} ({' or '.join(repr(place) for place in one.column.places)})"
         for one in needed
         if one.index is None or one.index >= width or (table.absent and names[one.index] in table.absent)
     ]
@@ -201,10 +201,6 @@ def _check_extra(table: "Table", names: list[str], fields: list[Bound]) -> None:
     if extra := [name for index, name in enumerate(names) if name and index not in mapped]:
         said = f"{_where(table)} has columns nobody expects: {', '.join(map(repr, extra))}"
         raise Failed(FailureCode.HEADER_MISMATCH, said, "map them, or leave out source.exact")
-
-
-def _spelled(field: Bound) -> str:
-    return f"{field.name} ({' or '.join(repr(place) for place in field.column.places)})"
 
 
 def _where(table: "Table") -> str:

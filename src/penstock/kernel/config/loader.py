@@ -198,7 +198,7 @@ def _fields(model: type[BaseModel], path: KeyPath) -> list[str]:
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
     """The models within *annotation*: itself, or those of an optional or a list."""
-    if _is_model(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in _models(inner)]
 
@@ -206,10 +206,6 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 def _is_mapping(annotation: Any) -> bool:
     """Whether the models within *annotation* go by names of the user's own."""
     return get_origin(annotation) is dict or any(_is_mapping(inner) for inner in get_args(annotation))
-
-
-def _is_model(candidate: Any) -> bool:
-    return isinstance(candidate, type) and issubclass(candidate, BaseModel)
 
 
 def _place(document: Any, file: Path | None, places: Mapping[KeyPath, str], path: KeyPath) -> str:

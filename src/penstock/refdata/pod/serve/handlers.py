@@ -79,11 +79,11 @@ def bug(request: Request) -> Answered:
 
 def _read(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach | Stream:
     if address.what == "item":
-        return _item(view, entry, address.key, request)
+        return item_answer(entry.version, entry.head, address.key, view.get(entry.shelf, address.key), request)
     if address.what == "items":
         return _items(view, entry, keys_of(address), request)
     if address.what == "version":
-        return _version(entry)
+        return version_answer(entry.target, entry.version, entry.head, entry.shelf)
     if address.what == "changes":
         return Stream(address, responses.EVENTS, _since(address, request))
     if responses.NDJSON in request.headers.get(b"accept", b"").lower():
@@ -129,19 +129,11 @@ def as_line(found: Found) -> bytes:
     return b'{"key":%b,"value":%b}' % (key, layout.body_of(layout.response_of(place, value)))
 
 
-def _item(view: View, entry: Entry, key: bytes, request: Request) -> Answered:
-    return item_answer(entry.version, entry.head, key, view.get(entry.shelf, key), request)
-
-
 def _items(view: View, entry: Entry, keys: list[bytes], request: Request) -> Answered:
     found = ((key, view.get(entry.shelf, key)) for key in keys)
     bodies = {key: layout.body_of(response) for key, response in found if response is not None}
     check_size(sum(map(len, bodies.values())))
     return items_answer(entry.version, entry.head, bodies, keys, request)
-
-
-def _version(entry: Entry) -> Answered:
-    return version_answer(entry.target, entry.version, entry.head, entry.shelf)
 
 
 def _page(view: View, entry: Entry, address: Address, request: Request) -> Answered | Reach:
