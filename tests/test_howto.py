@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from penstock.flows.config import FlowsSection
 from penstock.flows.definition.catalogue import load_file
-from penstock.flows.kinds import registry
-from penstock.flows.kinds.market import workers
+from penstock.flows.kinds.registry import open_catalogue
 from penstock.ingest.supplier import load_supplier
 from penstock.settings import load_settings
 from tests.console import blocks_of, can_be_given, penstock_words, simple_commands, typed_in
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docs
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 FEWEST, MOST = 5, 8
 TOLD = "".join(file.read_text() for folder in ("", "reference") for file in (ROOT / "docs" / folder).glob("*.md"))
-CHECKS = {**registry.check_inputs, **workers.check_inputs}
+CHECKS = open_catalogue(FlowsSection()).input_checks
 SUPPLIER = {"min_fact_count", "max_bad_ratio", "allow_empty_snapshot"}
 
 pages = pytest.mark.parametrize("page", HOWTO, ids=lambda page: page.stem)

@@ -11,6 +11,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 Answer = Callable[["ScriptedMarketServer"], Awaitable[web.StreamResponse]]
+TOKEN = "s3cr3t-t0ken"
+TOKEN_NAME = "MARKET_TOKEN"
+TOKEN_REF = f"env:{TOKEN_NAME}"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
 
 

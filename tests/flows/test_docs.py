@@ -14,20 +14,21 @@ from pydantic import BaseModel
 from penstock.cli.flow import app, schedule_app
 from penstock.flows import contract
 from penstock.flows.api.runs import routes
+from penstock.flows.config import FlowsSection
 from penstock.flows.contract import PREFIX, Answer, Hold, RunStatus, Said, StepStatus
 from penstock.flows.definition import loader, spec, validation
-from penstock.flows.definition.catalogue import load_file
+from penstock.flows.definition.catalogue import Catalogue, load_file
 from penstock.flows.definition.loader import load_module
 from penstock.flows.definition.spec import FlowSpec, Retry, RunRequest, Schedule, StepSpec
 from penstock.flows.engine import advance
 from penstock.flows.kinds import http, python
-from penstock.flows.kinds import registry as builtin
 from penstock.flows.kinds.http_client import Trouble
-from penstock.flows.kinds.market import ohlcv, report, workers
+from penstock.flows.kinds.market import ohlcv, report
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
-from penstock.flows.kinds.registry import WAITING
+from penstock.flows.kinds.registry import WAITING, open_catalogue
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP
+from penstock.flows.sdk import KindContext
 from penstock.flows.sdk import workers as registered
 from penstock.ingest.contract import FailureCode
 from penstock.settings import load_settings
@@ -37,8 +38,8 @@ from tests.pages import drawn_in
 pytestmark = pytest.mark.docs
 
 EXAMPLE = ROOT / "examples" / "market-report"
-KINDS = {*builtin.check_inputs, *workers.check_inputs, *contract.ENGINE_KINDS}
-CHECKS = {**builtin.check_inputs, **workers.check_inputs}
+CHECKS = open_catalogue(FlowsSection()).input_checks
+KINDS = {*CHECKS, *contract.ENGINE_KINDS}
 ERRORS = {
     *("StepFailed", "StepError", "PictureFailed"),
     *("Invalid", "Conflict", "NotFound", "TooLarge", "BadConfig", "Forbidden"),
@@ -61,8 +62,8 @@ def test_the_flow_of_the_document_is_one(tmp_path: Path) -> None:
 
 
 def test_the_modules_of_the_document_define_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F15, F17: the Python is a module with a flow and a worker; and one that is a worker by itself."""
-    flows, worker = blocks("python")
+    """F15, F17: modules with a flow and a worker, with a worker that runs by itself, and with `make_workers`."""
+    flows, worker, maker = blocks("python")
     (tmp_path / "flows.py").write_text(flows)
     (tmp_path / "greeter.py").write_text(worker)
     found = load_module(str(tmp_path / "flows.py"), CHECKS)
@@ -71,6 +72,10 @@ def test_the_modules_of_the_document_define_what_they_say(tmp_path: Path, monkey
     monkeypatch.setattr(registered, "handlers", {})
     load_module(str(tmp_path / "greeter.py"))
     assert list(registered.handlers) == ["GREET"]
+    (tmp_path / "maker.py").write_text(maker)
+    section = FlowsSection(modules=[str(tmp_path / "maker.py")])
+    declared, made = Catalogue(section).make_workers(KindContext(section))
+    assert (list(declared.input_checks), list(made.handlers)) == (["COUNT_SHOPS"], ["COUNT_SHOPS"])
 
 
 def test_the_example_is_valid() -> None:

@@ -32,7 +32,7 @@ from penstock.flows import sdk
 from penstock.flows.api.queries import FlowViews
 from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.runtime import FlowsPlatform, run_flows
-from penstock.flows.step import Workers
+from penstock.flows.step import KindContext, Workers
 from penstock.harvest.api.queries import HarvestViews
 from penstock.harvest.runtime import HarvestPlatform, run_harvest
 from penstock.ingest.api.queries import IngestViews
@@ -198,7 +198,7 @@ async def work_flows_remotely(
 ) -> None:
     """F17: execute steps of the server at *url*, without a database, until *stop*; only some *kinds*, when named."""
     section, known = settings.flows, Workers()
-    for workers in Catalogue(section).workers:
+    for workers in Catalogue(section).make_workers(KindContext(section)):
         known.add(workers)
     chosen = known.only(kinds)
     if not chosen.handlers:

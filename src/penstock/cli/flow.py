@@ -253,14 +253,15 @@ def _check_nesting(files: Iterable[_LoadedFile]) -> Iterator[_LoadedFile]:
 
 
 def _load_file(target: str) -> _LoadedFile:
+    from penstock.flows.config import FlowsSection
     from penstock.flows.definition.catalogue import SUFFIXES, load_file, load_module
-    from penstock.flows.kinds.registry import check_inputs
+    from penstock.flows.kinds.registry import open_catalogue
 
-    path = Path(target)
+    path, checks = Path(target), open_catalogue(FlowsSection()).input_checks
     try:
         if path.suffix in SUFFIXES or (path.is_file() and path.suffix != ".py"):
-            return _LoadedFile(target, [load_file(path, check_inputs)])
-        return _LoadedFile(target, list(load_module(target, check_inputs).flows))
+            return _LoadedFile(target, [load_file(path, checks)])
+        return _LoadedFile(target, list(load_module(target, checks).flows))
     except PenstockError as error:
         return _LoadedFile(target, [], error)
 

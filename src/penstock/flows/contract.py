@@ -20,9 +20,7 @@ DEPTH_LIMIT = 8  # flows within flows
 MAP = "map"  # kinds the engine runs itself: no worker is handed them
 FLOW = "flow"
 ENGINE_KINDS = frozenset({MAP, FLOW})
-OHLCV_EXPORT, CHART_EXPORT, LLM_REPORT = "OHLCV_EXPORT", "CHART_EXPORT", "LLM_REPORT"
-MANIFEST = "manifest.json"
-MANIFEST_OUTPUT = "outputsManifestGcsUri"  # the document's name for it, whichever store is used
+CHART_EXPORT = "CHART_EXPORT"
 # F12 fixes the folder of charts; here, because a remote worker names its artifacts without the engine.
 ARTIFACT_FOLDERS = {CHART_EXPORT: "charts"}
 LATE_OUTPUTS = frozenset({"signed_url", "expires_at"})  # may change after a step has ended

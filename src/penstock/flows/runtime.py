@@ -1,6 +1,6 @@
 """Flows as they run in the background: periodic tasks that keep runs going, and workers that execute steps."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,16 +11,14 @@ from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.engine.engine import MOVES, FlowEngine
 from penstock.flows.engine.operations import Management
 from penstock.flows.kinds import http, python
-from penstock.flows.kinds.market.ohlcv import read_only
-from penstock.flows.kinds.market.workers import market_workers
-from penstock.flows.kinds.registry import WAITING, check_inputs, check_reports
+from penstock.flows.kinds.query import read_only
+from penstock.flows.kinds.registry import WAITING, open_catalogue
 from penstock.flows.maintenance import Keeper
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import RUN, STEP
-from penstock.flows.step import Workers
+from penstock.flows.step import KindContext, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
-from penstock.kernel.config.loader import resolve
 from penstock.kernel.db.database import Database
 from penstock.kernel.ids import worker_name
 from penstock.kernel.states.event_stream import Ringing, Tail
@@ -52,7 +50,7 @@ async def open_engine(
     db: Database, storage: Storage, section: FlowsSection, telemetry: Telemetry
 ) -> AsyncIterator[FlowsPlatform]:
     """Open the engine and the catalogue of flows on *db*, without workers."""
-    catalogue = Catalogue(section, kind_checks=check_inputs, report_checks=check_reports)
+    catalogue = open_catalogue(section)
     checks = (catalogue.input_checks, catalogue.report_checks)
     async with FlowEngine.open(db, storage, catalogue, checks[0], section, checks[1]) as engine:
         live = FlowEvents([Tail(db, (RUN.name, STEP.name))], [Ringing(engine.bell, MOVES)])
@@ -103,18 +101,9 @@ async def _open_workers(
 ) -> Workers:
     section, known = platform.section, Workers()
     query = read_only(queries) if queries is not None else None
-    image_token, llm_token = _tokens(section)
-    known.add(market_workers(section, query, image_token=image_token, llm_token=llm_token, clock=platform.db.clock))
+    of_modules = platform.catalogue.make_workers(KindContext(section, query, platform.db.clock))
     known.worker(http.KIND)(await stack.enter_async_context(http.http_worker(section.http)))
     known.worker(python.KIND)(python.python_worker(section.python))
-    known.add(others)
-    for workers in platform.catalogue.workers:
+    for workers in (others, *of_modules):
         known.add(workers)
     return known
-
-
-def _tokens(section: FlowsSection) -> Sequence[str | None]:
-    return [
-        resolve(token, f"flows.{name}.token") if token else None
-        for name, token in (("images", section.images.token), ("llm", section.llm.token))
-    ]

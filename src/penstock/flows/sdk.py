@@ -23,7 +23,7 @@ from penstock.flows.definition.python_dsl import Built, Flow, index, item
 from penstock.flows.definition.spec import FlowSpec, Policy, Retry, Schedule, StepSpec, Work
 from penstock.flows.metrics import FlowMetrics
 from penstock.flows.model import Claimed, Report, StepError
-from penstock.flows.step import ReportCheck, Step, StepFailed, Workers
+from penstock.flows.step import KindContext, ReportCheck, Step, StepFailed, Workers
 from penstock.flows.worker.loop import Ended, Name, StepWorker
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.client import Json
@@ -36,6 +36,7 @@ __all__ = [
     "FlowClient",
     "FlowSpec",
     "HttpCounter",
+    "KindContext",
     "Policy",
     "ReportCheck",
     "Retry",

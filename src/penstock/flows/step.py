@@ -1,12 +1,14 @@
 """F17: a step as its worker sees it, and the workers by the kind of step they do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from penstock.flows.config import FlowsSection
 from penstock.flows.contract import artifact_folder
 from penstock.flows.model import Claimed, StepError
+from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import BadConfig
 
 Outputs = Mapping[str, Any] | None
@@ -14,6 +16,9 @@ Handler = Callable[["Step"], Awaitable[Outputs]] | Callable[["Step"], Outputs]
 CheckInputs = Callable[[Mapping[str, Any]], None]  # raises Invalid for inputs that cannot be right
 # The document or None, the inputs of the step and the names of its artifacts; outputs to add, or the step's error.
 Verdict = Callable[[bytes | None, Mapping[str, Any], frozenset[str]], Mapping[str, Any] | StepError]
+# A statement, its parameters and the most rows it may return.
+Query = Callable[[str, Sequence[Any], int], Awaitable[Sequence[Mapping[str, Any]]]]
+Pause = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +109,26 @@ class Workers:
             if kind in self.handlers:
                 raise ValueError(f"two workers for the kind {kind}")
             self.handlers[kind] = handler
-            if check_inputs is not None:
-                self.input_checks[kind] = check_inputs
-            if check_report is not None:
-                self.report_checks[kind] = check_report
+            self.declare(kind, check_inputs=check_inputs, check_report=check_report)
             return handler
 
         return register
 
+    def declare(
+        self, kind: str, *, check_inputs: CheckInputs | None = None, check_report: ReportCheck | None = None
+    ) -> None:
+        """Set the checks of *kind* as `worker` does, without a handler: for a kind of `make_workers`."""
+        if check_inputs is not None:
+            self.input_checks[kind] = check_inputs
+        if check_report is not None:
+            self.report_checks[kind] = check_report
+
     def add(self, others: "Workers") -> None:
         """Add the handlers and the checks of *others*."""
         for kind, handler in others.handlers.items():
-            checks = (others.input_checks.get(kind), others.report_checks.get(kind))
-            self.worker(kind, check_inputs=checks[0], check_report=checks[1])(handler)
+            self.worker(kind)(handler)
+        self.input_checks |= others.input_checks
+        self.report_checks |= others.report_checks
 
     def only(self, kinds: Collection[str]) -> "Workers":
         """Return the workers of *kinds*, all of them when none is named; BadConfig UNKNOWN_KIND for a kind without."""
@@ -125,7 +137,20 @@ class Workers:
             raise BadConfig("UNKNOWN_KIND", f"nobody here does steps of the kind {unknown[0]}", hint=hint)
         chosen = Workers()
         chosen.add(self)
-        for kind in [kind for kind in self.handlers if kinds and kind not in kinds]:
-            for table in (chosen.handlers, chosen.input_checks, chosen.report_checks):
-                table.pop(kind, None)
+        for table in (chosen.handlers, chosen.input_checks, chosen.report_checks):
+            for kind in [kind for kind in table if kinds and kind not in kinds]:
+                del table[kind]
         return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class KindContext:
+    """What `make_workers` of a module receives."""
+
+    section: FlowsSection
+    query: Query | None = None  # reads `flows.database`; None without one
+    clock: Clock = field(default_factory=SystemClock)
+    pause: Pause = asyncio.sleep
+
+
+MakeWorkers = Callable[[KindContext], Workers]

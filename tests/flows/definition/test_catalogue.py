@@ -10,6 +10,7 @@ import pytest
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.catalogue import Catalogue, load_file, load_module
+from penstock.flows.step import KindContext
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
 
@@ -278,3 +279,27 @@ def test_a_module_that_is_wrong_is_told(modules: Path, text: str, error: type[In
     with pytest.raises(error) as caught:
         load_module("bad_flows")
     assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def make_workers(context): return context.colour\n", "make_workers: AttributeError: "),
+        ("def make_workers(): return Workers()\n", "make_workers: TypeError: "),
+        ("make_workers = Workers()\n", "make_workers: TypeError: "),
+        ("def make_workers(context): return None\n", "make_workers must return new Workers, without checks"),
+        (
+            "def make_workers(context):\n  made = Workers()\n  made.declare('X', check_inputs=print)\n  return made\n",
+            "make_workers must return new Workers, without checks",
+        ),
+    ],
+)
+def test_workers_that_cannot_be_made_are_told(modules: Path, text: str, said: str) -> None:
+    """F17: with the name of the module, when workers are opened and not before."""
+    (modules / "bad_makers.py").write_text(f"from penstock.flows.step import Workers\n{text}")
+    section = FlowsSection(modules=["bad_makers"])
+    found = Catalogue(section)
+    with pytest.raises(BadConfig) as caught:
+        found.make_workers(KindContext(section))
+    assert caught.value.code == "FLOW_MODULE"
+    assert caught.value.message.startswith(f"bad_makers: {said}")

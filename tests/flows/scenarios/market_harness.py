@@ -12,27 +12,24 @@ from ruamel.yaml import YAML
 
 from penstock.flows.api.queries import FlowViews
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import MANIFEST
-from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.engine.engine import RUNS, FlowEngine
 from penstock.flows.engine.operations import Management
-from penstock.flows.kinds.market.workers import market_workers
-from penstock.flows.kinds.registry import check_inputs, check_reports
-from penstock.flows.step import Handler, Workers
+from penstock.flows.kinds.market.manifest import MANIFEST
+from penstock.flows.kinds.registry import open_catalogue
+from penstock.flows.step import Handler, KindContext, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Database
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
-from tests.flows.market_servers import ScriptedMarketServer
+from tests.flows.market_servers import TOKEN_REF, ScriptedMarketServer
 from tests.support.types import Json
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "market-report"
 FLOW = "market-report"
 LEASE = timedelta(seconds=60)
-TOKEN = "s3cr3t-t0ken"
 WITHIN = 30.0  # seconds; only a broken promise takes so long
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -112,8 +109,7 @@ async def opened(url: str, folder: Path, *, clock: Clock | None = None, **sectio
     flows = settings(**section)
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(url, clock=clock, looks_up=True))
-        storage = FolderStorage(folder / "objects")
-        catalogue = Catalogue(flows, kind_checks=check_inputs, report_checks=check_reports)
+        storage, catalogue = FolderStorage(folder / "objects"), open_catalogue(flows)
         checks = (catalogue.input_checks, catalogue.report_checks)
         opening = FlowEngine.open(db, storage, catalogue, checks[0], flows, checks[1])
         engine = await stack.enter_async_context(opening)
@@ -138,13 +134,18 @@ def workers(
 ) -> Workers:
     """The built-in workers, whose pauses are kept by the *server* they ask instead of waited for."""
     pause = server.pause if server else asyncio.sleep
-    built_in = market_workers(settings(**section), image_token=TOKEN, llm_token=TOKEN, pause=pause)
+    flows, built_in = settings(**section), Workers()
+    for one in open_catalogue(flows).make_workers(KindContext(flows, pause=pause)):
+        built_in.add(one)
     built_in.handlers |= handlers or {}
     return built_in
 
 
 def settings(**section: Any) -> FlowsSection:
-    return FlowsSection.model_validate({"folder": EXAMPLE / "flows", "files": EXAMPLE, "lease": LEASE, **section})
+    apis = {name: {**section[name], "token": TOKEN_REF} for name in ("images", "llm") if name in section}
+    return FlowsSection.model_validate(
+        {"folder": EXAMPLE / "flows", "files": EXAMPLE, "lease": LEASE, **section, **apis}
+    )
 
 
 def example(**changed: Mapping[str, Any]) -> Json:

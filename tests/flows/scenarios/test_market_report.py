@@ -16,12 +16,24 @@ import orjson
 import pytest
 from aiohttp import web
 
-from penstock.flows.contract import CHART_EXPORT, MANIFEST, MANIFEST_OUTPUT
+from penstock.flows.contract import CHART_EXPORT
+from penstock.flows.kinds.market.manifest import MANIFEST, MANIFEST_OUTPUT
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Conflict, Invalid
-from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, market_server, never, picture, says, writes
-from tests.flows.scenarios.market_harness import EXAMPLE, FLOW, LEASE, TOKEN, example, market, opened, workers
+from tests.flows.market_servers import (
+    PNG,
+    TOKEN,
+    TOKEN_NAME,
+    Answer,
+    ScriptedMarketServer,
+    market_server,
+    never,
+    picture,
+    says,
+    writes,
+)
+from tests.flows.scenarios.market_harness import EXAMPLE, FLOW, LEASE, example, market, opened, workers
 from tests.support.processes import Up
 from tests.support.types import Json
 from tests.support.waiting import becomes, until
@@ -37,8 +49,9 @@ LEFT = {
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[ScriptedMarketServer]:
+async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedMarketServer]:
     """An image API, or a model: what it answers is the test's."""
+    monkeypatch.setenv(TOKEN_NAME, TOKEN)
     async with market_server() as server:
         server.will(picture)
         yield server

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.graph import did_you_mean, within_itself
-from penstock.flows.definition.loader import Module, load_file, load_module
+from penstock.flows.definition.loader import Module, load_file, load_module, made_workers
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
-from penstock.flows.step import ReportCheck, Workers
+from penstock.flows.step import KindContext, ReportCheck, Workers
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError
 
@@ -20,7 +20,6 @@ __all__ = ["Catalogue", "flow_files", "load_file", "load_module"]
 SUFFIXES = (".yaml", ".yml")
 _EVERY = timedelta(seconds=1)
 _NO_CHECKS: KindChecks = {}
-_NO_REPORT_CHECKS: Mapping[str, ReportCheck] = {}
 Stamp = tuple[int, ...]
 
 
@@ -42,14 +41,15 @@ class Catalogue:
         clock: Clock | None = None,
         *,
         kind_checks: KindChecks = _NO_CHECKS,
-        report_checks: Mapping[str, ReportCheck] = _NO_REPORT_CHECKS,
+        built_in_modules: Sequence[str] = (),
     ) -> None:
         self._folder, self._clock = section.folder, clock or SystemClock()
-        self.input_checks, self.report_checks = kind_checks, report_checks
-        loaded = [self._load(name) for name in section.modules]
-        unique = {id(one): one for module in loaded for one in module.workers}
+        self.input_checks, self.report_checks = kind_checks, dict[str, ReportCheck]()
+        loaded = {name: self._load(name) for name in (*built_in_modules, *section.modules)}
+        unique = {id(one): one for module in loaded.values() for one in module.workers}
         self.workers: Sequence[Workers] = list(unique.values())
-        self._fixed = {flow.name: flow for module in loaded for flow in module.flows}
+        self._makers = {module.make_workers: name for name, module in loaded.items() if module.make_workers}
+        self._fixed = {flow.name: flow for module in loaded.values() for flow in module.flows}
         for flow in self._fixed.values():
             if error := within_itself(flow, self._fixed):
                 raise error
@@ -64,6 +64,10 @@ class Catalogue:
         self.input_checks = {**module.input_checks, **self.input_checks}
         self.report_checks = {**module.report_checks, **self.report_checks}
         return module
+
+    def make_workers(self, context: KindContext) -> Sequence[Workers]:
+        """Return the workers of the modules, with those that `make_workers` returns for *context*."""
+        return [*self.workers, *(made_workers(name, make, context) for make, name in self._makers.items())]
 
     def flow(self, name: str) -> FlowSpec:
         """The flow of that name; NotFound when there is none."""

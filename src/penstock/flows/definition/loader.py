@@ -15,10 +15,10 @@ from penstock.flows.definition import schedule, validation
 from penstock.flows.definition.python_dsl import Flow
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.definition.validation import KindChecks
-from penstock.flows.step import ReportCheck, Workers
+from penstock.flows.step import KindContext, MakeWorkers, ReportCheck, Workers
 from penstock.kernel.config import loader
 from penstock.kernel.config.loader import Misplaced
-from penstock.kernel.errors import BadConfig, Invalid
+from penstock.kernel.errors import BadConfig, Invalid, PenstockError
 
 _HINT = "`penstock flow validate FILE` checks a flow without running it"
 _NO_CHECKS: KindChecks = {}
@@ -31,6 +31,7 @@ class Module:
 
     flows: Sequence[FlowSpec]
     workers: Sequence[Workers]
+    make_workers: MakeWorkers | None
     input_checks: KindChecks
     report_checks: Mapping[str, ReportCheck]
 
@@ -89,7 +90,21 @@ def load_module(name: str, kind_checks: KindChecks = _NO_CHECKS) -> Module:
     report_checks = {kind: check for one in workers for kind, check in one.report_checks.items()}
     for flow in flows.values():
         _check(name, flow, {**input_checks, **kind_checks})
-    return Module(list(flows.values()), workers, input_checks, report_checks)
+    return Module(list(flows.values()), workers, vars(module).get("make_workers"), input_checks, report_checks)
+
+
+def made_workers(name: str, make: MakeWorkers, context: KindContext) -> Workers:
+    """Return what `make_workers` of the module *name* returns; BadConfig if it fails, or returns anything else."""
+    try:
+        made = make(context)
+    except PenstockError:
+        raise
+    except Exception as error:  # whatever a module of others does
+        raise BadConfig("FLOW_MODULE", f"{name}: make_workers: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Workers) or made.input_checks or made.report_checks:
+        said = f"{name}: make_workers must return new Workers, without checks"
+        raise BadConfig("FLOW_MODULE", said, hint="checks are known before: `workers.declare(…)` in the module")
+    return made
 
 
 def _check(name: str, flow: FlowSpec, kind_checks: KindChecks) -> None:
@@ -122,7 +137,7 @@ def _imported(name: str) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     here = str(Path.cwd())
-    if here not in sys.path:
+    if here not in sys.path and not name.startswith("penstock."):
         sys.path.append(here)  # last: nothing here goes before what is installed
     return importlib.import_module(name)
 

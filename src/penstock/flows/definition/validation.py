@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from penstock.flows.contract import DEPTH_LIMIT, ENGINE_KINDS, FLOW, MAP, STEP_LIMIT
 from penstock.flows.definition import templates as expressions
 from penstock.flows.definition.graph import Graph, did_you_mean, ordered
-from penstock.flows.definition.spec import Name, Steps, StepSpec, Work, Written
+from penstock.flows.definition.spec import Steps, StepSpec, Work
 from penstock.kernel.errors import Invalid
 
 KindChecks = Mapping[str, Callable[[Mapping[str, Any]], None]]
@@ -86,6 +86,9 @@ def _check_work(step_id: str, part: str, work: Work, kind_checks: KindChecks) ->
             check(work.inputs)
         except Invalid as error:
             raise Invalid("BAD_INPUTS", error.message, hint=error.hint, **error.details) from None
+        except Exception as error:  # an edge: a check may be a user's
+            said = f"the check of the kind {work.kind!r} failed: {type(error).__name__}: {error}"
+            raise Invalid("BAD_INPUTS", said, hint="`check_inputs` raises Invalid for inputs that are wrong") from error
 
 
 def _check_kind(step_id: str, step: StepSpec) -> None:
@@ -126,22 +129,9 @@ def _check_map(step_id: str, step: StepSpec) -> None:
 
 
 BAD_INPUTS = "BAD_INPUTS"
-TIMEFRAME = r"^[1-9][0-9]{0,3}[mhdw]\z"
 _TOLD = 20  # mistakes named in one answer
 
 M = TypeVar("M", bound=BaseModel)
-
-
-class CandleFile(Written):
-    """Candles of one timeframe, as a step before exported them."""
-
-    step: Name
-    name: Name
-    timeframe: str = Field(pattern=TIMEFRAME)
-    path: str = Field("", max_length=1_000)
-    candles: int = 0
-    first: str | None = None
-    last: str | None = None
 
 
 def checked_inputs(model: type[M], inputs: Mapping[str, Any]) -> M:

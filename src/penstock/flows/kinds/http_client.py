@@ -1,6 +1,6 @@
 """One POST to somebody else's API: bounded in time and size, tried again when that may help, its failure named."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -13,6 +13,7 @@ from yarl import URL
 
 from penstock import __version__
 from penstock.flows.kinds.http import Hiding
+from penstock.flows.step import Pause
 from penstock.kernel.clock import Clock
 from penstock.kernel.http.retry_after import retry_after
 from penstock.kernel.tasks.backoff import delay
@@ -22,7 +23,6 @@ LONGEST_PAUSE = timedelta(seconds=60)  # asked for by a Retry-After; whoever ask
 _SAID = 200  # characters of an answer that are told
 
 T = TypeVar("T")
-Pause = Callable[[float], Awaitable[None]]
 
 
 class Trouble(StrEnum):

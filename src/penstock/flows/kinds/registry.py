@@ -1,12 +1,13 @@
-"""F2, F14: what the inputs of the built-in kinds must be, so that a mistake is told when a run is asked for."""
+"""F2, F14: the kinds that come with Penstock, and what their inputs must be, so that a mistake is told before a run."""
 
 from collections.abc import Mapping
 
+from penstock.flows.config import FlowsSection
+from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.kinds import http, python
 from penstock.flows.kinds.inputs import checks
-from penstock.flows.kinds.market import workers
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
-from penstock.flows.step import CheckInputs, ReportCheck
+from penstock.flows.step import CheckInputs
 
 check_inputs: Mapping[str, CheckInputs] = {
     http.KIND: checks(http.HttpInputs),
@@ -15,7 +16,11 @@ check_inputs: Mapping[str, CheckInputs] = {
     harvest.KIND: checks(harvest.HarvestInputs),
     refdata.KIND: checks(refdata.RefdataInputs),
     tracking.KIND: checks(tracking.TrackingInputs),
-    **workers.check_inputs,
 }
-check_reports: Mapping[str, ReportCheck] = workers.check_reports
+BUILT_IN_MODULES = ("penstock.flows.kinds.market.workers",)  # loaded by name, as those of `flows.modules` are
 WAITING = frozenset({harvest.KIND, ingest.KIND, refdata.KIND, tracking.KIND})  # they wait for others, and do little
+
+
+def open_catalogue(section: FlowsSection) -> Catalogue:
+    """Return the catalogue of *section*, with the kinds that come with Penstock."""
+    return Catalogue(section, kind_checks=check_inputs, built_in_modules=BUILT_IN_MODULES)

@@ -18,19 +18,29 @@ from penstock.flows.kinds.market.candles import Candle, Series
 from penstock.flows.kinds.market.charts import worker_charts
 from penstock.flows.kinds.market.manifest import ChartRequest, verdict
 from penstock.flows.kinds.market.renderers import LocalPainter, Painter, Picture
-from penstock.flows.kinds.market.workers import market_workers
-from penstock.flows.step import Workers
+from penstock.flows.kinds.market.workers import make_workers
+from penstock.flows.step import KindContext, Workers
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.retry_after import retry_after
 from tests.flows.kinds.market.run_step_io import RunStepIO
-from tests.flows.market_servers import PNG, Answer, ScriptedMarketServer, market_server, never, picture, says
+from tests.flows.market_servers import (
+    PNG,
+    TOKEN,
+    TOKEN_NAME,
+    TOKEN_REF,
+    Answer,
+    ScriptedMarketServer,
+    market_server,
+    never,
+    picture,
+    says,
+)
 from tests.support.types import Json
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 CANDLES = [Candle(BEGIN + timedelta(hours=n), 10 + n % 7, 18 + n % 5, 8, 11 + n % 6, 100 + n) for n in range(60)]
 FILES = [{"step": "ohlcv", "name": "1h.json", "timeframe": "1h"}]
-TOKEN = "s3cr3t-t0ken"
 
 
 def asked(*names: str, **more: Any) -> Json:
@@ -45,18 +55,20 @@ def step_io() -> RunStepIO:
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[ScriptedMarketServer]:
+async def api(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedMarketServer]:
+    monkeypatch.setenv(TOKEN_NAME, TOKEN)
     async with market_server() as server:
         server.will(picture)
         yield server
 
 
 def drawn_by(api: ScriptedMarketServer, **more: Any) -> Workers:
-    section = FlowsSection.model_validate({"images": {"url": f"{api.url}/render?key=hidden", **more}})
-    return market_workers(section, image_token=TOKEN, clock=ManualClock(BEGIN), pause=api.pause)
+    images = {"url": f"{api.url}/render?key=hidden", "token": TOKEN_REF, **more}
+    section = FlowsSection.model_validate({"images": images})
+    return make_workers(KindContext(section, clock=ManualClock(BEGIN), pause=api.pause))
 
 
-HERE = market_workers(FlowsSection())
+HERE = make_workers(KindContext(FlowsSection()))
 
 
 def told(step_io: RunStepIO) -> tuple[list[str], list[tuple[str, str]]]:

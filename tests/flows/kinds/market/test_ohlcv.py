@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import OHLCV_EXPORT
 from penstock.flows.kinds.market.candles import candles_of, read_series
-from penstock.flows.kinds.market.ohlcv import read_only, resampled
-from penstock.flows.kinds.market.workers import check_inputs, market_workers
+from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT, resampled
+from penstock.flows.kinds.market.workers import kinds, make_workers
+from penstock.flows.kinds.query import read_only
 from penstock.flows.model import StepError
-from penstock.flows.step import Workers
+from penstock.flows.step import KindContext, Workers
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Invalid
 from tests.flows.kinds.market.run_step_io import RunStepIO
@@ -37,7 +37,7 @@ FIVE = [
 
 @pytest.fixture
 def workers(tmp_path: Path) -> Workers:
-    return market_workers(FlowsSection(files=tmp_path))
+    return make_workers(KindContext(FlowsSection(files=tmp_path)))
 
 
 @pytest.fixture
@@ -212,7 +212,8 @@ async def test_nothing_outside_the_folder_is_read(tmp_path: Path, step_io: RunSt
     (inside / "rubbish.parquet").write_bytes(b"PAR1 nothing")
     (inside / "empty.csv").touch()
     (inside / "latin.csv").write_bytes(HEAD.encode() + b"\n\xff\xfe\xfa,1,1,1,1,1\n")
-    error = await step_io.fail(market_workers(FlowsSection(files=inside)), OHLCV_EXPORT, asked("1h", file=file))
+    workers = make_workers(KindContext(FlowsSection(files=inside)))
+    error = await step_io.fail(workers, OHLCV_EXPORT, asked("1h", file=file))
     assert error.code == code
     assert not step_io.artifacts
 
@@ -245,7 +246,7 @@ async def test_inputs_that_make_no_sense_are_named(
     assert error.code == "BAD_INPUTS"
     assert named in error.message
     with pytest.raises(Invalid, match=r"inputs"):
-        check_inputs[OHLCV_EXPORT](inputs)
+        kinds.input_checks[OHLCV_EXPORT](inputs)
 
 
 async def test_columns_that_are_missing_are_named(tmp_path: Path, workers: Workers, step_io: RunStepIO) -> None:
@@ -272,20 +273,20 @@ async def test_candles_are_not_cut_smaller(tmp_path: Path, workers: Workers, ste
 
 async def test_without_a_folder_or_a_database(step_io: RunStepIO) -> None:
     """F13: what the configuration does not give cannot be asked for."""
-    nothing = market_workers(FlowsSection())
+    nothing = make_workers(KindContext(FlowsSection()))
     assert (await step_io.fail(nothing, OHLCV_EXPORT, asked("1h"))).code == "FILES_NOT_SET"
     sql = {"source": {"sql": "SELECT 1"}, "timeframes": ["1h"]}
     assert (await step_io.fail(nothing, OHLCV_EXPORT, sql)).code == "SQL_NOT_ALLOWED"
 
 
 async def _asked(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> Json:
-    workers = market_workers(FlowsSection(), read_only(db))
+    workers = make_workers(KindContext(FlowsSection(), read_only(db)))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
     return await step_io.do(workers, OHLCV_EXPORT, inputs)
 
 
 async def _refused(db: Database, step_io: RunStepIO, sql: str, *params: Any) -> StepError:
-    workers = market_workers(FlowsSection(), read_only(db))
+    workers = make_workers(KindContext(FlowsSection(), read_only(db)))
     inputs = {"source": {"sql": sql, "params": list(params)}, "timeframes": ["1h"]}
     return await step_io.fail(workers, OHLCV_EXPORT, inputs)
 
@@ -326,17 +327,6 @@ async def test_a_statement_can_only_read(db: Database, step_io: RunStepIO, sql: 
     assert error.code in ("SQL_FAILED", "DATABASE_BUSY")
     assert "Traceback" not in error.message
     assert await db.fetchval("SELECT count(*) FROM flow_run") == 0
-
-
-async def test_a_session_forgets_what_a_statement_did_to_it(database_url: str) -> None:
-    """F13: the next step's statement reads the tables it means, and nothing stays locked."""
-    async with Database.open(database_url, size=1) as db:
-        await db.execute("CREATE TABLE price AS SELECT 1 AS v; CREATE SCHEMA other; CREATE TABLE other.price (v int)")
-        query = read_only(db)
-        await query("SELECT set_config('search_path', 'other', false), pg_advisory_lock(1)::text", [], 10)
-        assert await query("SELECT v FROM price", [], 10) == [{"v": 1}]
-        held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
-        assert await db.fetchval(held) == 0
 
 
 PRICE = st.floats(0.01, 1e6)

@@ -11,20 +11,31 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.contract import CHART_EXPORT, LLM_REPORT, OHLCV_EXPORT
+from penstock.flows.contract import CHART_EXPORT
 from penstock.flows.definition.spec import FlowSpec
 from penstock.flows.kinds.market.candles import Candle, Series
 from penstock.flows.kinds.market.manifest import verdict
+from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT
+from penstock.flows.kinds.market.report import LLM_REPORT
 from penstock.flows.kinds.market.summary import facts_of, plain
-from penstock.flows.kinds.market.workers import check_inputs, market_workers
-from penstock.flows.step import Workers
+from penstock.flows.kinds.market.workers import kinds, make_workers
+from penstock.flows.step import KindContext, Workers
 from penstock.settings import load_settings
 from tests.flows.kinds.market.run_step_io import RunStepIO
-from tests.flows.market_servers import Answer, ScriptedMarketServer, market_server, never, says, writes
+from tests.flows.market_servers import (
+    TOKEN,
+    TOKEN_NAME,
+    TOKEN_REF,
+    Answer,
+    ScriptedMarketServer,
+    market_server,
+    never,
+    says,
+    writes,
+)
 from tests.support.types import Json
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "market-report"
-TOKEN = "s3cr3t-t0ken"
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 DAY = timedelta(days=1)
 CANDLES = [
@@ -34,7 +45,7 @@ CANDLES = [
 ]
 FILES = [{"step": "ohlcv", "name": "1d.json", "timeframe": "1d"}]
 INPUTS: Json = {"files": FILES, "charts": [{"id": "days", "name": "days.svg", "path": "charts/run-1/charts/days.svg"}]}
-TEMPLATE = market_workers(FlowsSection())
+TEMPLATE = make_workers(KindContext(FlowsSection()))
 
 
 @pytest.fixture
@@ -45,15 +56,16 @@ def step_io() -> RunStepIO:
 
 
 @pytest.fixture
-async def llm() -> AsyncIterator[ScriptedMarketServer]:
+async def llm(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedMarketServer]:
+    monkeypatch.setenv(TOKEN_NAME, TOKEN)
     async with market_server() as server:
         server.will(writes("It went up and down."))
         yield server
 
 
 def written_by(llm: ScriptedMarketServer, **more: Any) -> Workers:
-    section = FlowsSection.model_validate({"llm": {"url": llm.url, "model": "small-1", **more}})
-    return market_workers(section, llm_token=TOKEN, pause=llm.pause)
+    section = FlowsSection.model_validate({"llm": {"url": llm.url, "model": "small-1", "token": TOKEN_REF, **more}})
+    return make_workers(KindContext(section, pause=llm.pause))
 
 
 def report(step_io: RunStepIO) -> str:
@@ -222,7 +234,7 @@ def filled(value: Any, known: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("symbol", ["TIDE", "EMBER"])
 async def test_the_example_works_without_internet(step_io: RunStepIO, symbol: str) -> None:
     """F13: `market-report` goes from the file of candles to a report with three charts."""
-    workers, steps = market_workers(FlowsSection(files=EXAMPLE)), flow().steps
+    workers, steps = make_workers(KindContext(FlowsSection(files=EXAMPLE))), flow().steps
     known: dict[str, Any] = {"${scope.symbol}": symbol, "${scope.theme}": "dark"}
     exported = await step_io.do(workers, OHLCV_EXPORT, filled(steps["ohlcv"].inputs, known), "ohlcv")
     known["${steps.ohlcv.outputs.files}"] = exported["files"]
@@ -248,7 +260,7 @@ def test_the_example_is_a_flow_and_a_configuration(monkeypatch: pytest.MonkeyPat
     spec = flow()
     assert list(spec.steps) == ["ohlcv", "charts", "report"]
     for step in spec.steps.values():
-        check_inputs[step.kind](step.inputs)
+        kinds.input_checks[step.kind](step.inputs)
     monkeypatch.chdir(EXAMPLE.parents[1])
     flows = load_settings(EXAMPLE / "penstock.yaml", {}).flows
     assert flows.folder is not None

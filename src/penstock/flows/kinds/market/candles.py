@@ -8,10 +8,25 @@ from typing import Any, NamedTuple
 
 import orjson
 import polars as pl
+from pydantic import Field
 
+from penstock.flows.definition.spec import Name, Written
 from penstock.flows.step import StepFailed
 
 COLUMNS = ("time", "open", "high", "low", "close", "volume")
+TIMEFRAME = r"^[1-9][0-9]{0,3}[mhdw]\z"
+
+
+class CandleFile(Written):
+    """Candles of one timeframe, as a step before exported them."""
+
+    step: Name
+    name: Name
+    timeframe: str = Field(pattern=TIMEFRAME)
+    path: str = Field("", max_length=1_000)
+    candles: int = 0
+    first: str | None = None
+    last: str | None = None
 
 
 class Candle(NamedTuple):

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from penstock.flows.contract import MANIFEST
-from penstock.flows.definition.validation import CandleFile
-from penstock.flows.kinds.market.candles import Series, read_series
+from penstock.flows.kinds.market.candles import CandleFile, Series, read_series
 from penstock.flows.kinds.market.manifest import (
+    MANIFEST,
     ChartInputs,
     ChartRequest,
     Failure,

@@ -8,12 +8,15 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
-from penstock.flows.contract import ARTIFACT_LIMIT, MANIFEST
+from penstock.flows.contract import ARTIFACT_LIMIT
 from penstock.flows.definition.spec import Code, Json, Name, Written
-from penstock.flows.definition.validation import TIMEFRAME, CandleFile, bad_inputs, checked_inputs
+from penstock.flows.definition.validation import bad_inputs, checked_inputs
+from penstock.flows.kinds.market.candles import TIMEFRAME, CandleFile
 from penstock.flows.model import StepError
 from penstock.kernel.errors import Invalid
 
+MANIFEST = "manifest.json"
+MANIFEST_OUTPUT = "outputsManifestGcsUri"  # the document's name for it, whichever store is used
 MANIFEST_MISSING, MANIFEST_INVALID = "MANIFEST_MISSING", "MANIFEST_INVALID"
 TOO_FEW_IMAGES, ARTIFACT_MISSING = "TOO_FEW_IMAGES", "ARTIFACT_MISSING"
 REQUEST_LIMIT = ARTIFACT_LIMIT - 1  # the manifest is an artifact too

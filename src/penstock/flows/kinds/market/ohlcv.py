@@ -1,32 +1,27 @@
 """F13: `worker_ohlcv_export`: candles from a file or from SQL, resampled to each timeframe that is asked for."""
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-import asyncpg
 import polars as pl
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from penstock.flows.definition.spec import Written
 from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.market.candles import Candle, Rows, Series, candles_of, instant
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
-from penstock.kernel.db.database import Database
-from penstock.kernel.errors import Invalid, PenstockError, TooLarge, Transient
+from penstock.flows.step import Handler, Outputs, Query, Step, StepFailed
+from penstock.kernel.errors import PenstockError, Transient
 
+OHLCV_EXPORT = "OHLCV_EXPORT"
 TIMEFRAMES = ("1m", "3m", "5m", "15m", "30m", "1h", "2h", "4h", "6h", "8h", "12h", "1d", "3d", "1w")
 FILE_LIMIT = 1_000_000_000  # bytes
 ROW_LIMIT = 5_000_000
 _SIGNIFICANT = 12  # digits of a volume: what is beyond depends on the order in which it was added up
 
-Query = Callable[
-    [str, Sequence[Any], int], Awaitable[Sequence[Mapping[str, Any]]]
-]  # a statement, its parameters, most rows
 Timeframe = Annotated[str, StringConstraints(pattern=rf"^({'|'.join(TIMEFRAMES)})\z")]
 
 
@@ -169,26 +164,3 @@ def _plain(value: Any) -> Any:
 
 def _counted(rows: Rows) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in rows.rejected["reasons"].items())
-
-
-_TIMEOUT = "60s"
-
-
-def read_only(db: Database) -> Query:
-    """Ask *db* in a transaction that cannot write, for at most so many rows."""
-
-    async def query(sql: str, params: Sequence[Any], limit: int) -> Sequence[Mapping[str, Any]]:
-        statement = re.sub(r";\s*\Z", "", sql)
-        try:
-            # A session of its own, which forgets at its end what the statement set or locked.
-            async with db.session() as tx, tx.transaction():
-                await tx.execute(f"SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '{_TIMEOUT}'")
-                # Inside another SELECT only what gives rows can stand: no COPY, no SET, no second statement.
-                rows = await tx.fetch(f"SELECT * FROM (\n{statement}\n) AS candles LIMIT {limit + 1}", *params)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
-            raise Invalid("SQL_FAILED", f"the statement failed: {str(error).splitlines()[0][:300]}") from error
-        if len(rows) > limit:
-            raise TooLarge("SQL_TOO_MANY_ROWS", f"the statement gives more than {limit} rows")
-        return [dict(row) for row in rows]
-
-    return query

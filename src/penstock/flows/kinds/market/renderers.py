@@ -9,11 +9,12 @@ from typing import Protocol
 import aiohttp
 
 from penstock.flows.config import ImagesSection
-from penstock.flows.kinds.http_client import Answered, Api, CallFailed, Pause, Trouble
+from penstock.flows.kinds.http_client import Answered, Api, CallFailed, Trouble
 from penstock.flows.kinds.market.candles import Series
 from penstock.flows.kinds.market.manifest import DEFAULT_TEMPLATE, ChartRequest
 from penstock.flows.kinds.market.svg.chart import draw
 from penstock.flows.kinds.market.svg.layout import Look
+from penstock.flows.step import Pause
 from penstock.kernel.clock import Clock
 
 _THEMES = {DEFAULT_TEMPLATE: "light", f"{DEFAULT_TEMPLATE}-dark": "dark"}  # the templates the local painter knows

@@ -10,15 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from penstock.flows.config import LlmSection
 from penstock.flows.contract import artifact_folder
 from penstock.flows.definition.spec import Name, Written
-from penstock.flows.definition.validation import CandleFile
-from penstock.flows.kinds.http_client import Answered, Api, CallFailed, Pause, Trouble
+from penstock.flows.kinds.http_client import Answered, Api, CallFailed, Trouble
 from penstock.flows.kinds.inputs import read
-from penstock.flows.kinds.market.candles import Series, read_series
+from penstock.flows.kinds.market.candles import CandleFile, Series, read_series
 from penstock.flows.kinds.market.summary import Facts, facts_of, picture, plain, summary, table
-from penstock.flows.step import Handler, Outputs, Step, StepFailed
+from penstock.flows.step import Handler, Outputs, Pause, Step, StepFailed
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound
 
+LLM_REPORT = "LLM_REPORT"
 REPORT = "report.md"
 ATTEMPTS = 3
 ANSWER_LIMIT = 4_000_000  # bytes

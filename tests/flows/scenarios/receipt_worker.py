@@ -13,8 +13,8 @@ workers = Workers()
 
 
 def check_rows(inputs: Mapping[str, Any]) -> None:
-    """Raise Invalid for inputs without the number of rows."""
-    if "rows" not in inputs:
+    """Raise Invalid for inputs without the number of rows, and by mistake TypeError for a text."""
+    if "rows" not in inputs or inputs["rows"] < 0:
         raise Invalid("BAD_INPUTS", "inputs.rows: is missing", hint="e.g. rows: 3")
 
 

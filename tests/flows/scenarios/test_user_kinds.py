@@ -1,5 +1,6 @@
 """F12, F17: a kind of a user's module is checked as the built-in ones are: by its inputs and by its document."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -8,16 +9,28 @@ from typing import Any
 
 import pytest
 
+from penstock.app.programs import work_flows_remotely
 from penstock.flows import sdk
+from penstock.flows.api.queries import FlowViews
+from penstock.flows.config import FlowsSection
+from penstock.flows.definition.spec import RunRequest
+from penstock.flows.runtime import open_engine, run_flows
 from penstock.flows.step import Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.db.database import Database
+from penstock.kernel.errors import Invalid
+from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
-from tests.flows.harness import LEASE, FlowsHarness, flows_harness
-from tests.flows.receipt_worker import KIND, RECEIPT, RECEIPT_OUTPUT, workers
+from penstock.settings import Settings
+from tests.flows.harness import LEASE, FlowsHarness, flows_harness, on_a_port
+from tests.flows.scenarios import counting_kind
+from tests.flows.scenarios.receipt_worker import KIND, RECEIPT, RECEIPT_OUTPUT, workers
 from tests.support.types import Json
+from tests.support.waiting import becomes
 
-MODULE = "tests.flows.receipt_worker"
+MODULE = "tests.flows.scenarios.receipt_worker"
 DRAIN = timedelta(seconds=5)
 
 
@@ -80,12 +93,48 @@ async def test_the_inputs_of_a_users_kind_are_checked(harness: FlowsHarness) -> 
     assert "inputs.rows" in problem["detail"]
 
 
-def test_checks_go_with_their_workers() -> None:
-    """F17: `add` and `only` keep the checks of the kinds they keep."""
-    both = Workers()
-    both.worker("PLAIN")(workers.handlers[KIND])
-    both.add(workers)
-    chosen, plain = both.only([KIND]), both.only(["PLAIN"])
-    assert (chosen.input_checks, chosen.report_checks) == (workers.input_checks, workers.report_checks)
-    assert (plain.input_checks, plain.report_checks) == ({}, {})
-    assert list(both.only([]).report_checks) == [KIND]
+async def test_a_check_of_inputs_that_crashes_is_named(harness: FlowsHarness) -> None:
+    """F2, F17: an error inside `check_inputs` refuses the run with BAD_INPUTS, the kind and the error."""
+    steps = {"export": {"kind": KIND, "inputs": {"rows": "three"}}}
+    problem = await harness.refused(422, "BAD_INPUTS", "/flow_runs", runId="r1", steps=steps)
+    assert f"step 'export', inputs: the check of the kind '{KIND}' failed: TypeError: " in problem["detail"]
+
+
+async def test_a_module_makes_workers_of_its_context(database_url: str, tmp_path: Path) -> None:
+    """F17: `make_workers` receives the section, the query and the clock of the process; its worker executes a step."""
+    section = FlowsSection(modules=[counting_kind.__name__], lease=LEASE)
+    clock, storage = ManualClock(), FolderStorage(tmp_path)
+    async with AsyncExitStack() as stack:
+        db = await stack.enter_async_context(Database.open(database_url, clock=clock, looks_up=True))
+        platform = await stack.enter_async_context(open_engine(db, storage, section, Telemetry()))
+        await stack.enter_async_context(run_flows(platform, Workers(), queries=db, drain=DRAIN))
+        with pytest.raises(Invalid, match=r"inputs\.status: is missing"):
+            await platform.engine.create(counting(), "tester")
+        await platform.engine.create(counting(status="RUNNING"), "tester")
+        views = FlowViews(db, platform.catalogue)
+
+        async def has_ended() -> bool:
+            return bool((await views.run("r1"))["status"] == "SUCCEEDED")
+
+        await becomes(has_ended, "the run ends")
+        outputs = (await views.run("r1"))["steps"]["count"]["outputs"]
+    assert outputs == {"runs": 1, "at": clock.now().isoformat(), "lease": LEASE.total_seconds()}
+
+
+async def test_a_remote_worker_makes_workers_too(database_url: str, tmp_path: Path) -> None:
+    """F17: `penstock work flows --url` executes the kinds of `make_workers`, without a database to query."""
+    modules = [counting_kind.__name__]
+    settings = Settings.model_validate({"flows": {"modules": modules}, "server": {"port": 0}})
+    stop = asyncio.Event()
+    async with flows_harness(database_url, tmp_path, modules=modules) as harness, on_a_port(harness) as url:
+        working = asyncio.create_task(work_flows_remotely(url, [], settings, stop, lambda _: None))
+        await harness.create({"count": {"kind": counting_kind.KIND, "inputs": {"status": "RUNNING"}}})
+        run = await harness.ended()
+        stop.set()
+        await working
+    assert (run["status"], run["steps"]["count"]["outputs"]["runs"]) == ("SUCCEEDED", None)
+
+
+def counting(**inputs: Any) -> RunRequest:
+    steps = {"count": {"kind": counting_kind.KIND, "inputs": inputs}}
+    return RunRequest.model_validate({"runId": "r1", "steps": steps})

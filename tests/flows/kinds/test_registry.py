@@ -1,0 +1,75 @@
+"""F13, F15: the market kinds are a module that is loaded by its name, as a user's module is."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.flows.config import FlowsSection
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.kinds.registry import BUILT_IN_MODULES, check_inputs, open_catalogue
+from penstock.flows.step import KindContext
+from penstock.kernel.errors import BadConfig, Invalid
+
+MARKET = {"OHLCV_EXPORT", "CHART_EXPORT", "LLM_REPORT"}
+
+
+def made(catalogue: Catalogue, section: FlowsSection) -> set[str]:
+    """The kinds that the modules of *catalogue* have workers of."""
+    return {kind for workers in catalogue.make_workers(KindContext(section)) for kind in workers.handlers}
+
+
+def test_the_market_kinds_come_with_penstock() -> None:
+    """F13: with their checks before any worker is opened, and with their workers after."""
+    section = FlowsSection()
+    found = open_catalogue(section)
+    assert set(found.input_checks) == {*check_inputs, *MARKET}
+    assert list(found.report_checks) == ["CHART_EXPORT"]
+    assert made(found, section) == MARKET
+    assert not MARKET & set(check_inputs)
+
+
+def test_the_market_kinds_can_be_a_users_module() -> None:
+    """F15: `flows.modules` can name what the built-in modules name: the same checks and the same workers, once."""
+    section = FlowsSection(modules=[*BUILT_IN_MODULES])
+    for found in (Catalogue(section), open_catalogue(section)):
+        assert set(found.input_checks) >= MARKET
+        assert made(found, section) == MARKET
+        assert sum(len(one.handlers) for one in found.make_workers(KindContext(section))) == len(MARKET)
+
+
+def test_penstocks_own_modules_leave_the_path_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F15: the current folder joins the path for modules of users only."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    open_catalogue(FlowsSection())
+    assert str(tmp_path) not in sys.path
+    (tmp_path / "users_own.py").write_text("")
+    open_catalogue(FlowsSection(modules=["users_own"]))
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_module_cannot_replace_checks_of_built_in_kinds(tmp_path: Path) -> None:
+    """F12, F15: the checks of `http` and of the market kinds stay, whatever a module declares."""
+    (tmp_path / "lenient.py").write_text(
+        "from penstock.flows.step import ReportCheck, Workers\n"
+        "kinds, accept = Workers(), ReportCheck('x', 'y', lambda *_: {})\n"
+        "for kind in ('http', 'OHLCV_EXPORT', 'CHART_EXPORT'):\n"
+        "    kinds.declare(kind, check_inputs=lambda inputs: None, check_report=accept)\n"
+    )
+    found, plain = open_catalogue(FlowsSection(modules=[str(tmp_path / "lenient.py")])), open_catalogue(FlowsSection())
+    assert found.input_checks == plain.input_checks
+    assert found.report_checks["CHART_EXPORT"] is plain.report_checks["CHART_EXPORT"]
+    with pytest.raises(Invalid, match="source"):
+        found.input_checks["OHLCV_EXPORT"]({})
+
+
+@pytest.mark.parametrize("name", ["images", "llm"])
+def test_a_missing_token_is_told_when_workers_are_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F13: a server without workers needs no secrets."""
+    monkeypatch.delenv("MARKET_TOKEN", raising=False)
+    section = FlowsSection.model_validate({name: {"token": "env:MARKET_TOKEN"}})
+    found = open_catalogue(section)
+    with pytest.raises(BadConfig, match=rf"flows\.{name}\.token") as caught:
+        found.make_workers(KindContext(section))
+    assert caught.value.code == "SECRET_MISSING"

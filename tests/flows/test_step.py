@@ -1,0 +1,43 @@
+"""F17: the workers by the kind of step, with the checks of their kinds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from penstock.flows.step import ReportCheck, Workers
+
+KIND, REPORT_CHECK = "EXPORT_ROWS", ReportCheck("receipt.json", "receiptUri", lambda data, inputs, names: {})
+
+
+def accept(inputs: Mapping[str, Any]) -> None:
+    """Accept any inputs."""
+
+
+def exporting() -> Workers:
+    """Workers of a kind with checks, and a kind that is only declared."""
+    workers = Workers()
+    workers.worker(KIND, check_inputs=accept, check_report=REPORT_CHECK)(lambda step: None)
+    workers.declare("MADE", check_inputs=accept)
+    return workers
+
+
+def test_checks_go_with_their_kinds() -> None:
+    """F17: `add` and `only` keep the checks of the kinds they keep; a declared kind has no handler."""
+    both = Workers()
+    both.worker("PLAIN")(lambda step: None)
+    both.add(exporting())
+    chosen, plain = both.only([KIND]), both.only(["PLAIN"])
+    assert (chosen.input_checks, chosen.report_checks) == ({KIND: accept}, {KIND: REPORT_CHECK})
+    assert (plain.input_checks, plain.report_checks) == ({}, {})
+    assert (list(both.only([]).handlers), list(both.only([]).input_checks)) == (["PLAIN", KIND], [KIND, "MADE"])
+
+
+def test_a_kind_has_one_worker() -> None:
+    """F17: a second worker of a kind is refused; the worker of a declared kind is not."""
+    workers = exporting()
+    workers.worker("MADE")(lambda step: None)
+    with pytest.raises(ValueError, match="two workers for the kind MADE"):
+        workers.worker("MADE")(lambda step: None)
+    with pytest.raises(ValueError, match="two workers for the kind EXPORT_ROWS"):
+        workers.add(exporting())
