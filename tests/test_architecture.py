@@ -95,6 +95,18 @@ def test_every_path_exists(page: Path) -> None:
     assert sorted(path for path in paths if not any((base / path).exists() for base in (ROOT, SOURCE))) == []
 
 
+def test_no_decision_names_a_module_that_is_gone() -> None:
+    """Every module and SQL file that a decision names exists."""
+    named = {
+        (page.name, path)
+        for page in (ROOT / "docs" / "decisions").rglob("*.md")
+        for path in paths_in(page.read_text())
+        if path.endswith((".py", ".sql"))
+    }
+    assert len(named) > 5
+    assert sorted(one for one in named if not any((base / one[1]).exists() for base in (ROOT, SOURCE))) == []
+
+
 def test_the_table_of_changes_names_symbols_that_exist() -> None:
     """Each of the 14 changes in CONTRIBUTING.md names its files, and symbols that one of these files defines."""
     (section,) = re.findall(
