@@ -22,8 +22,7 @@ from penstock.flows.definition.loader import load_module
 from penstock.flows.definition.spec import FlowSpec, Retry, RunRequest, Schedule, StepSpec
 from penstock.flows.engine import advance
 from penstock.flows.kinds import http, python
-from penstock.flows.kinds.http_client import Trouble
-from penstock.flows.kinds.market import ohlcv, report
+from penstock.flows.kinds.market import ohlcv, renderers, report
 from penstock.flows.kinds.platform import harvest, ingest, refdata, tracking
 from penstock.flows.kinds.registry import WAITING, open_catalogue
 from penstock.flows.metrics import FlowMetrics
@@ -149,7 +148,7 @@ def test_every_input_of_a_kind_is_documented() -> None:
 
 def test_every_code_is_documented() -> None:
     """F5, F10: each code of the source is in docs/flows.md, and each there is in the source."""
-    known = set(_codes()) | {f"IMAGE_{trouble}" for trouble in Trouble}
+    known = set(_codes()) | set(renderers.CODES.values())
     assert sorted(code for code in known if f"`{code}`" not in PAGE) == []
     words = {*known, *(one.value for names in (RunStatus, StepStatus, Said) for one in names), *KINDS}
     words |= {*FailureCode, "SNAPSHOT", "DELTA", "PENSTOCK_URL", "PENSTOCK_TOKEN"}

@@ -10,6 +10,7 @@ from penstock.flows.contract import artifact_folder
 from penstock.flows.model import Claimed, StepError
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import BadConfig
+from penstock.kernel.tasks.backoff import Sleep
 
 Outputs = Mapping[str, Any] | None
 Handler = Callable[["Step"], Awaitable[Outputs]] | Callable[["Step"], Outputs]
@@ -18,7 +19,6 @@ CheckInputs = Callable[[Mapping[str, Any]], None]  # raises Invalid for inputs t
 Verdict = Callable[[bytes | None, Mapping[str, Any], frozenset[str]], Mapping[str, Any] | StepError]
 # A statement, its parameters and the most rows it may return.
 Query = Callable[[str, Sequence[Any], int], Awaitable[Sequence[Mapping[str, Any]]]]
-Pause = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class KindContext:
     section: FlowsSection
     query: Query | None = None  # reads `flows.database`; None without one
     clock: Clock = field(default_factory=SystemClock)
-    pause: Pause = asyncio.sleep
+    pause: Sleep = asyncio.sleep
 
 
 MakeWorkers = Callable[[KindContext], Workers]

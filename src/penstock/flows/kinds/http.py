@@ -1,6 +1,5 @@
 """F14: steps that are one HTTP request, to what `flows.http.allow` names and to nobody else."""
 
-import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
@@ -18,51 +17,14 @@ from penstock.flows.kinds.inputs import read
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.errors import BadConfig
-from penstock.kernel.text import is_storable, storable
-
-HIDDEN = "***"
-_TELLING = 8  # characters of a word that is a secret by itself, such as a token after its scheme
-
-
-class Hiding:
-    """Puts something else where one of *secrets* stands: as it is, and as JSON spells it."""
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        plain = {word for one in secrets for word in (one, *_telling(one)) if word}
-        spelt = plain | {json.dumps(one, ensure_ascii=is_ascii)[1:-1] for one in plain for is_ascii in (True, False)}
-        self._words = sorted(spelt, key=len, reverse=True)  # the longest first: it may hold the others
-
-    def text(self, text: str) -> str:
-        for word in self._words:
-            text = text.replace(word, HIDDEN)
-        return text
-
-    def raw(self, content: bytes) -> bytes:
-        for word in self._words:
-            content = content.replace(word.encode(), HIDDEN.encode())
-        return content
-
-    def document(self, value: Any) -> Any:
-        """A document of JSON, however its texts were spelt."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.document(one) for one in value]
-        if isinstance(value, dict):
-            return {self.text(name): self.document(one) for name, one in value.items()}
-        return value
-
-
-def _telling(secret: str) -> list[str]:
-    return [word for word in secret.split() if len(word) >= _TELLING]
-
+from penstock.kernel.http.external_api import BodyTooLarge, bare, exchange
+from penstock.kernel.text import Hiding, is_storable, storable
 
 KIND = "http"
 BODY_LIMIT = 64_000_000  # bytes of an answer
 BODY = "body"  # the artifact a large answer becomes
 _TOLD_LIMIT = 2_000  # characters of an answer in an error
 _HEADERS = ("Content-Type", "ETag", "Last-Modified", "Link", "Location", "Retry-After")
-_PIECE = 1 << 16
 
 Status = Annotated[int, Field(ge=100, le=599)]
 Header = Annotated[str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+\z", max_length=200)]
@@ -124,7 +86,7 @@ def _allowed(given: HttpInputs, section: HttpSection) -> URL:
     except ValueError as error:
         raise StepFailed("BAD_INPUTS", f"inputs.url: {error}", retryable=False) from None
     if not is_allowed:
-        said = f"{_bare(url)} begins with nothing that flows.http.allow lists; add it there to let steps ask it"
+        said = f"{bare(url)} begins with nothing that flows.http.allow lists; add it there to let steps ask it"
         raise StepFailed("HTTP_NOT_ALLOWED", said, retryable=False)
     return url.extend_query([(name, _spelt(one)) for name, value in given.params.items() for one in _several(value)])
 
@@ -149,11 +111,6 @@ def _climbs(path: str) -> bool:
     return any(part.partition(";")[0] in (".", "..") for part in path.replace("\\", "/").split("/"))
 
 
-def _bare(url: URL) -> str:
-    """*url* without what may be secret in it."""
-    return str(url.with_user(None).with_query(None).with_fragment(None)) if url.absolute else url.raw_path
-
-
 def _several(value: Param | list[Param]) -> list[Param]:
     return value if isinstance(value, list) else [value]
 
@@ -170,7 +127,7 @@ def _secrets(given: HttpInputs, section: HttpSection, url: URL) -> dict[str, str
             said = f"inputs.secretHeaders.{header}: flows.http.secrets has no {name!r}"
             raise StepFailed("SECRET_UNKNOWN", said, retryable=False)
         if not _is_among(url, section.secrets[name].to):
-            said = f"{_bare(url)} begins with nothing that flows.http.secrets.{name}.to lists"
+            said = f"{bare(url)} begins with nothing that flows.http.secrets.{name}.to lists"
             raise StepFailed("SECRET_NOT_ALLOWED", said, retryable=False)
         try:
             found[header] = resolve(section.secrets[name].value, f"flows.http.secrets.{name}")
@@ -187,28 +144,23 @@ class _Request:
         self._url = url
         self._secrets = secrets
         self.hiding = Hiding(secrets.values())
-        self._named = f"{given.method} {_bare(url)}"
+        self._named = f"{given.method} {bare(url)}"
 
     async def answer(self, session: aiohttp.ClientSession, key: str) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers and body; StepFailed when nothing came that could be one."""
-        limit = aiohttp.ClientTimeout(total=self._given.timeout_seconds)
+        method, timeout = self._given.method, self._given.timeout_seconds
         try:
+            sent = {"data": self._data(), "headers": {**self._headers(), "Idempotency-Key": key}}
             # A redirect is an answer like any other: it could lead out of what is allowed.
-            async with session.request(
-                self._given.method,
-                self._url,
-                headers={**self._headers(), "Idempotency-Key": key},
-                data=self._data(),
-                timeout=limit,
-                allow_redirects=False,
-            ) as response:
-                body = await self._body(response)
-                headers = {
-                    name: self.hiding.text(response.headers[name]) for name in _HEADERS if name in response.headers
-                }
-                return response.status, headers, body
+            answered = await exchange(session, method, self._url, timeout=timeout, limit=BODY_LIMIT, **sent)
+            found = answered.headers
+            headers = {name: self.hiding.text(found[name]) for name in _HEADERS if name in found}
+            return answered.status, headers, self.hiding.raw(answered.body)
+        except BodyTooLarge:
+            said = f"{self._named} was answered with more than {BODY_LIMIT} bytes"
+            raise StepFailed("HTTP_TOO_LARGE", said, retryable=False) from None
         except TimeoutError:
-            said = f"{self._named} was not answered within {self._given.timeout_seconds:g} s"
+            said = f"{self._named} was not answered within {timeout:g} s"
             raise StepFailed("HTTP_TIMEOUT", said, retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:  # from None: what it says may repeat the request
             said = f"{self._named} failed: {self.hiding.text(str(error) or type(error).__name__)}"
@@ -233,15 +185,6 @@ class _Request:
         if "json_" in self._given.model_fields_set:
             return orjson.dumps(self._given.json_)
         return None if self._given.body is None else self._given.body.encode()
-
-    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
-        whole = bytearray()
-        async for piece in response.content.iter_chunked(_PIECE):
-            whole += piece
-            if len(whole) > BODY_LIMIT:
-                said = f"{self._named} was answered with more than {BODY_LIMIT} bytes"
-                raise StepFailed("HTTP_TOO_LARGE", said, retryable=False)
-        return self.hiding.raw(bytes(whole))
 
 
 async def _kept(step: Step, status: int, headers: Mapping[str, str], body: bytes, hiding: Hiding) -> Outputs:

@@ -30,7 +30,7 @@ async def open_source(feed: str, section: FeedSection, db: Database) -> AsyncIte
     else:
         secrets = {name: resolve(ref, f"{place}.secret_headers.{name}") for name, ref in source.secret_headers.items()}
         async with Caller.open(gate, source.call, {**source.headers, **secrets}) as caller:
-            caller.secrets.update(secrets.values())
+            caller.api.secrets.update(secrets.values())
             yield rest.RestSource(source, caller)
 
 

@@ -102,7 +102,7 @@ class NivodaSource:
         self._token: str | None = None
         self._token_until = clock.now()
         self._logging_in = asyncio.Lock()
-        caller.secrets.add(password)
+        caller.api.secrets.add(password)
 
     async def count(self, range_: Range, window: Window) -> int:
         return await self._ask(_COUNT, {"query": _query(range_, window)}, self._read_count)
@@ -137,7 +137,7 @@ class NivodaSource:
                 names = {"username": self._section.username, "password": self._password}
                 token = await self._post(_LOG_IN, names, self._read_token)
                 self._token, self._token_until = token, self._clock.now() + self._section.token_for
-                self._caller.secrets = {self._password, token}
+                self._caller.api.secrets = {self._password, token}
             return token
 
     def _current(self, refused: str | None) -> str | None:
@@ -168,7 +168,7 @@ class NivodaSource:
     def _told(self, answer: _Answer[T]) -> T:
         """The data; a GraphQL error, which comes with status 200, is raised as what it means."""
         if answer.errors:
-            raise _failure(answer.errors[0], self._caller.said(answer.errors[0].message))
+            raise _failure(answer.errors[0], self._caller.api.said(answer.errors[0].message))
         if answer.data is None:
             raise garbage("an answer without data")
         return answer.data

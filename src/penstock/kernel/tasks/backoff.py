@@ -1,11 +1,14 @@
 """Waiting longer after each failure, with jitter, up to a limit."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import random
 
 FIRST_DELAY = timedelta(milliseconds=100)
 MOST_DELAY = timedelta(seconds=30)
+
+Sleep = Callable[[float], Awaitable[None]]  # asyncio.sleep, or what a test waits with
 
 
 @dataclass

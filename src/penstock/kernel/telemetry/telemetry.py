@@ -30,16 +30,17 @@ from penstock import __version__
 from penstock.kernel.tasks.outcome import Outcome
 from penstock.kernel.telemetry.build import code_commit
 from penstock.kernel.telemetry.log_level import LOG_LEVEL
+from penstock.kernel.text import HIDDEN
 
 disable_created_metrics()  # type: ignore[no-untyped-call] # a series more for each, and nobody asks for them
 LogFormat = Literal["auto", "json", "console"]
 TRACEPARENT = "traceparent"  # the header of W3C's Trace Context
 _CONTEXTS = TraceContextTextMapPropagator()
 _LEVELS = logging.getLevelNamesMapping()
-_HIDDEN = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
-_SECRET = re.compile(_HIDDEN, re.IGNORECASE)
+_TELLING = r"(?:password|passwd|secret|token|authorization|api_?key|credential)"
+_SECRET = re.compile(_TELLING, re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(\w+://[^:/@\s]*):[^\s'\"]+@")
-_URL_PARAMETER = re.compile(rf"([?&][^=&\s]*{_HIDDEN}[^=&\s]*)=[^&\s'\"]+", re.IGNORECASE)
+_URL_PARAMETER = re.compile(rf"([?&][^=&\s]*{_TELLING}[^=&\s]*)=[^&\s'\"]+", re.IGNORECASE)
 
 
 class WorkMetrics:
@@ -209,7 +210,7 @@ def _hidden(name: str, value: Any) -> Any:
     if value is None:
         return None
     if _SECRET.search(name):
-        return "***"
+        return HIDDEN
     if isinstance(value, Mapping):
         return {str(key): _hidden(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -218,7 +219,7 @@ def _hidden(name: str, value: Any) -> Any:
         return value
     # Other objects, exceptions above all, are logged as their repr.
     text = value if isinstance(value, str) else repr(value)
-    return _URL_PARAMETER.sub(r"\1=***", _URL_PASSWORD.sub(r"\1:***@", text))
+    return _URL_PARAMETER.sub(rf"\1={HIDDEN}", _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text))
 
 
 def _add_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
+import orjson
+from yarl import URL
 
 from penstock.flows.config import ImagesSection
-from penstock.flows.kinds.http_client import Answered, Api, CallFailed, Trouble
 from penstock.flows.kinds.market.candles import Series
 from penstock.flows.kinds.market.manifest import DEFAULT_TEMPLATE, ChartRequest
 from penstock.flows.kinds.market.svg.chart import draw
 from penstock.flows.kinds.market.svg.layout import Look
-from penstock.flows.step import Pause
 from penstock.kernel.clock import Clock
+from penstock.kernel.http.external_api import Answered, CallFailed, ExternalApi, Failure
+from penstock.kernel.tasks.backoff import Sleep
 
 _THEMES = {DEFAULT_TEMPLATE: "light", f"{DEFAULT_TEMPLATE}-dark": "dark"}  # the templates the local painter knows
 
@@ -74,35 +76,35 @@ _TYPES = {
     "image/jpeg": (".jpg", b"\xff\xd8\xff"),
     "image/webp": (".webp", b"RIFF"),
 }
+CODES = {failure: f"IMAGE_{failure}" for failure in Failure} | {Failure.MOVED: "IMAGE_REFUSED"}
 
 
 class ImageApi:
     """Has pictures drawn by an image API."""
 
-    def __init__(self, api: Api, session: aiohttp.ClientSession) -> None:
-        self._api, self._session = api, session
+    def __init__(self, url: URL, api: ExternalApi, session: aiohttp.ClientSession) -> None:
+        self._url, self._api, self._session = url, api, session
 
     async def draw(self, request: ChartRequest, series: Series | None) -> Picture:
         """The picture it answers with; PictureFailed after the last try."""
         body = {**request.as_dict(), **(series.last(request.last).as_dict() if series else {})}
         try:
-            return await self._api.post(self._session, body, _picture)
+            return await self._api.call(self._session, "POST", self._url, _picture, orjson.dumps(body))
         except CallFailed as failed:
             raise PictureFailed(
-                f"IMAGE_{failed.trouble}", failed.message, attempts=failed.attempts, retryable=failed.is_retryable
+                CODES[failed.failure], failed.message, attempts=failed.attempts, retryable=failed.is_retryable
             ) from failed
 
 
-def image_api(section: ImagesSection, url: str, token: str | None, clock: Clock, pause: Pause) -> Api:
-    """The API of the configuration."""
-    return Api(url, token, section.timeout, section.attempts, PICTURE_LIMIT, ", ".join(_TYPES), clock, pause)
-
-
 @asynccontextmanager
-async def opened(api: Api) -> AsyncIterator[Painter]:
-    """A painter with connections of its own, for one step."""
+async def image_api(
+    section: ImagesSection, url: str, token: str | None, clock: Clock, pause: Sleep
+) -> AsyncIterator[Painter]:
+    """The API of the configuration, with connections of its own, for one step."""
+    headers = {"Accept": ", ".join(_TYPES), "Content-Type": "application/json"}
+    api = ExternalApi(clock, section.timeout, section.attempts, PICTURE_LIMIT, headers, token=token, pause=pause)
     async with api.session() as session:
-        yield ImageApi(api, session)
+        yield ImageApi(URL(url), api, session)
 
 
 def _picture(answered: Answered) -> Picture:
@@ -110,8 +112,8 @@ def _picture(answered: Answered) -> Picture:
     known = _TYPES.get(answered.content_type)
     if known is None:
         what = "nothing" if not answered.body else answered.content_type
-        raise CallFailed(Trouble.BAD_ANSWER, f"the image API answered {answered.status} with {what}, not a picture")
+        raise CallFailed(Failure.BAD_ANSWER, f"the image API answered {answered.status} with {what}, not a picture")
     suffix, beginning = known
     if not answered.body.startswith(beginning):
-        raise CallFailed(Trouble.BAD_ANSWER, f"the image API's answer is no {answered.content_type}, as it says")
+        raise CallFailed(Failure.BAD_ANSWER, f"the image API's answer is no {answered.content_type}, as it says")
     return Picture(answered.body, answered.content_type, suffix)

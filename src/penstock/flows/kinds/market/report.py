@@ -6,17 +6,19 @@ from typing import Annotated, Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from yarl import URL
 
 from penstock.flows.config import LlmSection
 from penstock.flows.contract import artifact_folder
 from penstock.flows.definition.spec import Name, Written
-from penstock.flows.kinds.http_client import Answered, Api, CallFailed, Trouble
 from penstock.flows.kinds.inputs import read
 from penstock.flows.kinds.market.candles import CandleFile, Series, read_series
 from penstock.flows.kinds.market.summary import Facts, facts_of, picture, plain, summary, table
-from penstock.flows.step import Handler, Outputs, Pause, Step, StepFailed
+from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import NotFound
+from penstock.kernel.http.external_api import Answered, CallFailed, ExternalApi, Failure
+from penstock.kernel.tasks.backoff import Sleep
 
 LLM_REPORT = "LLM_REPORT"
 REPORT = "report.md"
@@ -28,14 +30,15 @@ _SYSTEM = (
     "are given; they are exact. Say what they show and what is remarkable. No headings, no tables, no advice."
 )
 _CODES = {
-    Trouble.TIMEOUT: "LLM_TIMEOUT",
-    Trouble.UNREACHABLE: "LLM_UNAVAILABLE",
-    Trouble.ERROR: "LLM_UNAVAILABLE",
-    Trouble.THROTTLED: "LLM_THROTTLED",
-    Trouble.UNAUTHORIZED: "LLM_UNAUTHORIZED",
-    Trouble.REFUSED: "LLM_REFUSED",
-    Trouble.TOO_LARGE: "LLM_BAD_ANSWER",
-    Trouble.BAD_ANSWER: "LLM_BAD_ANSWER",
+    Failure.TIMEOUT: "LLM_TIMEOUT",
+    Failure.UNREACHABLE: "LLM_UNAVAILABLE",
+    Failure.ERROR: "LLM_UNAVAILABLE",
+    Failure.THROTTLED: "LLM_THROTTLED",
+    Failure.UNAUTHORIZED: "LLM_UNAUTHORIZED",
+    Failure.MOVED: "LLM_REFUSED",
+    Failure.REFUSED: "LLM_REFUSED",
+    Failure.TOO_LARGE: "LLM_BAD_ANSWER",
+    Failure.BAD_ANSWER: "LLM_BAD_ANSWER",
 }
 
 
@@ -60,10 +63,11 @@ class ReportInputs(Written):
 class Model:
     """An OpenAI-compatible endpoint that writes."""
 
-    def __init__(self, section: LlmSection, url: str, token: str | None, clock: Clock, pause: Pause) -> None:
+    def __init__(self, section: LlmSection, url: str, token: str | None, clock: Clock, pause: Sleep) -> None:
         self.name = section.model
-        place = f"{url.rstrip('/')}/chat/completions"
-        self._api = Api(place, token, section.timeout, ATTEMPTS, ANSWER_LIMIT, "application/json", clock, pause)
+        self._url = f"{url.rstrip('/')}/chat/completions"
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        self._api = ExternalApi(clock, section.timeout, ATTEMPTS, ANSWER_LIMIT, headers, token=token, pause=pause)
 
     async def write(self, figures: Mapping[str, Any], instructions: str) -> str:
         """What the model makes of the *figures*; StepFailed when nothing comes of it."""
@@ -71,11 +75,11 @@ class Model:
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
         try:
             async with self._api.session() as session:
-                body = {"model": self.name, "messages": messages, "stream": False}
-                return self._api.hidden(await self._api.post(session, body, _written))
+                body = orjson.dumps({"model": self.name, "messages": messages, "stream": False})
+                return self._api.hidden(await self._api.call(session, "POST", URL(self._url), _written, body))
         except CallFailed as failed:
             details = {"attempts": failed.attempts}
-            raise StepFailed(_CODES[failed.trouble], failed.message, details, retryable=failed.is_retryable) from failed
+            raise StepFailed(_CODES[failed.failure], failed.message, details, retryable=failed.is_retryable) from failed
 
 
 def worker_llm_report(model: Model | None) -> Handler:
@@ -127,9 +131,9 @@ def _written(answered: Answered) -> str:
         choice = orjson.loads(answered.body)["choices"][0]
         text, ending = choice["message"]["content"], choice.get("finish_reason")
     except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
-        raise CallFailed(Trouble.BAD_ANSWER, "the model's answer is no chat completion") from error
+        raise CallFailed(Failure.BAD_ANSWER, "the model's answer is no chat completion") from error
     if not isinstance(text, str) or not text.strip():
-        raise CallFailed(Trouble.BAD_ANSWER, f"the model wrote nothing ({ending})")
+        raise CallFailed(Failure.BAD_ANSWER, f"the model wrote nothing ({ending})")
     if ending == "length" or len(text) > TEXT_LIMIT:
-        raise CallFailed(Trouble.BAD_ANSWER, "the model's report is cut off, or too long")
+        raise CallFailed(Failure.BAD_ANSWER, "the model's report is cut off, or too long")
     return text.strip().encode(errors="replace").decode()

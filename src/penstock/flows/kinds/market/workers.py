@@ -5,7 +5,7 @@ from penstock.flows.kinds.inputs import checks
 from penstock.flows.kinds.market.charts import OpenPainter, worker_charts
 from penstock.flows.kinds.market.manifest import MANIFEST, MANIFEST_OUTPUT, check_written, verdict
 from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT, OhlcvInputs, worker_ohlcv_export
-from penstock.flows.kinds.market.renderers import drawn_here, image_api, opened
+from penstock.flows.kinds.market.renderers import drawn_here, image_api
 from penstock.flows.kinds.market.report import LLM_REPORT, Model, ReportInputs, worker_llm_report
 from penstock.flows.step import KindContext, ReportCheck, Workers
 from penstock.kernel.config.loader import SecretRef, resolve
@@ -29,12 +29,9 @@ def make_workers(context: KindContext) -> Workers:
 
 def _painter(context: KindContext) -> OpenPainter:
     """The image API when one is set, else the painter of our own."""
-    images = context.section.images
+    images, url = context.section.images, context.section.images.url
     token = _token("images", images.token)
-    if images.url is None:
-        return drawn_here
-    api = image_api(images, images.url, token, context.clock, context.pause)
-    return lambda: opened(api)
+    return drawn_here if url is None else lambda: image_api(images, url, token, context.clock, context.pause)
 
 
 def _token(name: str, token: SecretRef | None) -> str | None:

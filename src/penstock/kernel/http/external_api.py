@@ -1,0 +1,196 @@
+"""Calls to external APIs: limited in time and size, retried if a retry can help, with named failures."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import KW_ONLY, dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from http import HTTPStatus
+from itertools import count
+from typing import Any, TypeVar
+
+import aiohttp
+from yarl import URL
+
+from penstock import __version__
+from penstock.kernel.clock import Clock
+from penstock.kernel.http.retry_after import retry_after
+from penstock.kernel.tasks.backoff import Sleep, delay
+from penstock.kernel.text import Hiding, storable
+
+LONGEST_PAUSE = timedelta(seconds=60)  # a longer Retry-After ends the call
+_SAID = 200  # characters of an answer in a message
+
+T = TypeVar("T")
+Around = Callable[[], AbstractAsyncContextManager[object]]
+Wait = Callable[[Exception, int], timedelta | None]
+
+
+class Failure(StrEnum):
+    """Why a call failed."""
+
+    TIMEOUT = "TIMEOUT"
+    UNREACHABLE = "UNREACHABLE"
+    THROTTLED = "THROTTLED"
+    ERROR = "ERROR"  # of the API itself
+    UNAUTHORIZED = "UNAUTHORIZED"
+    MOVED = "MOVED"
+    REFUSED = "REFUSED"
+    TOO_LARGE = "TOO_LARGE"
+    BAD_ANSWER = "BAD_ANSWER"
+
+
+_FINAL = frozenset({Failure.UNAUTHORIZED, Failure.MOVED, Failure.REFUSED, Failure.TOO_LARGE})
+
+
+class CallFailed(Exception):
+    """A call failed. *status* (0 without an answer) and *after*, its Retry-After, are those of the answer."""
+
+    def __init__(self, failure: Failure, message: str, status: int = 0, after: timedelta | None = None) -> None:
+        super().__init__(message)
+        self.failure, self.message, self.status, self.after = failure, message, status, after
+        self.attempts = 1
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether another attempt can help."""
+        return self.failure not in _FINAL
+
+
+class BodyTooLarge(Exception):
+    """The body of an answer is longer than its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An answer with its whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    content_type: str
+    body: bytes
+
+
+async def exchange(
+    session: aiohttp.ClientSession, method: str, url: URL, *, timeout: float, limit: int, **sent: Any
+) -> Answered:
+    """Send one request and read its answer, whatever its status; BodyTooLarge beyond *limit* bytes, the rest unread."""
+    total = aiohttp.ClientTimeout(total=timeout)
+    # Redirects are not followed: the secrets in a request are for the host that is configured.
+    async with session.request(method, url, timeout=total, allow_redirects=False, **sent) as response:
+        chunks, size = [], 0
+        async for chunk in response.content.iter_any():
+            size += len(chunk)
+            if size > limit:
+                raise BodyTooLarge
+            chunks.append(chunk)
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return Answered(response.status, response.headers, response.content_type.lower(), body)
+
+
+def bare(url: URL) -> str:
+    """*url* without the parts that can be secret."""
+    return str(url.with_user(None).with_query(None).with_fragment(None)) if url.absolute else url.raw_path
+
+
+def wait_as_asked(error: Exception, attempt: int) -> timedelta | None:
+    """Wait at least as long as the API asks for; None if no further attempt is to be made."""
+    if not isinstance(error, CallFailed) or not error.is_retryable:
+        return None
+    wait = max(delay(attempt), error.after or timedelta(0))
+    return wait if wait <= LONGEST_PAUSE else None
+
+
+@dataclass(slots=True)
+class ExternalApi:
+    """An external API and the limits of a call. Messages never contain the *token* or one of the *secrets*.
+
+    *wait* returns the time between the failed attempt of that number and the next one, None to give up.
+    """
+
+    clock: Clock
+    timeout: timedelta
+    attempts: int
+    limit: int  # bytes of an answer
+    headers: Mapping[str, str]
+    _: KW_ONLY
+    token: str | None = None
+    secrets: set[str] = field(default_factory=set)
+    connections: int = 100
+    wait: Wait = wait_as_asked
+    pause: Sleep = asyncio.sleep
+
+    def session(self) -> aiohttp.ClientSession:
+        """Connections for calls; the caller closes them."""
+        bearer = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self.connections),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": f"penstock/{__version__}", **bearer, **self.headers},
+        )
+
+    async def call(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        url: URL,
+        read: Callable[[Answered], T],
+        data: bytes | None = None,
+        *,
+        around: Around = nullcontext,
+    ) -> T:
+        """Return what *read* makes of a 2xx answer; its errors fail the attempt like any other.
+
+        Each attempt runs inside *around*, which may replace the error.
+        """
+        for attempt in count(1):
+            try:
+                async with around():
+                    return read(await self._attempt(session, method, url, data))
+            except Exception as error:
+                if isinstance(error, CallFailed):
+                    error.attempts = attempt
+                wait = self.wait(error, attempt) if attempt < self.attempts else None
+                if wait is None:
+                    raise
+            if wait:
+                await self.pause(wait.total_seconds())
+        raise AssertionError("unreachable")
+
+    async def _attempt(self, session: aiohttp.ClientSession, method: str, url: URL, data: bytes | None) -> Answered:
+        timeout = self.timeout.total_seconds()
+        try:
+            answered = await exchange(session, method, url, timeout=timeout, limit=self.limit, data=data)
+        except TimeoutError as error:
+            raise CallFailed(Failure.TIMEOUT, f"{bare(url)} did not answer within {timeout:g} s") from error
+        except BodyTooLarge as error:
+            raise CallFailed(Failure.TOO_LARGE, f"{bare(url)} answered with more than {self.limit} bytes") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # The text of some errors of aiohttp contains the whole URL.
+            text = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+            said = self.said(f"{type(error).__name__}: {text}")
+            raise CallFailed(Failure.UNREACHABLE, f"{bare(url)}: {said}") from error
+        if HTTPStatus.OK <= answered.status < HTTPStatus.MULTIPLE_CHOICES:
+            return answered
+        said = f"{bare(url)} answered {answered.status}: {self.said(answered.body.decode(errors='replace'))}"
+        after = retry_after(answered.headers.get("Retry-After"), self.clock.now())
+        raise CallFailed(_failure(answered.status), said.rstrip(": "), answered.status, after)
+
+    def hidden(self, text: str) -> str:
+        """*text* without secrets."""
+        return Hiding([*self.secrets, self.token or ""]).text(text)
+
+    def said(self, text: str) -> str:
+        """*text* of the API as a message may contain it: without secrets, on one line, short."""
+        return storable(" ".join(self.hidden(text).split()), _SAID)
+
+
+def _failure(status: int) -> Failure:
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return Failure.THROTTLED
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:
+        return Failure.ERROR
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return Failure.UNAUTHORIZED
+    return Failure.MOVED if status < HTTPStatus.BAD_REQUEST else Failure.REFUSED
