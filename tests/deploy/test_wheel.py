@@ -68,7 +68,7 @@ def test_the_wheel_is_the_package_and_its_metadata(wheel: Path) -> None:
     [
         "py.typed",
         "tracking/migrations/0001_pipeline_ddl.sql",
-        *(f"{part}/queries.sql" for part in ("tracking", "refdata", "ingest", "harvest", "flows")),
+        *(f"{part}/queries.sql" for part in ("tracking", "refdata", "ingest/run", "harvest", "flows")),
         *(f"demo/{sample}" for sample in list_samples()),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from penstock.ingest.transform.emit import Emitter
 from penstock.ingest.transform.gate import bind
 from tests.ingest.extraction import STOCK, supplier, trimmed
 
-EXTRACTOR = ["extract", *(f"extract.{name}" for name in ("delimited", "detect", "packing", "records", "workbook"))]
-GATE, EMITTER, DQ = ["gate"], ["emit"], ["judging"]
-INGESTION = ["processing", "publishing", "running", "service", "tree", "folder", "bucket", "states", "ledger", "store"]
+EXTRACTOR = ["extract", *(f"extract.{name}" for name in ("delimited", "detect", "archives", "records", "workbook"))]
+GATE, EMITTER, DQ = ["transform.gate"], ["transform.emit"], ["run.quality"]
+RUN = [f"run.{name}" for name in ("run", "publish", "ledger", "store")]
+TREE = [f"tree.{name}" for name in ("port", "folder", "bucket")]
+INGESTION = ["transform.pipeline", *RUN, *TREE, "state.reader", "workspace"]
 SENT = "sku,qty,price\na,1,2.50\nb,many,3.10\n"
 
 
@@ -39,7 +42,9 @@ def test_a_part_knows_no_other(part: list[str], others: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert {f"penstock.ingest.{name}" for name in part} <= loaded
-    assert loaded & {f"penstock.ingest.{name}" for name in others + INGESTION} == set()
+    foreign = {f"penstock.ingest.{name}" for name in others + INGESTION}
+    assert all(map(find_spec, foreign))
+    assert loaded & foreign == set()
 
 
 def test_the_extractor_reads_and_judges_nothing(tmp_path: Path) -> None:
