@@ -17,8 +17,8 @@ from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Worker
-from penstock.refdata.apply.applier import Applier
-from penstock.refdata.apply.handlers import Relay, apply_handler
+from penstock.refdata.apply.applier import Applier, apply_handler
+from penstock.refdata.apply.relay import Relay
 from penstock.refdata.contract import decode, message_key
 from penstock.refdata.model import Dict, Update
 from penstock.refdata.runtime import RefdataPlatform

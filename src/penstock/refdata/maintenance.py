@@ -11,7 +11,7 @@ from penstock.kernel.db.database import Database, plan_freely
 from penstock.kernel.tasks.periodic import Chore
 from penstock.refdata import store
 from penstock.refdata.apply import snapshots
-from penstock.refdata.apply.handlers import OUTBOX
+from penstock.refdata.apply.relay import OUTBOX
 from penstock.refdata.commands.messages import give_up_message
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.dictionaries import kept_versions

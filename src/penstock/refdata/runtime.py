@@ -17,10 +17,10 @@ from penstock.kernel.tasks.periodic import repeating
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Handler
 from penstock.refdata.apply import definitions
-from penstock.refdata.apply.applier import Applier
-from penstock.refdata.apply.handlers import Relay, adapter_handler, apply_handler
+from penstock.refdata.apply.applier import Applier, apply_handler
+from penstock.refdata.apply.relay import Relay
 from penstock.refdata.commands.commit_waiter import SOMETHING
-from penstock.refdata.commands.external_topics import Mapped
+from penstock.refdata.commands.external_topics import Mapped, adapter_handler
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import RefdataSection
 from penstock.refdata.maintenance import Upkeep, lag_chore

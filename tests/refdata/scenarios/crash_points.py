@@ -28,7 +28,7 @@ from penstock.kernel.db.outbox import Outbox
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
 from penstock.refdata.apply.applier import Applier
-from penstock.refdata.apply.handlers import Relay
+from penstock.refdata.apply.relay import Relay
 from penstock.refdata.dictionaries.provider import ItemTableProvider, PostgresSqlProvider
 
 ORDER = "CRASH_ORDER"

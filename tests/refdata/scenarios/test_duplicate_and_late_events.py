@@ -15,8 +15,7 @@ from penstock.kernel.tasks.outcome import Retry
 from penstock.refdata import store
 from penstock.refdata.apply import snapshot_store
 from penstock.refdata.apply.applier import Applier
-from penstock.refdata.apply.handlers import adapter_handler
-from penstock.refdata.commands.external_topics import Mapped
+from penstock.refdata.commands.external_topics import Mapped, adapter_handler
 from penstock.refdata.commands.messages import Read
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.contract import Status

@@ -1,28 +1,37 @@
 """R11: commands become versions, each exactly once, however often it is delivered and whoever wakes up late."""
 
+import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from itertools import groupby
+from time import time_ns
 from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
 import structlog
 
+from penstock.kernel.bus import Delivery
 from penstock.kernel.db.database import Connection, Database, is_transient, plan_freely
-from penstock.kernel.errors import PenstockError
+from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.kernel.work.worker import Handler
 from penstock.refdata import store
 from penstock.refdata.apply import snapshots
 from penstock.refdata.apply.apply_transaction import Judging
+from penstock.refdata.commands import messages
 from penstock.refdata.commands.messages import Read
 from penstock.refdata.contract import EventType
 from penstock.refdata.dictionaries import kept_versions
 from penstock.refdata.dictionaries.catalogue import Catalogue, Dictionary
 from penstock.refdata.dictionaries.provider import Chunks
+from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.model import Change, Dict, Event, Refusal, Update, Verdict, readable_error, stale
 
+_LARGE = 100_000  # bytes of a message
 _TOO_SLOW = Refusal("STATEMENT_TIMEOUT", "its statement was given up time after time")
 
 
@@ -254,3 +263,64 @@ def _log(event: Event, verdict: Verdict) -> None:
         log.warning("event_failed", code=verdict.refusal.code, error=verdict.refusal.message, **about)
     else:
         log.debug("chunk_staged" if verdict.version is None else "event_committed", **about)
+
+
+def apply_handler(applier: Applier, metrics: RefdataMetrics, telemetry: Telemetry) -> Handler[Delivery]:
+    """R11: the handler of the commands' topic."""
+
+    async def handle(deliveries: Sequence[Delivery], stopping: asyncio.Event) -> Sequence[Outcome | None]:
+        began = time_ns()
+        reads = [await _read(delivery) for delivery in deliveries]
+        verdicts: list[Verdict] = []
+        stopped_by: list[Outcome | None] = [None]
+        try:
+            async with aclosing(applier.settle([one for one in reads if one.event is not None])) as settled:
+                for one in reads:
+                    if stopping.is_set():
+                        break
+                    verdicts.append(Verdict(refusal=one.refusal) if one.event is None else await anext(settled))
+        except TooSlow as error:
+            stopped_by = [Retry("its statement was given up", counts=error.counts), None]
+        except Transient as error:
+            stopped_by = [Retry(f"{error.code}: {error.message}", counts=False)]
+        except Exception as error:  # noqa: BLE001 - the edge: what is wrong with us is not the command's fault
+            structlog.get_logger().exception("apply_crashed")
+            stopped_by = [Retry(f"{type(error).__name__}: {error}", counts=False)]
+        metrics.count(verdicts)
+        for one, verdict in zip(reads, verdicts, strict=False):
+            _trace(telemetry, one, verdict, began)
+        outcomes = [_outcome(one, verdict) for one, verdict in zip(reads, verdicts, strict=False)]
+        rest = len(reads) - len(outcomes)
+        return [*outcomes, *stopped_by[:rest], *[stopped_by[-1]] * (rest - len(stopped_by))]
+
+    return handle
+
+
+async def _read(delivery: Delivery) -> Read:
+    if len(delivery.message.value) > _LARGE:
+        await asyncio.sleep(0)  # let others have their turn
+    return messages.read(delivery)
+
+
+def _trace(telemetry: Telemetry, read: Read, verdict: Verdict, began: int) -> None:
+    """R26: the stage of a traced command that ends here."""
+    if read.event is None or read.event.trace is None or verdict.is_repeated:
+        return
+    event, refusal = read.event, verdict.refusal
+    telemetry.trace(
+        "refdata.apply",
+        event.trace,
+        began,
+        error=None if refusal is None else f"{refusal.code}: {refusal.message}",
+        tenantId=event.target.tenant_id,
+        dictCode=event.target.dict_code,
+        eventId=str(event.event_id),
+        version=verdict.version,
+        source=event.source,
+    )
+
+
+def _outcome(read: Read, verdict: Verdict) -> Outcome:
+    if verdict.refusal is None or read.is_looking:
+        return Done()
+    return Failed(f"{verdict.refusal.code}: {verdict.refusal.message}")

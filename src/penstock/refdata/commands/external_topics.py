@@ -1,15 +1,20 @@
 """R10: how a message of somebody else's topic becomes a command."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import structlog
 from msgspec import Raw
 
 from penstock.kernel.bus import Delivery, Message
-from penstock.kernel.errors import Invalid
+from penstock.kernel.errors import Invalid, PenstockError, Transient
+from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
 from penstock.kernel.text import REPLACEMENT
+from penstock.kernel.work.worker import Handler
 from penstock.refdata.commands.messages import derived_id, trace_of
+from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import ExternalTopicSection
 from penstock.refdata.contract import COMMAND_LIMIT, EXACT, Command, Op, Source, decode
 from penstock.refdata.model import Dict, Event
@@ -142,3 +147,27 @@ def _spelt(found: Any) -> str:
 def _number(found: Any) -> Any:
     """A number that came as text, as headers do, else whatever it is."""
     return Raw(found.encode()) if isinstance(found, str) and found.lstrip("-").isdigit() else found
+
+
+def adapter_handler(refdata: Refdata, mapped: Mapped) -> Handler[Delivery]:
+    """R10: the handler of somebody else's topic."""
+
+    async def handle(deliveries: Sequence[Delivery], _stopping: asyncio.Event) -> Sequence[Outcome | None]:
+        events: list[Event] = []
+        outcomes: list[Outcome | None] = []
+        for delivery in deliveries:
+            try:
+                events.append(mapped.event(delivery))
+                outcomes.append(Done())
+            except PenstockError as error:
+                outcomes.append(Failed(f"{error.code}: {error.message}"))
+        try:
+            await refdata.submit_all(events)
+        except Transient as error:
+            return [Retry(f"{error.code}: {error.message}", counts=False)] * len(deliveries)
+        except Exception as error:  # noqa: BLE001 - the edge: one message must not hold up its partition for ever
+            structlog.get_logger().exception("adapter_crashed")
+            return [Retry(f"{type(error).__name__}: {error}")] * len(deliveries)
+        return outcomes
+
+    return handle

@@ -1,0 +1,67 @@
+"""R15: the outbox of commits becomes signals to the pods."""
+
+import asyncio
+from collections.abc import Sequence
+from time import time_ns
+from typing import Any
+
+import asyncpg
+import msgspec
+import structlog
+
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.notifier import Bell
+from penstock.kernel.db.outbox import Outbox
+from penstock.kernel.errors import Transient
+from penstock.kernel.signals import Signals
+from penstock.kernel.tasks.backoff import Backoff
+from penstock.kernel.tasks.wait import happens
+from penstock.kernel.telemetry.telemetry import TRACEPARENT, Telemetry
+from penstock.refdata.commands.commit_waiter import SOMETHING
+
+OUTBOX = Outbox("outbox_event")
+_POLL = 0.5  # seconds: the net under a notification that was not heard
+
+
+class Relay:
+    """R15: tells the pods what was committed, in the order of versions, at least once."""
+
+    def __init__(self, db: Database, signals: Signals, bell: Bell, telemetry: Telemetry) -> None:
+        self._db = db
+        self._telemetry = telemetry
+        self._signals = signals
+        self._bell = bell
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Announce until *stopping*; a carrier that is down is tried again, later and later."""
+        backoff = Backoff()
+        while not stopping.is_set():
+            rung = self._bell.next(SOMETHING)
+            try:
+                count = await self.step()
+                backoff.reset()
+                if count:
+                    continue
+                await happens(stopping if self._bell.is_closed else rung, _POLL)
+            except Transient as error:
+                structlog.get_logger().warning("relay_failed", code=error.code, error=error.message)
+                await happens(stopping, backoff.next().total_seconds())
+            except Exception:  # noqa: BLE001 - the edge of the loop: the relay outlives a mistake
+                structlog.get_logger().exception("relay_crashed")
+                await happens(stopping, backoff.next().total_seconds())
+
+    async def step(self) -> int:
+        """Announce what waits; how many."""
+        return await OUTBOX.relay(self._db, self._announce)
+
+    async def _announce(self, rows: Sequence[asyncpg.Record]) -> None:
+        began = time_ns()
+        await self._signals.announce([row["payload"] for row in rows])
+        for row in rows:
+            if TRACEPARENT in row["payload"]:
+                self._trace(msgspec.json.decode(row["payload"]), began)
+
+    def _trace(self, told: dict[str, Any], began: int) -> None:
+        """R26: the stage of a traced command that ends here."""
+        about = {name: told[name] for name in ("tenantId", "dictCode", "eventId", "version")}
+        self._telemetry.trace("refdata.announce", told.get(TRACEPARENT), began, **about)
