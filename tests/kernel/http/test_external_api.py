@@ -134,6 +134,16 @@ async def test_one_exchange_returns_any_status(server: ExternalServer) -> None:
     assert answered.headers["location"] == "/elsewhere"
 
 
+@pytest.mark.parametrize("value", ["Application/JSON; charset*", "application/json;;", " application/json ; a=b"])
+async def test_parameters_of_a_content_type_are_not_parsed(server: ExternalServer, value: str) -> None:
+    """H15: an answer with malformed parameters is an answer."""
+    server.replies = [lambda: web.Response(body=b"{}", headers={"Content-Type": value})]
+    assert await server.call(read=lambda answered: (answered.content_type, answered.body)) == (
+        "application/json",
+        b"{}",
+    )
+
+
 async def test_a_redirect_is_not_followed(server: ExternalServer) -> None:
     """The secrets of a request are for one host."""
     server.replies = [says(status=307, Location="/elsewhere")]

@@ -68,8 +68,12 @@ class Answered:
 
     status: int
     headers: Mapping[str, str]
-    content_type: str
     body: bytes
+
+    @property
+    def content_type(self) -> str:
+        """The media type without its parameters, in lower case."""
+        return self.headers.get("Content-Type", "application/octet-stream").partition(";")[0].strip().lower()
 
 
 async def exchange(
@@ -86,7 +90,7 @@ async def exchange(
                 raise BodyTooLarge
             chunks.append(chunk)
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    return Answered(response.status, response.headers, response.content_type.lower(), body)
+    return Answered(response.status, response.headers, body)
 
 
 def bare(url: URL) -> str:
