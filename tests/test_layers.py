@@ -43,6 +43,21 @@ def test_a_module_is_a_noun() -> None:
     assert {name for name in names if name.endswith("ing")} - {"tracking"} == set()
 
 
+def test_a_test_file_names_its_module() -> None:
+    """tests/<part>/<folder>/test_<module>[_<aspect>].py; other tests are scenarios, or of the page of the part."""
+    files = [file for folder in ROOT.iterdir() for file in (PROJECT / "tests" / folder.name).rglob("test_*.py")]
+    mirrors = [file for file in files if "scenarios" not in file.parts and file.name != "test_docs.py"]
+    assert len(mirrors) > len(MODULES) // 3
+    assert [str(file) for file in mirrors if not _names_a_module(file)] == []
+
+
+def _names_a_module(test: Path) -> bool:
+    folder = ROOT / test.parent.relative_to(PROJECT / "tests")
+    names = {entry.stem for entry in folder.iterdir()} | {folder.name}
+    subject = test.stem.removeprefix("test_")
+    return any(subject == name or subject.startswith(f"{name}_") for name in names)
+
+
 @pytest.mark.parametrize("part", ["tracking", "refdata", "ingest", "flows", "harvest"])
 def test_a_part_has_the_same_modules(part: str) -> None:
     """Background work, periodic tasks, health and the HTTP API have the same names in all five parts."""
