@@ -1,4 +1,4 @@
-"""The four ports, who may come in and what is told, as the settings say."""
+"""The bus, signals, storage and telemetry that the settings describe."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -101,8 +101,8 @@ class Workers:
     ) -> Callable[[Handler], Handler]:
         """Decorate the function that does steps of *kind*.
 
-        *check_inputs* is called with the inputs as they are written, references included, when a flow is validated or
-        a run is requested. *check_report* decides whether a success is accepted. Both are called by the server.
+        *check_inputs* is called with the inputs as they are written, references included, when the server loads
+        a flow or a run is requested. *check_report* decides whether a success is accepted. The server calls both.
         """
 
         def register(handler: Handler) -> Handler:

@@ -1,4 +1,4 @@
-"""Nothing hangs: work whose message is gone, because it killed its workers or the bus lost it, is sent again.
+"""The periodic work of harvest. The rescuer sends work again whose message killed its workers or was lost by the bus.
 
 A message that is only late is no harm: it is found to be a duplicate when it comes.
 """

@@ -1,4 +1,4 @@
-"""Ingest put together: its tree, and the database where there is one; and the daemon that watches all inboxes."""
+"""Ingest put together: its tree, and the database where there is one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, closing, contextmanager

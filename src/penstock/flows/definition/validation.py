@@ -1,4 +1,4 @@
-"""F2, F8, F14: what must hold of each step for itself, before it is part of any run."""
+"""F2, F8, F14: validation of a flow: each step, and the graph of all steps."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

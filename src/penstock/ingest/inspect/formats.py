@@ -1,4 +1,4 @@
-"""Numbers as people write them: counts, money and measures, with what stands around them."""
+"""The formats of numbers and dates in a column: separators, currencies, units, order of day and month."""
 
 from typing import Any
 

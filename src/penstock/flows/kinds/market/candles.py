@@ -1,4 +1,4 @@
-"""Rows of a table as candles: columns found, values read, rows that cannot be candles set aside and counted."""
+"""Series of candles: read from the rows of a table, invalid rows counted; moving averages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""F13: pictures from an HTTP image API: one POST per chart, answered with the picture."""
+"""F13: the two renderers of charts: SVG drawn in this process, and an HTTP image API."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Facts as Markdown: sentences, a table, and links to the charts; the same words for the same facts."""
+"""Facts of a candle series, and a summary of them as Markdown: sentences, a table, links to the charts."""
 
 import math
 import posixpath
