@@ -18,7 +18,11 @@ _ALERTS: Mapping[Alert, _Told] = {
         "mend etl_ops/config/{supplier}.yaml; penstock ingest inspect FILE proposes one",
     ),
     Alert.REPEATED_FAIL: (broken, lambda one: f"{several(one.fails, 'run')} in a row failed", "penstock ingest status"),
-    Alert.STATE_OLD: (late, lambda one: f"its state is {_age(one)} old", "has the supplier sent anything?"),
+    Alert.STATE_OLD: (
+        late,
+        lambda one: f"its state is {in_words(timedelta(seconds=one.age_seconds or 0))} old",
+        "has the supplier sent anything?",
+    ),
     Alert.SAME_FILE_AGAIN: (late, lambda one: f"sends the same file, {one.equal_shas} times now", "ask the supplier"),
     Alert.UNDELIVERED: (late, lambda one: f"not delivered: {'; '.join(one.undelivered)}", "it is tried again"),
 }
@@ -47,7 +51,3 @@ def _of(one: Standing) -> list[Finding]:
         since = datetime.fromisoformat(last["finished_at"]) if last.get("finished_at") else None
         found.append(broken(one.supplier, what, f"penstock ingest bad-rows {last['run_id']}", since))
     return found
-
-
-def _age(one: Standing) -> str:
-    return in_words(timedelta(seconds=one.age_seconds or 0))

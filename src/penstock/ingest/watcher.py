@@ -68,7 +68,9 @@ class Watcher:
     async def look(self) -> None:
         """Run whatever is ready for suppliers that are not served already."""
         for supplier in await asyncio.to_thread(self._place.tree.suppliers):
-            if supplier in self._runs or self._is_paused(supplier):
+            if supplier in self._runs:
+                continue
+            if supplier in self._pauses and monotonic() < self._pauses[supplier][1]:
                 continue
             with self._alone(supplier, "inbox"):
                 if await asyncio.to_thread(self._is_ready, supplier):
@@ -114,9 +116,6 @@ class Watcher:
         if self._said.get(supplier) != failed.message:
             self._said[supplier] = failed.message
             self._log.warning("ingest_not_configured", supplier=supplier, code=failed.code.value, error=failed.message)
-
-    def _is_paused(self, supplier: str) -> bool:
-        return supplier in self._pauses and monotonic() < self._pauses[supplier][1]
 
     async def _run(self, supplier: str) -> None:
         try:

@@ -52,7 +52,10 @@ class Deliveries:
         for target in self._supplier.targets:
             path = paths.run(current.pointer.run_id, f"deliveries/{target.digest}.json")
             known = Delivery(**{"target": target.name, **document(self._tree.read(path))})
-            if not known.is_done and _is_due(known, self._clock.now()):
+            if known.is_done:
+                continue
+            now = self._clock.now()
+            if known.again_at is None or datetime.fromisoformat(known.again_at) <= now:
                 came[known.target] = self._try(target, current, known)
                 self._tree.write(path, small(known.as_dict()))
         return came
@@ -89,7 +92,3 @@ class Deliveries:
                 hint = "the next publication has the key that is configured now"
                 raise Invalid("KEY_MISSING", "the current state was published under another key", hint=hint)
             return self._bridge.call(fill_dictionary(target.dictionary, self._supplier.key[0], state))
-
-
-def _is_due(known: Delivery, now: datetime) -> bool:
-    return known.again_at is None or datetime.fromisoformat(known.again_at) <= now

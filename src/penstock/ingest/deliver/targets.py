@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterator
 from itertools import islice
 from time import monotonic
-from typing import Any
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
@@ -121,7 +120,13 @@ class _Runs(ApiClient):
 async def call_webhook(target: WebhookTarget, supplier: str, current: Current, key: str) -> Json:
     """Post a note of the publication; the same key every time, so that the receiver can tell a repetition."""
     pointer = current.pointer
-    note = {"event": "ingest.published", "supplier": supplier, **pointer.as_dict(), **_counts(current)}
+    note = {
+        "event": "ingest.published",
+        "supplier": supplier,
+        **pointer.as_dict(),
+        "facts": current.before.facts,
+        "changes": current.manifest.get("changes"),
+    }
     secret = None if target.secret is None else resolve(target.secret, "targets.webhook.secret")
     try:
         answer = await post_webhook(target.url, note, {"Idempotency-Key": key}, timeout=_TIMEOUT, secret=secret)
@@ -131,7 +136,3 @@ async def call_webhook(target: WebhookTarget, supplier: str, current: Current, k
     if not 200 <= answer.status < 300:
         raise Transient("WEBHOOK_REFUSED", f"{target.url} answered {answer.status}", hint="it is called again")
     return {"status": answer.status}
-
-
-def _counts(current: Current) -> dict[str, Any]:
-    return {"facts": current.before.facts, "changes": current.manifest.get("changes")}

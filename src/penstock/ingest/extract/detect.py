@@ -38,7 +38,10 @@ def detected(member: Member, wanted: Format = Format.AUTO) -> Format:
     found = _found(member)
     if found is None:
         raise _unknown(f"{member.name} is {_looks_like(member)}")
-    if wanted is not Format.AUTO and wanted is not found and not _can_pass_for(found, wanted):
+    # A text may be anything its supplier calls it: one record alone is JSON, and NDJSON too.
+    texts = (Format.CSV, Format.JSON, Format.NDJSON, Format.XML)
+    can_pass = found in texts and wanted in texts and found not in WORKBOOKS
+    if wanted is not Format.AUTO and wanted is not found and not can_pass:
         raise _unknown(f"{member.name} is {found.value}, not {wanted.value} as its configuration says")
     return found if wanted is Format.AUTO else wanted
 
@@ -121,18 +124,16 @@ def _text_format(head: bytes) -> Format | None:
         return None if _is_html(start) else Format.XML
     if start[:1] == "[":
         return Format.JSON
-    return _json_format(start) if start[:1] == "{" else Format.CSV
+    if start[:1] != "{":
+        return Format.CSV
+    # Objects line by line are records, one alone is a document, which holds some.
+    lines = [line for line in start.split("\n", 20) if line.strip()]
+    is_lines = len(lines) > 1 and lines[0].rstrip().endswith("}") and lines[1].lstrip()[:1] == "{"
+    return Format.NDJSON if is_lines else Format.JSON
 
 
 def _is_html(start: str) -> bool:
     return bool(_HTML.match(start) or _XHTML.search(start[:1000]))
-
-
-def _json_format(start: str) -> Format:
-    """Objects line by line are records, one alone is a document, which holds some."""
-    lines = [line for line in start.split("\n", 20) if line.strip()]
-    is_lines = len(lines) > 1 and lines[0].rstrip().endswith("}") and lines[1].lstrip()[:1] == "{"
-    return Format.NDJSON if is_lines else Format.JSON
 
 
 def _is_binary(text: str, encoding: str) -> bool:
@@ -140,12 +141,6 @@ def _is_binary(text: str, encoding: str) -> bool:
     if encoding.startswith("utf-16"):
         strange += text.count("\ufffd")
     return strange > max(1, len(text) * _FEW)
-
-
-def _can_pass_for(found: Format, wanted: Format) -> bool:
-    """A text may be anything its supplier calls it: one record alone is JSON, and NDJSON too."""
-    texts = (Format.CSV, Format.JSON, Format.NDJSON, Format.XML)
-    return found in texts and wanted in texts and found not in WORKBOOKS
 
 
 def _looks_like(member: Member) -> str:

@@ -190,7 +190,9 @@ def _valid(text: str) -> str:
 def _xml(content: IO[bytes], member: Member, place: str | None) -> Iterator[Record]:
     with _said("XML", member):
         for _, element in _walk(content, place or _repeated(member)):
-            yield _element(element, member)
+            found: Record = {}
+            _gather(element, "", found, member)
+            yield found
             _forget(element)
 
 
@@ -218,12 +220,6 @@ def _repeated(member: Member) -> str:
             seen[-1].add(element.tag)
             _forget(element)
     raise unreadable(member.name, "no element comes twice; set source.records to the one that is a record")
-
-
-def _element(element: Any, member: Member) -> Record:
-    found: Record = {}
-    _gather(element, "", found, member)
-    return found
 
 
 def _gather(element: Any, name: str, found: Record, member: Member) -> None:

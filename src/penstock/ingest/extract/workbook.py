@@ -59,7 +59,10 @@ class _Sheet:
         while message is not None:
             columns = message["columns"]
             frame = pl.DataFrame({str(n): pl.Series(cells, dtype=pl.String) for n, cells in enumerate(columns)})
-            figures = {FIGURES + n: _is_in(rows, frame.height) for n, rows in message["figures"].items()}
+            figures = {
+                FIGURES + n: pl.repeat(False, frame.height, dtype=pl.Boolean, eager=True).scatter(rows, True)
+                for n, rows in message["figures"].items()
+            }
             yield Batch(frame.with_columns(**figures), message["first_row"])
             message = self._take()
 
@@ -75,10 +78,6 @@ class _Sheet:
             return message
         self._next = message
         return None
-
-
-def _is_in(rows: list[int], height: int) -> pl.Series:
-    return pl.repeat(False, height, dtype=pl.Boolean, eager=True).scatter(rows, True)
 
 
 @contextmanager

@@ -37,7 +37,8 @@ def quantity_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any]
         for pattern, meant in WORDS.items():
             if found := cells.matching(pattern):
                 replace[pattern] = meant
-                doubts.append(f"{_listed(found)} {'is' if len(found) == 1 else 'are'} read as {meant}")
+                shown = ", ".join(repr(text) for text in found[:3])
+                doubts.append(f"{shown} {'is' if len(found) == 1 else 'are'} read as {meant}")
     if replace:
         options["replace"] = replace
     if cells.has(rf"{MORE}(?:{PIECES})?"):
@@ -45,7 +46,9 @@ def quantity_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any]
     settled, more = _separator(cells, is_fraction=False)
     options |= settled
     needed = 0.5 if is_named_so else 0.95
-    return (options, [*doubts, *more]) if cells.read_by(options) >= needed and _is_counted(cells) else None
+    # Some number has to be there: a column of words alone counts nothing.
+    is_counted = cells.read_by(options) >= needed and cells.share(rf"(?:{INTEGER}|{MORE})(?:{PIECES})?") > 0
+    return (options, [*doubts, *more]) if is_counted else None
 
 
 def money_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
@@ -75,11 +78,6 @@ def measure_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any],
 
 def is_fractional(cells: Cells) -> bool:
     return cells.has(rf"{FRACTION}(?:{PERCENT})?") and cells.share(INTEGER) < 1.0
-
-
-def _is_counted(cells: Cells) -> bool:
-    """Some number has to be there: a column of words alone counts nothing."""
-    return cells.share(rf"(?:{INTEGER}|{MORE})(?:{PIECES})?") > 0
 
 
 def _separator(cells: Cells, *, is_fraction: bool) -> tuple[dict[str, Any], list[str]]:
@@ -116,10 +114,6 @@ def _digits(cells: Cells, decimal: str | None) -> int:
         tails = tails.filter(~cells.values.str.contains(grouped))
     most = tails.str.len_chars().max()
     return most if isinstance(most, int) else 0
-
-
-def _listed(texts: list[str]) -> str:
-    return ", ".join(repr(text) for text in texts[:3])
 
 
 _ISO = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"

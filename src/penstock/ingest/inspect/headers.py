@@ -96,12 +96,10 @@ class _Grid:
         different = len({header.names[column] for column in named}) / len(named)
         if coverage < 0.5 or different < 0.6 or not (known or contrast):
             return 0.0
-        return self._weight(header) * coverage * different * (len(named & used) + 3 * known + 2 * contrast)
-
-    def _weight(self, header: HeaderRows) -> float:
-        """A row that only numbers the columns is no data; any other has to add something to belong to the header."""
+        # A row that only numbers the columns is no data; any other has to add something to belong to the header.
         is_counted = header.depth > 1 and _counts(self._head[header.end - 1])
-        return 1.5 if is_counted else _LESS_FOR_MORE_ROWS ** (header.depth - 1)
+        weight = 1.5 if is_counted else _LESS_FOR_MORE_ROWS ** (header.depth - 1)
+        return weight * coverage * different * (len(named & used) + 3 * known + 2 * contrast)
 
     def _could_name(self, row: int) -> bool:
         kinds = [kind for kind in self._kinds[row] if kind is not Cell.BLANK]
@@ -121,13 +119,10 @@ class _Grid:
             return True
         above = self._filled(top, row)
         here = self._filled(row, row + 1)
-        is_wordy = self._could_be_names(row)
+        kinds = [kind for kind in self._kinds[row] if kind is not Cell.BLANK]
+        is_wordy = all(kind is not Cell.VALUE for kind in kinds) and self._is_short(row)
         hangs = bool(above - here) or all(_GROUPS.search(cell) for cell in self._head[top] if cell.strip())
         return is_wordy and hangs and bool(here - above) and len(here) >= 2
-
-    def _could_be_names(self, row: int) -> bool:
-        kinds = [kind for kind in self._kinds[row] if kind is not Cell.BLANK]
-        return all(kind is not Cell.VALUE for kind in kinds) and self._is_short(row)
 
     def _filled(self, begin: int, end: int) -> set[int]:
         return {column for row in self._head[begin:end] for column, cell in enumerate(row) if cell.strip()}

@@ -63,7 +63,8 @@ def key_of(candidates: list[Candidate], *, has_sheets: bool) -> Key:
         for names, within in (([one.name], False), ([CATEGORY, one.name], True))[: 2 if has_sheets else 1]:
             repeats = one.repeats(within_tables=within)
             if repeats <= allowed:
-                return Key(names, [*rejected, *_doubts(one, repeats)])
+                said = f"{repeats:.1%} of the cells of the key {one.name} are empty or come again: such rows are bad"
+                return Key(names, [*rejected, *([said] if repeats else [])])
         if one.name in _PREFERRED:
             rejected.append(f"{one.name} is no key: {repeats:.1%} of its cells are empty or come again")
     return Key([], [*rejected, "no unique column: no key proposed, so rows that come twice are not noticed"])
@@ -77,12 +78,6 @@ def _preference(one: Candidate) -> tuple[int, int]:
     return order, _HINTS.index(one.hint)
 
 
-def _doubts(one: Candidate, repeats: float) -> list[str]:
-    if not repeats:
-        return []
-    return [f"{repeats:.1%} of the cells of the key {one.name} are empty or come again: such rows are bad"]
-
-
 _BAD_RATIO = 0.10
 _ALMOST_ALWAYS = 0.98
 _SHOWN = 3
@@ -93,9 +88,13 @@ _NOUNS = {"integer": "whole numbers", "money": "money", "decimal": "numbers", "e
 
 def config_of(read: Read, plan: Plan, columns: list[Typed], key: Key, skipping: Skipping) -> dict[str, Any]:
     """What `Supplier.model_validate` takes, keys in the order people read them."""
-    needed = {*key.names, *_needed_price(columns)}
+    # The main price, if it is almost always there: a row without one is seldom an offer.
+    prices = [one for name in _PRICES for one in columns if one.field.name == name or one.name == f"{name}_minor"]
+    needed = {*key.names, *(one.name for one in prices[:1] if 1 - one.empty() >= _ALMOST_ALWAYS)}
     if skipping.leaves_sections:
-        needed |= set(_always_there(columns, plan)[:2])
+        # A section fills one cell: of two that have to be there, it lacks at least one, and cannot pass for data.
+        always_there = [one.name for one in columns if len(one.field.columns) == len(plan.tables) and one.empty() == 0]
+        needed |= set(always_there[:2])
     return {
         "min_fact_count": _least(sum(_rows(table) for table in plan.tables)),
         "max_bad_ratio": _BAD_RATIO,
@@ -154,17 +153,6 @@ def _source(read: Read, plan: Plan, skip_rows: list[str]) -> dict[str, Any]:
     if read.records:
         source["records"] = read.records
     return source
-
-
-def _needed_price(columns: list[Typed]) -> list[str]:
-    """The main price, if it is almost always there: a row without one is seldom an offer."""
-    prices = [one for name in _PRICES for one in columns if one.field.name == name or one.name == f"{name}_minor"]
-    return [one.name for one in prices[:1] if 1 - one.empty() >= _ALMOST_ALWAYS]
-
-
-def _always_there(columns: list[Typed], plan: Plan) -> list[str]:
-    """A section fills one cell: of two that have to be there, it lacks at least one, and cannot pass for data."""
-    return [one.name for one in columns if len(one.field.columns) == len(plan.tables) and one.empty() == 0]
 
 
 def _column(one: Typed, needed: set[str], plan: Plan) -> dict[str, Any]:

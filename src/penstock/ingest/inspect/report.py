@@ -44,7 +44,8 @@ def summary_of(found: dict[str, Any]) -> str:
     told = ", ".join(f"{key} {_visible(value)}" for key, value in facts.items() if value)
     read = [table for table in found["tables"] if not table["is_skipped"]]
     skipped = len(found["tables"]) - len(read)
-    lines = [f"{found['file']}: {told}; {_plural(len(read), 'table')} to read, {skipped} skipped"]
+    noun = "table" if len(read) == 1 else "tables"
+    lines = [f"{found['file']}: {told}; {len(read)} {noun} to read, {skipped} skipped"]
     for table in read[:_TABLES_SHOWN]:
         lines += ["", *_table(table)]
     if len(read) > _TABLES_SHOWN:
@@ -59,7 +60,9 @@ def summary_of(found: dict[str, Any]) -> str:
 def _table(table: dict[str, Any]) -> list[str]:
     name = f"sheet {table['name']!r}: " if table["name"] else ""
     rows = f"{table['rows']} rows{'' if table['is_whole'] else ' or more'}, {table['rows_looked_at']} looked at"
-    span = "–".join(str(row) for row in _ends(table["header_rows"]))
+    numbers = table["header_rows"]
+    ends = [numbers[0], numbers[-1]] if len(numbers) > 1 else numbers
+    span = "–".join(str(row) for row in ends)
     header = f", header in row {span}" if span else ""
     totals = f", totals in row {', '.join(map(str, table['totals'][:5]))}" if table["totals"] else ""
     lines = [f"{name}{rows}{header}{totals}"]
@@ -82,10 +85,6 @@ def percent(share: float) -> str:
     return f"{int(share * 1000) / 10:g}%"
 
 
-def _ends(rows: list[int]) -> list[int]:
-    return [rows[0], rows[-1]] if len(rows) > 1 else rows
-
-
 def _styled(value: Any) -> Any:
     if isinstance(value, dict):
         return CommentedMap({key: _styled(inner) for key, inner in value.items()})
@@ -99,10 +98,6 @@ def _styled(value: Any) -> Any:
 
 def _visible(text: str) -> str:
     return text if len(text) > 1 else repr(text)
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _one_line(text: str) -> str:

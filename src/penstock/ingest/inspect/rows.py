@@ -31,11 +31,15 @@ def sorted_rows(sample: Sample, header: HeaderRows | None) -> Rows:
     """What each row of *sample* below *header* is."""
     cells = [name for name in sample.rows.columns if name != ROW]
     if not cells or sample.names is not None:
-        return Rows(_filled_only(sample.rows, cells), pl.Series([], dtype=pl.String))
+        data = sample.rows.filter(pl.any_horizontal(pl.col(cells) != "")) if cells else sample.rows
+        return Rows(data, pl.Series([], dtype=pl.String))
     end = header.end if header else 0
     last = sample.last.filter(pl.col(ROW) > sample.rows[ROW].max()) if sample.rows.height else sample.last
     frame = pl.concat([sample.rows, last], how="diagonal").filter(pl.col(ROW) > end)
-    frame = _measured(frame.with_columns(pl.col(cells).fill_null("")), cells)
+    frame = frame.with_columns(pl.col(cells).fill_null(""))
+    first = pl.coalesce([pl.when(pl.col(name) != "").then(pl.col(name)) for name in cells])
+    filled = pl.sum_horizontal((pl.col(name) != "").cast(pl.Int32) for name in cells)
+    frame = frame.with_columns(first.alias(_FIRST), filled.alias(_FILLED)).filter(pl.col(_FILLED) > 0)
     usual = float(frame[_FILLED].median() or 0)  # type: ignore[arg-type]
     is_total = _totals(frame, usual)
     is_repeat = _repeats(frame, header)
@@ -46,16 +50,6 @@ def sorted_rows(sample: Sample, header: HeaderRows | None) -> Rows:
     kept = data.filter(pl.col(ROW).is_in(sample.rows[ROW].implode()))
     told = {name: _told(frame.filter(kinds[name])) for name in kinds.columns}
     return Rows(kept.drop(_FIRST, _FILLED), data[_FIRST], told["total"], told["section"], told["repeat"])
-
-
-def _filled_only(frame: pl.DataFrame, cells: list[str]) -> pl.DataFrame:
-    return frame.filter(pl.any_horizontal(pl.col(cells) != "")) if cells else frame
-
-
-def _measured(frame: pl.DataFrame, cells: list[str]) -> pl.DataFrame:
-    first = pl.coalesce([pl.when(pl.col(name) != "").then(pl.col(name)) for name in cells])
-    filled = pl.sum_horizontal((pl.col(name) != "").cast(pl.Int32) for name in cells)
-    return frame.with_columns(first.alias(_FIRST), filled.alias(_FILLED)).filter(pl.col(_FILLED) > 0)
 
 
 def _totals(frame: pl.DataFrame, usual: float) -> pl.Expr:

@@ -13,7 +13,7 @@ from penstock.ingest.extract import archives, delimited, detect, json_stream
 from penstock.ingest.extract.archives import Member
 from penstock.ingest.extract.detect import encoding_of, without_mark
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.extract.tables import MALFORMED, Batch, Gauge, Table
+from penstock.ingest.extract.tables import MALFORMED, Gauge, Table
 from penstock.ingest.supplier import WORKBOOKS, Format, Limits, Source
 
 _EVENTS = 1_000_000
@@ -140,8 +140,10 @@ def _sampled(table: Table, *, is_cheap: bool) -> Sample:
     beyond: list[pl.DataFrame] = []
     last, rows, total, malformed, is_whole = pl.DataFrame(), 0, 0, 0, True
     for batch in table.batches:
-        frame = _numbered(batch)
-        malformed += _malformed(batch.frame)
+        cells = [pl.col(name).fill_null("").str.strip_chars() for name in batch.frame.columns if name.isdigit()]
+        frame = batch.frame.select(*cells, pl.int_range(pl.len()).add(batch.first_row).alias(ROW))
+        if MALFORMED in batch.frame.columns:
+            malformed += int((batch.frame[MALFORMED] != "").sum())
         start = frame.head(max(0, FIRST - total))
         later = frame.tail(frame.height - start.height)
         taken += [start, _thinned(later, _AT_MOST - rows - start.height)]
@@ -156,15 +158,6 @@ def _sampled(table: Table, *, is_cheap: bool) -> Sample:
     return Sample(
         table.name, table.head, names, _joined(taken), last, _joined(beyond), total, malformed, is_whole
     )  # fmt: skip
-
-
-def _numbered(batch: Batch) -> pl.DataFrame:
-    cells = [pl.col(name).fill_null("").str.strip_chars() for name in batch.frame.columns if name.isdigit()]
-    return batch.frame.select(*cells, pl.int_range(pl.len()).add(batch.first_row).alias(ROW))
-
-
-def _malformed(frame: pl.DataFrame) -> int:
-    return int((frame[MALFORMED] != "").sum()) if MALFORMED in frame.columns else 0
 
 
 def _thinned(frame: pl.DataFrame, room: int) -> pl.DataFrame:

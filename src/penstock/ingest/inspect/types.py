@@ -66,7 +66,10 @@ def guess(cells: Cells, known: Known) -> Guess:
         found = propose(filled, known)
         if found is not None:
             return _with_words_for_nothing(found, filled, nothings)
-    return _with_empty(Guess({"type": "string"}, _disappointed(filled, known)), nothings)
+    # What a header lets one expect, and its cells do not keep.
+    expected = {Hint.MONEY: "money", Hint.MOMENT: "dates"}.get(known.hint)
+    doubts = (f"not {expected}, as its header says, but texts such as {filled.values[0]!r}",) if expected else ()
+    return _with_empty(Guess({"type": "string"}, doubts), nothings)
 
 
 # What a column without any cell is taken for.
@@ -108,14 +111,12 @@ def _money(cells: Cells, known: Known) -> Guess | None:
 
 
 def _quantity(cells: Cells, known: Known) -> Guess | None:
-    if known.hint not in (Hint.QUANTITY, Hint.MEASURE, Hint.NONE) or (is_fractional(cells) and not _is_odd(cells)):
+    if known.hint not in (Hint.QUANTITY, Hint.MEASURE, Hint.NONE):
+        return None
+    # Fractions may be so few that they are mistakes.
+    if is_fractional(cells) and cells.share(r"[+-]?[0-9]*[.,][0-9]*[1-9][0-9]*") >= 0.01:
         return None
     return _guessed(quantity_options(cells, is_named_so=known.hint is Hint.QUANTITY))
-
-
-def _is_odd(cells: Cells) -> bool:
-    """Whether fractions are so few that they are mistakes."""
-    return cells.share(r"[+-]?[0-9]*[.,][0-9]*[1-9][0-9]*") < 0.01
 
 
 def _measure(cells: Cells, known: Known) -> Guess | None:
@@ -137,12 +138,6 @@ def _enum(cells: Cells, known: Known) -> Guess | None:
 
 
 _PROPOSERS: tuple[Callable[[Cells, Known], Guess | None], ...] = (_code, _moment, _money, _quantity, _measure, _enum)
-
-
-def _disappointed(cells: Cells, known: Known) -> tuple[str, ...]:
-    """What a header lets one expect, and its cells do not keep."""
-    expected = {Hint.MONEY: "money", Hint.MOMENT: "dates"}.get(known.hint)
-    return (f"not {expected}, as its header says, but texts such as {cells.values[0]!r}",) if expected else ()
 
 
 def _guessed(found: tuple[dict[str, Any], list[str]] | None) -> Guess | None:

@@ -189,11 +189,7 @@ def accept(tree: Tree, manifest: dict[str, Any]) -> None:
 def artifacts(made: Processed) -> dict[str, Artifact]:
     """I8: every file of a run with its hash and size."""
     stats = small(made.stats.as_dict())
-    return {paths.FACTS: made.facts.artifact, paths.BAD: made.bad.artifact, paths.STATS: _of(stats)}
-
-
-def _of(content: bytes) -> Artifact:
-    return digest_of(io.BytesIO(content))
+    return {paths.FACTS: made.facts.artifact, paths.BAD: made.bad.artifact, paths.STATS: digest_of(io.BytesIO(stats))}
 
 
 def link(source: Path, target: Path) -> None:

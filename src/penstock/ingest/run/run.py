@@ -62,7 +62,9 @@ class Run:
         if self._hooks.should_stop():
             return Outcome(self._supplier, nothing="it was asked to stop", was_stopped=True)
         if not ready.arrivals:
-            return Outcome(self._supplier, nothing=_why_nothing(ready))
+            names = ", ".join(one.name for one in ready.waiting[:5])
+            why = f"{len(ready.waiting)} files may still be written: {names}" if ready.waiting else "the inbox is empty"
+            return Outcome(self._supplier, nothing=why)
         run_id = new_run_id(self._supplier, self._clock)
         with self._tree.work(self._supplier, run_id) as work:
             current = publish.current_state(self._tree, self._supplier)
@@ -293,12 +295,6 @@ class Begun:
             code_commit=code_commit(),
             versions=versions(),
         )
-
-
-def _why_nothing(ready: Ready) -> str:
-    if ready.waiting:
-        return f"{len(ready.waiting)} files may still be written: {', '.join(one.name for one in ready.waiting[:5])}"
-    return "the inbox is empty"
 
 
 class Ingestion:

@@ -65,7 +65,10 @@ def wait(tree: Tree, supplier: str, ledger: Ledger, window: float, stop: Callabl
 
 def _sighted(arrival: Arrival, known: dict[str, Sighting], now: float) -> Sighting:
     before = known.get(arrival.name)
-    if _was_renamed(arrival, known):
+    # Seen under a name that said it was not finished: whoever renames has finished.
+    drafts = (name for name, one in known.items() if one.identity == arrival.identity and paths.is_temporary(name))
+    was_renamed = arrival.identity is not None and any(name.lstrip(".").startswith(arrival.name) for name in drafts)
+    if was_renamed:
         return Sighting(arrival.signature, arrival.identity, now, _LONG_AGO)
     if before is None or before.identity != arrival.identity:
         return Sighting(arrival.signature, arrival.identity, now, now)
@@ -79,12 +82,6 @@ def _is_ready(arrival: Arrival, seen: Sighting, now: float, window: float) -> bo
         return True
     touched = max(arrival.modified_at.timestamp(), arrival.changed_at.timestamp())
     return now - seen.since >= window or now - touched >= window
-
-
-def _was_renamed(arrival: Arrival, before: dict[str, Sighting]) -> bool:
-    """Whether it was seen under a name that said it was not finished: whoever renames has finished."""
-    drafts = (name for name, one in before.items() if one.identity == arrival.identity and paths.is_temporary(name))
-    return arrival.identity is not None and any(name.lstrip(".").startswith(arrival.name) for name in drafts)
 
 
 @dataclass(frozen=True)

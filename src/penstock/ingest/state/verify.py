@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.ingest.contract import Status
-from penstock.ingest.model import Artifact
 from penstock.ingest.run import ledger
 from penstock.ingest.transform.ndjson import digest_of, document
 from penstock.ingest.tree import paths
@@ -106,10 +105,6 @@ def _compared(tree: Tree, path: str, sha256: str, size: int | None) -> Checked:
             found = digest_of(content)
     except NotFound:
         return Checked(path, _GONE)
-    return Checked(path, _difference(found, sha256, size))
-
-
-def _difference(found: Artifact, sha256: str, size: int | None) -> str | None:
     if size is not None and found.size != size:
-        return f"it has {found.size} bytes, not {size}"
-    return None if found.sha256 == sha256 else f"its sha256 is {found.sha256}, not {sha256}"
+        return Checked(path, f"it has {found.size} bytes, not {size}")
+    return Checked(path, None if found.sha256 == sha256 else f"its sha256 is {found.sha256}, not {sha256}")

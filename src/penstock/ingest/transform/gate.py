@@ -57,7 +57,9 @@ def bind(table: "Table", supplier: Supplier) -> Header:
         raise Failed(FailureCode.HEADER_MISMATCH, f"{_where(table)} has no columns", "map them: columns")
     _check_missing(table, names, fields, supplier)
     if all(one.index is None or (table.absent and names[one.index] in table.absent) for one in fields):
-        raise _mismatch(table, names)
+        # None of the columns is there: this is another file, whatever is required of it.
+        said = f"{_where(table)} has none of the columns that are mapped; it has {_have(table, names)}"
+        raise Failed(FailureCode.HEADER_MISMATCH, said, "is it the right file? if so, map its columns")
     if supplier.source.exact:
         _check_extra(table, names, fields)
     return Header(rows, names, fields)
@@ -144,7 +146,10 @@ def _own_names(names: list[str]) -> list[tuple[int, str]]:
 
 def _index(table: "Table", names: list[str], column: Column) -> int | None:
     if table.names is not None:
-        return _index_of_record(table, names, column)
+        # Records may have anything later on: a name the first ones lack is looked for in all of them.
+        places = [str(place) for place in column.places if str(place) in names]
+        places.sort(key=lambda place: place in table.absent)
+        return names.index(places[0]) if places else None
     compared = [normal(name) for name in names]
     for place in column.places:
         if isinstance(place, int):
@@ -155,13 +160,6 @@ def _index(table: "Table", names: list[str], column: Column) -> int | None:
         if normal(place) in compared:
             return compared.index(normal(place))
     return None
-
-
-def _index_of_record(table: "Table", names: list[str], column: Column) -> int | None:
-    """Records may have anything later on: a name the first ones lack is looked for in all of them."""
-    places = [str(place) for place in column.places if str(place) in names]
-    places.sort(key=lambda place: place in table.absent)
-    return names.index(places[0]) if places else None
 
 
 def _check_missing(table: "Table", names: list[str], fields: list[Bound], supplier: Supplier) -> None:
@@ -177,12 +175,6 @@ def _check_missing(table: "Table", names: list[str], fields: list[Bound], suppli
     ]
     if lost:
         raise _missing(table, names, lost)
-
-
-def _mismatch(table: "Table", names: list[str]) -> Failed:
-    """None of the columns is there: this is another file, whatever is required of it."""
-    said = f"{_where(table)} has none of the columns that are mapped; it has {_have(table, names)}"
-    return Failed(FailureCode.HEADER_MISMATCH, said, "is it the right file? if so, map its columns")
 
 
 def _have(table: "Table", names: list[str]) -> str:

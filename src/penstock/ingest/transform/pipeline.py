@@ -78,8 +78,10 @@ class Processed:
 def process(file: Path, supplier: Supplier, names: Names, made: Processed, progress: Progress) -> None:
     """Facts and bad rows of *file*; Failed when the Gate refuses it."""
     gauge = Gauge(file.stat().st_size)
+    # Of records only the names that are mapped are read, in all spellings; without a mapping all are.
+    wanted = [str(place) for column in supplier.columns.values() for place in column.places] or None
     with ThreadPoolExecutor(_JUDGES, "ingest-judge") as pool, _yielding_often():
-        for table in open_tables(file, supplier.source, supplier.limits, _wanted(supplier), gauge):
+        for table in open_tables(file, supplier.source, supplier.limits, wanted, gauge):
             emitter = Emitter(names.run_id, names.supplier, supplier, bind(table, supplier), table)
             if table.name:
                 made.stats.count(table.name, 0, {})  # a sheet without rows is a category all the same
@@ -87,12 +89,6 @@ def process(file: Path, supplier: Supplier, names: Names, made: Processed, progr
             for emitted in _at_once(pool, emitter.emit, prepared):
                 made.add(emitted, table.name or None)
                 progress(made.stats.good_rows + made.stats.bad_rows, gauge.fraction)
-
-
-def _wanted(supplier: Supplier) -> list[str] | None:
-    """The names of what is read of records: all spellings; None when nothing is mapped."""
-    places = [place for column in supplier.columns.values() for place in column.places]
-    return [str(place) for place in places] or None
 
 
 def _at_once(pool: ThreadPoolExecutor, work: Callable[[A], B], items: Iterator[A]) -> Iterator[B]:

@@ -59,10 +59,7 @@ class Bridge:
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._until_closed())
-
-    async def _until_closed(self) -> None:
-        await self._closing.wait()
+            runner.run(self._closing.wait())
 
 
 async def _next(items: AsyncIterator[T]) -> tuple[T] | None:
