@@ -1,9 +1,9 @@
 """What is late or broken among runs and steps."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from penstock.flows.api.queries import FailedRun, FlowViews
-from penstock.kernel.findings import Finding, Report, broken, late, several
+from penstock.flows.api.queries import FlowViews
+from penstock.kernel.findings import Report, broken, late, several
 from penstock.kernel.text import in_words
 
 FAILED_WITHIN = timedelta(days=1)
@@ -16,15 +16,13 @@ async def look(views: FlowViews) -> Report:
     now = views.now()
     active, ready = await views.under_way()
     summary = f"{several(sum(active.values()), 'run')} under way, {sum(one.steps for one in ready):,} steps wait"
-    found = [_failed(run, now) for run in await views.failed(now - FAILED_WITHIN, _NAMED)]
+    found = []
+    for run in await views.failed(now - FAILED_WITHIN, _NAMED):
+        what = f"{run.flow or 'run'} failed {in_words(now - run.finished_at)} ago: {run.reason or 'see its steps'}"
+        hint = f"penstock flow show {run.run_id}; then penstock flow retry {run.run_id}"
+        found.append(broken(run.run_id, what, hint, run.finished_at))
     for one in ready:
         if one.waits > WAITS_TOO_LONG:
             what = f"{several(one.steps, 'step')} waiting for a worker, the oldest for {in_words(one.waits)}"
             found.append(late(one.kind, what, f"penstock work flows --kinds {one.kind}, or a worker of your own"))
     return Report(summary, found)
-
-
-def _failed(run: FailedRun, now: datetime) -> Finding:
-    what = f"{run.flow or 'run'} failed {in_words(now - run.finished_at)} ago: {run.reason or 'see its steps'}"
-    hint = f"penstock flow show {run.run_id}; then penstock flow retry {run.run_id}"
-    return broken(run.run_id, what, hint, run.finished_at)

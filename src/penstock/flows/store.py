@@ -138,7 +138,8 @@ async def settle(
     connection: Connection, ends: Sequence[End], now: datetime, actor: str, appetite: Appetite | None = None
 ) -> Settled:
     """F3–F5: end steps, and all that follows in one statement; what is not told back was no longer as said."""
-    rows = await connection.fetch(SQL["settle"], *_columns(ends), now, actor, *(appetite or NO_APPETITE))
+    columns = [list(column) for column in zip(*ends, strict=True)]
+    rows = await connection.fetch(SQL["settle"], *columns, now, actor, *(appetite or NO_APPETITE))
     told = Settled()
     for row in rows:
         match row["what"]:
@@ -216,10 +217,6 @@ async def places_of(
 def error_document(error: StepError | None) -> Json | None:
     """An error as it is kept."""
     return None if error is None else error.as_dict()
-
-
-def _columns(ends: Sequence[End]) -> list[list[Any]]:
-    return [list(column) for column in zip(*ends, strict=True)]
 
 
 def _places(places: Sequence[int]) -> str:

@@ -107,7 +107,9 @@ class FlowViews:
             counts = await tx.fetch(SQL["counts"], head["id"])
         told = schemas.Run.model_validate({**head, "counts": {row["status"]: row["steps"] for row in counts}})
         # The steps are told as they are: there may be many, and each was checked when it came in.
-        return {**told.model_dump(by_alias=True), "steps": _steps(rows) if with_steps else None}
+        names = {row["n"]: row["step_id"] for row in rows}
+        steps = {row["step_id"]: _step(row, names) for row in rows} if with_steps else None
+        return {**told.model_dump(by_alias=True), "steps": steps}
 
     async def status(self, run_id: str) -> RunStatus:
         """Where a run stands."""
@@ -241,11 +243,6 @@ async def _run(connection: Connection, run_id: str) -> asyncpg.Record:
     if row is None:
         raise no_run(run_id)
     return row
-
-
-def _steps(rows: Sequence[asyncpg.Record]) -> Json:
-    names = {row["n"]: row["step_id"] for row in rows}
-    return {row["step_id"]: _step(row, names) for row in rows}
 
 
 def _step(row: asyncpg.Record, names: Mapping[int, str]) -> Json:

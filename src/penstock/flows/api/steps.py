@@ -57,9 +57,10 @@ async def heartbeat(beat: step_schemas.Heartbeat, engine: Engine) -> step_schema
     """F9: hold on to steps for another lease; and hear which are to be stopped."""
     names = [(one.run_id, one.step_id, one.fence) for one in beat.items]
     told = await engine.heartbeat(names, _seconds(beat.lease_seconds))
+    by_is_cancelled = {None: Hold.LOST, True: Hold.CANCELLED, False: Hold.HELD}
     return step_schemas.Beats(
         items=[
-            step_schemas.Beaten(run_id=name[0], step_id=name[1], fence=name[2], state=_hold(told.get(name)))
+            step_schemas.Beaten(run_id=name[0], step_id=name[1], fence=name[2], state=by_is_cancelled[told.get(name)])
             for name in names
         ]
     )
@@ -138,12 +139,9 @@ async def read(run_id: RunId, step_id: StepId, name: ArtifactName, engine: Engin
         "content-disposition": f"inline; filename*=UTF-8''{quote(name.rpartition('/')[2], safe='')}",
         "content-security-policy": _HARMLESS,
     }
-    return StreamingResponse(storage.stream(known.path, etag=found.etag), media_type=_content(name), headers=headers)
-
-
-def _content(name: str) -> str:
     content, encoding = _TYPES.guess_type(name)
-    return content if content and encoding is None else _BINARY
+    media_type = content if content and encoding is None else _BINARY
+    return StreamingResponse(storage.stream(known.path, etag=found.etag), media_type=media_type, headers=headers)
 
 
 def _claimed(held: Claimed) -> Mapping[str, Any]:
@@ -165,10 +163,6 @@ def _report(run_id: str, step_id: str, said: step_schemas.Outcome) -> Report:
     error = StepError(said.error.code, said.error.message, said.error.details) if said.error else None
     names = tuple(said.artifacts)
     return Report(run_id, step_id, said.fence, said.status, said.outputs, error, names, said.retryable)
-
-
-def _hold(is_cancelled: bool | None) -> Hold:
-    return {None: Hold.LOST, True: Hold.CANCELLED, False: Hold.HELD}[is_cancelled]
 
 
 def _seconds(number: float | None) -> timedelta | None:

@@ -47,7 +47,9 @@ def ordered(steps: Mapping[str, StepSpec]) -> Graph:
     order = _in_order(before, after)
     if len(order) < len(ids):
         raise _ring_found(ids, before, set(range(len(ids))) - set(order))
-    return _renumbered(ids, order, before)
+    renumbered = {old: place for place, old in enumerate(order)}
+    depends_on = [[renumbered[other] for other in before[old]] for old in order]
+    return Graph([ids[old] for old in order], depends_on, _turned(depends_on))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -91,12 +93,6 @@ def _in_order(before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]) -
             if unmet[other] == 0:
                 heapq.heappush(free, other)
     return order
-
-
-def _renumbered(ids: Sequence[str], order: Sequence[int], before: Sequence[Sequence[int]]) -> Graph:
-    new = {old: place for place, old in enumerate(order)}
-    depends_on = [[new[other] for other in before[old]] for old in order]
-    return Graph([ids[old] for old in order], depends_on, _turned(depends_on))
 
 
 def _ring_found(ids: Sequence[str], before: Sequence[Sequence[int]], stuck: set[int]) -> Invalid:

@@ -183,7 +183,7 @@ class _Canvas:
     def join(self, nets: Sequence[_Net], below: Sequence[Node]) -> None:
         """Draw the lines from the layer above to the one *below*."""
         ports = _ports(nets, below)
-        spans = [_columns(net, ports[number]) for number, net in enumerate(nets)]
+        spans = [[*(node.port for node in net.tops), *ports[number].values()] for number, net in enumerate(nets)]
         tracks = _tracks(spans)
         height = max(max(tracks, default=-1) + 1, 1)
         for columns, track in zip(spans, tracks, strict=True):
@@ -239,7 +239,9 @@ def _ports(nets: Sequence[_Net], below: Sequence[Node]) -> list[dict[Node, int]]
     for node in below:
         taken: set[int] = set()
         for place, number in enumerate(coming[node]):
-            wanted = _wanted(node, nets[number], place * 2 - len(coming[node]) + 1)
+            tops, aside = nets[number].tops, place * 2 - len(coming[node]) + 1
+            is_straight = len(tops) == 1 and tops[0].port in _top_edge(node)
+            wanted = tops[0].port if is_straight else node.left + node.width // 2 + aside
             inside = range(node.left, node.left + node.width) if not node.label else _top_edge(node)
             free = (column for column in inside if column not in taken and leaving.get(column, number) == number)
             ports[number][node] = min(free, key=lambda column: (abs(column - wanted), column))
@@ -249,17 +251,6 @@ def _ports(nets: Sequence[_Net], below: Sequence[Node]) -> list[dict[Node, int]]
 
 def _top_edge(node: Node) -> range:
     return range(node.left + 1, node.left + node.width - 1)
-
-
-def _wanted(node: Node, net: _Net, aside: int) -> int:
-    """Straight down where that is possible; else near the middle."""
-    if len(net.tops) == 1 and net.tops[0].port in _top_edge(node):
-        return net.tops[0].port
-    return node.left + node.width // 2 + aside
-
-
-def _columns(net: _Net, ports: Mapping[Node, int]) -> list[int]:
-    return [*(node.port for node in net.tops), *ports.values()]
 
 
 def _tracks(spans: Sequence[Sequence[int]]) -> list[int]:

@@ -91,8 +91,8 @@ class _Filling:
 
     def _value(self, expression: Parsed) -> Any:
         value = worth(expression, self._context, is_strict=True)
-        for size in _sizes(value):
-            self._left -= size
+        for one in _values(value):
+            self._left -= len(one) + 1 if isinstance(one, str) else 1
             if self._left < 0:
                 hint = "hand large data on as artifacts"
                 raise bad(expression.text, f"the inputs come to more than {FILLED_LIMIT:,} characters", hint)
@@ -107,10 +107,6 @@ def _expressions(template: Any) -> Iterator[Parsed]:
 
 def _texts(template: Any) -> Iterator[str]:
     return (value for value in _values(template) if isinstance(value, str))
-
-
-def _sizes(value: Any) -> Iterator[int]:
-    return (len(one) + 1 if isinstance(one, str) else 1 for one in _values(value))
 
 
 def _values(value: Any) -> Iterator[Any]:

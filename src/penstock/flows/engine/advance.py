@@ -63,7 +63,10 @@ async def look(tx: Connection, rows: Sequence[tuple[asyncpg.Record, StepSpec]]) 
     named: dict[int, set[str]] = defaultdict(set)
     before: dict[int, set[int]] = defaultdict(set)
     for row, spec in rows:
-        named[row["run"]] |= _references(spec)
+        written = [templates(spec), spec.over, spec.do.inputs if spec.do else None]
+        named[row["run"]] |= set(references(written))
+        if spec.when:
+            named[row["run"]] |= condition(spec.when).references
         before[row["run"]] |= set(row["depends_on"]) if spec.on_skip == "skip" else set()
     sights: dict[int, Sight] = {}
     for run, names in named.items():
@@ -115,12 +118,6 @@ def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: Context) -> 
             hint = "give each item a reference to what it needs, not all of it"
             raise TooLarge("TOO_LARGE", f"the inputs of the items have more than {ITEMS_LIMIT} characters", hint=hint)
     return found
-
-
-def _references(spec: StepSpec) -> set[str]:
-    written = [templates(spec), spec.over, spec.do.inputs if spec.do else None]
-    found = set(references(written))
-    return found | condition(spec.when).references if spec.when else found
 
 
 _NAME_LIMIT = 200
@@ -205,7 +202,8 @@ class Advance:
             if row["status"] == StepStatus.PENDING:
                 waiting.append((row, StepSpec.model_validate(row["spec"])))
             elif row["status"] == StepStatus.RUNNING and row["kind"] == MAP:
-                verdicts.ends.append(await _finished_map(tx, row))
+                outputs = await _map_outputs(tx, (row["run"], row["n"]))
+                verdicts.ends.append(_outcome(row, row["fence"], outputs))
         sights = await look(tx, waiting)
         for row, spec in waiting:
             await self._judge(tx, row, spec, sights[row["run"]], verdicts, now)
@@ -317,10 +315,6 @@ async def _recount(tx: Connection, row: asyncpg.Record) -> None:
     """Count anew where all steps of a run are counted, and there are more or fewer now."""
     if row["is_counted"]:
         await tx.fetch(store.SQL["recount_run"], row["run"], False)
-
-
-async def _finished_map(tx: Connection, row: asyncpg.Record) -> End:
-    return _outcome(row, row["fence"], await _map_outputs(tx, (row["run"], row["n"])))
 
 
 async def _map_outputs(tx: Connection, place: Place) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -123,15 +122,12 @@ async def _result(function: Callable[..., Any], arguments: dict[str, Any], name:
 
 def _told(error: BaseException) -> StepFailed:
     kind, message = type(error).__name__, storable(str(error), _MESSAGE_LIMIT)
-    lines = "".join(traceback.format_exception(type(error), error, _without_ours(error.__traceback__)))
+    theirs = error.__traceback__
+    while theirs is not None and theirs.tb_next is not None and theirs.tb_frame.f_code.co_filename == __file__:
+        theirs = theirs.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, theirs))
     details = {"type": kind, "message": message, "traceback": storable(lines[-_TRACE_LIMIT:], _TRACE_LIMIT)}
     return StepFailed("PYTHON_ERROR", f"{kind}: {message}", details)
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
 
 
 def _as_outputs(result: Any, call: str) -> Outputs:

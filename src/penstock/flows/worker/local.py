@@ -35,7 +35,13 @@ class DirectCounter:
         section = self._engine.section
         free = [kind for kind in kinds if kind not in section.limits]
         appetite = Appetite(free, room, worker, self._engine.db.clock.now() + section.lease)
-        plain = [n for n, (held, report) in enumerate(done) if self._is_bare(held, report)]
+        with_check = self._engine.report_checks
+        # `succeed` neither checks a document nor publishes artifacts.
+        plain = [
+            n
+            for n, (held, report) in enumerate(done)
+            if report.said is Said.SUCCEEDED and not report.artifacts and held.kind not in with_check
+        ]
         answers: dict[int, Answer] = {}
         handed: list[Claimed] = []
         # Those that may fail first: what is handed over by the others must not be forgotten.
@@ -47,11 +53,6 @@ class DirectCounter:
             answers.update(zip(plain, told, strict=True))
             handed = settled.handed
         return [answers[n] for n in range(len(done))], handed
-
-    def _is_bare(self, held: Claimed, report: Report) -> bool:
-        """Return whether it succeeded and left nothing that must be checked or published."""
-        has_check = held.kind in self._engine.report_checks
-        return report.said is Said.SUCCEEDED and not report.artifacts and not has_check
 
     async def heartbeat(self, held: Sequence[tuple[str, str, int]]) -> Mapping[tuple[str, str, int], bool]:
         return await self._engine.heartbeat(held)

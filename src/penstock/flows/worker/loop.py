@@ -137,7 +137,8 @@ class StepWorker:
 
     async def _settle_done(self) -> None:
         """Hand in all that is done, and begin what comes back."""
-        size = self._batch_size()
+        # A share of all there is, lest all steps of a worker wait for the database at once, and then it for them.
+        size = min(max(self._taken() // _BATCHES, _FEW), BATCH_LIMIT)
         done, self._done = self._done[:size], self._done[size:]
         self._settling += len(done)
         try:
@@ -146,10 +147,6 @@ class StepWorker:
             self._settling -= len(done)
             self._settled.set()
             self._freed.set()
-
-    def _batch_size(self) -> int:
-        """A share of all there is, lest all steps of a worker wait for the database at once, and then it for them."""
-        return min(max(self._taken() // _BATCHES, _FEW), BATCH_LIMIT)
 
     async def _settle(self, done: Sequence[Ended]) -> Sequence[Claimed]:
         """What comes back for *done*; a queue that is down is asked for as long as a lease."""

@@ -236,7 +236,8 @@ def verdict(data: bytes | None, inputs: Mapping[str, Any], artifacts: Collection
         return manifest
     if untrue := _untrue(manifest, asked, artifacts):
         return untrue
-    found, counts = judged(manifest, asked.min_images), _counts(manifest)
+    found = judged(manifest, asked.min_images)
+    counts = {"requested": len(manifest.requested), "received": len(manifest.items)}
     if found.is_enough:
         return {**counts, "partial": found.partial}
     said = f"{counts['received']} of {counts['requested']} pictures came, {asked.min_images} are needed"
@@ -255,7 +256,3 @@ def _untrue(manifest: Manifest, asked: ChartInputs, artifacts: Collection[str]) 
         said = f"the manifest names {len(missing)} artifacts that were not written, e.g. {missing[0]}"
         return StepError(ARTIFACT_MISSING, said, {"missing": missing[:_TOLD]})
     return None
-
-
-def _counts(manifest: Manifest) -> dict[str, int]:
-    return {"requested": len(manifest.requested), "received": len(manifest.items)}

@@ -64,7 +64,8 @@ def worker_ohlcv_export(files: Path | None, query: Query | None) -> Handler:
         else:
             rows = await _from_sql(query, inputs.source, inputs.symbol)
         if rows.rejected["count"]:
-            await step.log(f"{rows.rejected['count']} of {rows.seen} rows are no candles: {_counted(rows)}", "warning")
+            counted = ", ".join(f"{count} {reason}" for reason, count in rows.rejected["reasons"].items())
+            await step.log(f"{rows.rejected['count']} of {rows.seen} rows are no candles: {counted}", "warning")
         kept = [await _keep(step, rows, timeframe) for timeframe in inputs.timeframes]
         return {"symbol": rows.symbol, "files": kept, "rows": rows.seen, "rejected": rows.rejected}
 
@@ -160,7 +161,3 @@ def _of_records(found: Sequence[Mapping[str, Any]], symbol: str | None) -> Rows:
 
 def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, Decimal) else value
-
-
-def _counted(rows: Rows) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in rows.rejected["reasons"].items())

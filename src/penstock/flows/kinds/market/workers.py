@@ -19,19 +19,16 @@ kinds.declare(LLM_REPORT, check_inputs=checks(ReportInputs))
 def make_workers(context: KindContext) -> Workers:
     """Return the workers of OHLCV_EXPORT, CHART_EXPORT and LLM_REPORT, as the configuration has them."""
     section, workers, llm = context.section, Workers(), context.section.llm
-    painter, llm_token = _painter(context), _token("llm", llm.token)
+    images, url = section.images, section.images.url
+    images_token, llm_token = _token("images", images.token), _token("llm", llm.token)
+    painter: OpenPainter = (
+        drawn_here if url is None else lambda: image_api(images, url, images_token, context.clock, context.pause)
+    )
     model = Model(llm, llm.url, llm_token, context.clock, context.pause) if llm.url else None
     workers.worker(OHLCV_EXPORT)(worker_ohlcv_export(section.files, context.query))
     workers.worker(CHART_EXPORT)(worker_charts(painter))
     workers.worker(LLM_REPORT)(worker_llm_report(model))
     return workers
-
-
-def _painter(context: KindContext) -> OpenPainter:
-    """The image API when one is set, else the painter of our own."""
-    images, url = context.section.images, context.section.images.url
-    token = _token("images", images.token)
-    return drawn_here if url is None else lambda: image_api(images, url, token, context.clock, context.pause)
 
 
 def _token(name: str, token: SecretRef | None) -> str | None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable
-from datetime import datetime
 
 from penstock.flows.kinds.market.candles import Candle, Series
 from penstock.flows.kinds.market.svg.axes import short, ticks, time_labels
@@ -82,13 +81,10 @@ def _change(sheet: Sheet, edge: float) -> str:
     said = sheet.price.change(change)
     if first.open:
         said += f" ({change / abs(first.open) * 100:+.2f}%)".replace("-", "\N{MINUS SIGN}")
-    since = element("tspan", safe(f"since {_day(first.time)}"), fill=sheet.theme.faint, font_weight="400", dx=8)
+    day = f"{first.time.day} {first.time:%b %Y}"
+    since = element("tspan", safe(f"since {day}"), fill=sheet.theme.faint, font_weight="400", dx=8)
     told = element("tspan", safe(said), fill=colour, font_weight="600")
     return element("text", told + since, x=edge, y=53, font_size="12.5", text_anchor="end")
-
-
-def _day(at: datetime) -> str:
-    return f"{at.day} {at:%b %Y}"
 
 
 def _cut(words: str, room: int) -> str:
