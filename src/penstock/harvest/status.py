@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from penstock.harvest.api.queries import HarvestViews
-from penstock.harvest.api.schemas import Feed, Run
+from penstock.harvest.api.schemas import Feed
 from penstock.harvest.contract import PlanState, RunState
 from penstock.harvest.model import RUN
 from penstock.kernel.findings import Finding, Report, broken, late, several
@@ -30,7 +30,10 @@ def _of(feed: Feed, now: datetime) -> list[Finding]:
     if run is not None and run.state in _FAILED:
         how = "was not consolidated" if run.state == RunState.CONSOLIDATION_SKIPPED else "failed"
         what = f"its last run {how}: {run.error or 'partitions failed'}"
-        found.append(broken(feed.feed, what, _hint(run), run.requested_at))
+        hint = f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"
+        if run.started_at is None:  # one that never began is not taken up again
+            hint = f"mend the cause, then penstock harvest run {run.feed}"
+        found.append(broken(feed.feed, what, hint, run.requested_at))
     if feed.paused_until is not None:
         what = f"its source is left alone for {in_words(feed.paused_until - now)}: {feed.paused_because}"
         found.append(late(feed.feed, what, "it goes on by itself"))
@@ -39,10 +42,3 @@ def _of(feed: Feed, now: datetime) -> list[Finding]:
         what = f"known only up to {in_words(now - known)} ago, and due every {in_words(every)}"
         found.append(late(feed.feed, what, f"penstock harvest status {feed.feed}", known))
     return found
-
-
-def _hint(run: Run) -> str:
-    """What can be done about a run that failed: one that never began is not taken up again."""
-    if run.started_at is None:
-        return f"mend the cause, then penstock harvest run {run.feed}"
-    return f"penstock harvest partitions {run.run_id}; then penstock harvest retry {run.run_id}"

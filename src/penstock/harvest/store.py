@@ -110,6 +110,8 @@ async def create_run(
     """The run and its partitions, whose names are returned."""
     entry = journal.Entry(RUN.name, str(row.run_id), None, RunState.CREATED.value, row.requested_by, now)
     numbers = await journal.append(tx, [entry])
+    parts = [{"range": str(part.range), "count": part.count} for part in heatmap.parts]
+    proof = {"total": heatmap.total, "sum": heatmap.sum, "counts": heatmap.counts, "rounds": heatmap.rounds}
     await tx.execute(
         SQL["create_run"],
         row.run_id,
@@ -121,7 +123,7 @@ async def create_run(
         upper_bound,
         row.trace_id,
         row.requested_by,
-        _proof(heatmap),
+        {**proof, "parts": parts},
         numbers,
     )
     names = [f"partition-{number}" for number in range(len(heatmap.parts))]
@@ -136,12 +138,6 @@ def _columns(parts: Sequence[Part]) -> tuple[list[object], ...]:
         [part.range.upper for part in parts],
         [part.count for part in parts],
     )
-
-
-def _proof(heatmap: Heatmap) -> dict[str, object]:
-    parts = [{"range": str(part.range), "count": part.count} for part in heatmap.parts]
-    told = {"total": heatmap.total, "sum": heatmap.sum, "counts": heatmap.counts, "rounds": heatmap.rounds}
-    return {**told, "parts": parts}
 
 
 async def run(connection: Connection, run_id: UUID, *, lock: bool = False) -> RunRow | None:

@@ -7,7 +7,7 @@ from uuid import UUID
 import orjson
 
 from penstock.kernel.errors import Conflict, NotFound, PenstockError
-from penstock.kernel.storage import Storage, Stored
+from penstock.kernel.storage import Storage
 
 _TRIES = 5
 _PATIENCE = 20.0  # seconds: whoever waits holds the feed meanwhile
@@ -62,15 +62,11 @@ async def _written(storage: Storage, place: str, data: bytes, *, over_newer: boo
     try:
         if known is None:
             await storage.create(place, data)
-        elif known.data != data and (over_newer or not _is_newer(known, data)):
+        elif known.data != data and (over_newer or _reached(known.data) <= _reached(data)):
             await storage.replace(place, data, etag=known.info.etag)
     except Conflict:
         return False
     return True
-
-
-def _is_newer(known: Stored, data: bytes) -> bool:
-    return _reached(known.data) > _reached(data)
 
 
 def _reached(data: bytes) -> str:

@@ -156,7 +156,10 @@ async def _drain(job: _Job, way: _Way) -> Consolidated:
         fruitless += 1 if taken else 0
         if fruitless >= _FRUITLESS:
             raise Corrupt("RAW_PENDING", f"{taken} pending records of {job.feed} are not those that are kept")
-        if not await _waits_for_others(job):
+        # What others hold was skipped, and may stay pending: wait for whoever holds the first row.
+        async with job.db.transaction() as tx:
+            first = await tx.fetchval(_SQL["wait"], job.feed)
+        if first is None:
             return total
     return total._replace(is_complete=False)
 
@@ -171,12 +174,6 @@ async def _walk(job: _Job, way: _Way) -> tuple[int, Consolidated]:
             break
         after = step.last
     return taken, total
-
-
-async def _waits_for_others(job: _Job) -> bool:
-    """Back when nobody holds the first pending row; whether there is one."""
-    async with job.db.transaction() as tx:
-        return await tx.fetchval(_SQL["wait"], job.feed) is not None
 
 
 class _Sets:
@@ -467,10 +464,7 @@ class Consolidator:
             message = f"Run {run.run_id} of {run.feed} failed: {reason}. Watermark NOT advanced."
             await raise_alert(tx, run.feed, run.run_id, code, severity, message, now)
             with suppress(PenstockError, TimeoutError):  # it was down a moment ago; the database is the truth
-                await self._restore_copy(tx, run.feed)
+                row = await tx.fetchrow(SQL["watermark"], run.feed)
+                known = row if row and row["watermark"] else None
+                await watermark.restore(self._storage, run.feed, watermark.document(*known) if known else None)
         self._metrics.failed(run.feed, code)
-
-    async def _restore_copy(self, tx: Connection, feed: str) -> None:
-        row = await tx.fetchrow(SQL["watermark"], feed)
-        known = row if row and row["watermark"] else None
-        await watermark.restore(self._storage, feed, watermark.document(*known) if known else None)

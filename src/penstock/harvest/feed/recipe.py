@@ -142,7 +142,8 @@ class Recipe:
         for field, text in zip(self.read, texts, strict=True):
             value = None if text is None else field.parse(text)
             if value is None and (text is not None or field.required):
-                return _problem(field, text)
+                complaint = MISSING if text is None else f"'{text[:SHOWN]}' {field.complaint}"
+                return Problem(f"{field.name}: {complaint}")
             values.append(value)
         cost = self._cost(values.pop()) if self.cost else None
         rule = self._rule_for(values) if cost is not None else None
@@ -159,12 +160,6 @@ class Recipe:
     def _price(self, cost: Decimal, rule: Rule) -> Decimal:
         exact = _EXACT.add(_EXACT.multiply(cost, rule.factor), rule.add)
         return exact.quantize(_unit(self.decimals), context=_EXACT)
-
-
-def _problem(field: CanonicalField, text: str | None) -> Problem:
-    if text is None:
-        return Problem(f"{field.name}: {MISSING}")
-    return Problem(f"{field.name}: '{text[:SHOWN]}' {field.complaint}")
 
 
 def _pattern(pattern: str, make: Callable[[str], Value]) -> Callable[[str], Value | None]:

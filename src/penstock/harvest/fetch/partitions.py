@@ -232,7 +232,10 @@ async def end_partitions(
     counters = await count_ended(tx, run_id, ended, now)
     if counters is None:
         raise Corrupt("RUN_NOT_FETCHING", f"a partition of run {run_id} ended after the run did")
-    await bus.publish([_done(one, feed, run_id, trace_id, now) for one in ended], tx=tx)
+    done = [
+        WorkDone(run_id, feed, one.partition_id, one.status, one.records, now, trace_id, one.error) for one in ended
+    ]
+    await bus.publish([Message(WORK_DONE, str(run_id), msgspec.json.encode(one)) for one in done], tx=tx)
     if counters.is_all:
         await _end_fetching(tx, bus, feed, run_id, trace_id, counters, by, now)
 
@@ -248,8 +251,3 @@ async def _end_fetching(
     await store.move_run(tx, run_id, RunState.WORKERS_RUNNING, "skip", by, now, reason)
     message = f"Run {run_id} of {feed}: {reason}. Consolidation skipped, watermark NOT advanced."
     await raise_alert(tx, feed, run_id, Code.CONSOLIDATION_SKIPPED, Severity.ERROR, message, now)
-
-
-def _done(one: Ended, feed: str, run_id: UUID, trace_id: str, now: datetime) -> Message:
-    done = WorkDone(run_id, feed, one.partition_id, one.status, one.records, now, trace_id, one.error)
-    return Message(WORK_DONE, str(run_id), msgspec.json.encode(done))

@@ -200,7 +200,9 @@ class Dataset:
     def _select(self, asked: Filter) -> Rows:
         low, high = _price_keys(asked)
         first, end = bisect_left(self._by_price, low), bisect_left(self._by_price, high)
-        since, until = self._window(asked)
+        since = 0 if asked.after is None else bisect_left(self._by_moment, asked.after + 1 << _SHIFT)
+        until = self.total if asked.upto is None else bisect_left(self._by_moment, asked.upto + 1 << _SHIFT)
+        until = max(since, until)
         is_always = until - since == self.total
         if is_always and self.order is Order.PRICE:
             return Rows(self._by_price, first, max(first, end))
@@ -212,12 +214,6 @@ class Dataset:
             keys = [key for key in self._by_price[first:end] if after < self._moments[key & _NUMBER] <= upto]
         keys = sorted(key & _NUMBER for key in keys) if self.order is Order.ID else sorted(keys)
         return Rows(keys, 0, len(keys))
-
-    def _window(self, asked: Filter) -> tuple[int, int]:
-        """Return the slice of the list by moment that the window of a filter selects."""
-        since = 0 if asked.after is None else bisect_left(self._by_moment, asked.after + 1 << _SHIFT)
-        until = self.total if asked.upto is None else bisect_left(self._by_moment, asked.upto + 1 << _SHIFT)
-        return since, max(since, until)
 
 
 def micros(moment: datetime) -> int:

@@ -176,16 +176,13 @@ class NivodaSource:
 
 def _query(range_: Range, window: Window) -> dict[str, Any]:
     """Nivoda's ranges have both their ends, ours begin with their lower end and stop before their upper."""
-    value = {"from": range_.lower, "to": None if range_.upper is None else range_.upper - 1}
+    ends = {"from": range_.lower, "to": None if range_.upper is None else range_.upper - 1}
+    value = {name: end for name, end in ends.items() if end is not None}
     changed = {name: instant(at) for name, at in (("after", window.after), ("upto", window.upto)) if at}
-    query: dict[str, Any] = {"dollar_value": _given(value), "updated_at": changed}
+    query: dict[str, Any] = {"dollar_value": value, "updated_at": changed}
     if range_.kind is Kind.NULL:
         query["has_price"] = False
     return {name: value for name, value in query.items() if value != {}}
-
-
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _failure(problem: _Problem, message: str) -> SourceFailed:

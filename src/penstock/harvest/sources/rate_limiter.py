@@ -104,8 +104,8 @@ class Gate:
             if standing.paused_until > now:
                 await self._wait(standing.paused_until, deadline)
             elif standing.breaks:
-                if claim := await self._claim(now):
-                    return claim
+                if await self._change("claim_probe", now, self._probe_time):
+                    return now
                 await self._wait_for_probe(now, deadline)
             elif self._call.rate is None:
                 return None
@@ -170,9 +170,6 @@ class Gate:
         async with self._asking:
             if self.clock.now() >= self._standing.at + REFRESH:
                 await self._ask("look")
-
-    async def _claim(self, now: datetime) -> datetime | None:
-        return now if await self._change("claim_probe", now, self._probe_time) else None
 
     async def _pause(self, paused: SourcePaused, claim: datetime | None) -> timedelta:
         """Stop all requests for as long as the source asks for; how long that is."""
