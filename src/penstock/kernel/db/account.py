@@ -66,7 +66,9 @@ class Account:
             return [], {"user": user, "group": group, "extra_groups": []}
         # Folders such as /root are closed to the account: give it the one right to walk through them.
         who = [f"--reuid={user}", f"--regid={group}", "--clear-groups", "--pdeathsig=INT"]
-        right = "dac_read_search" if _may_give(_DAC_READ_SEARCH) else "dac_override"
+        # This process may be unable to hand that on: containers are often denied some capabilities.
+        may_give = ctypes.CDLL(None).prctl(_PR_CAPBSET_READ, _DAC_READ_SEARCH) == 1
+        right = "dac_read_search" if may_give else "dac_override"
         return ["setpriv", *who, f"--inh-caps=+{right}", f"--ambient-caps=+{right}"], {}
 
     def make_private(self, folder: Path) -> None:
@@ -83,11 +85,6 @@ class Account:
         folder.chmod(0o700)
         if self.entry is not None:
             os.chown(folder, self.entry.pw_uid, self.entry.pw_gid)
-
-
-def _may_give(capability: int) -> bool:
-    """Whether this process can hand the capability on; containers are often denied some."""
-    return bool(ctypes.CDLL(None).prctl(_PR_CAPBSET_READ, capability) == 1)
 
 
 def _entry(folder: Path) -> pwd.struct_passwd:

@@ -18,7 +18,10 @@ def owned(folder: Path, holder: str) -> Iterator[Path]:
     make_folder(folder, 0o755)
     with file_lock(folder / "lock", holder):
         check_format(folder)
-        _write_format(folder)
+        # By rename: a crash must not leave half a file, or the next start could not tell the format.
+        new = folder / f"{_FORMAT_FILE}.new"
+        new.write_text(f"{FORMAT}\n")
+        new.replace(folder / _FORMAT_FILE)
         yield folder
 
 
@@ -48,10 +51,3 @@ def check_format(folder: Path) -> None:
             f"{folder} is in format {found}, this release knows format {FORMAT} and older",
             hint="run the release that wrote it, or a newer one; nothing was changed",
         )
-
-
-def _write_format(folder: Path) -> None:
-    """By rename: a crash must not leave half a file, or the next start could not tell the format."""
-    new = folder / f"{_FORMAT_FILE}.new"
-    new.write_text(f"{FORMAT}\n")
-    new.replace(folder / _FORMAT_FILE)

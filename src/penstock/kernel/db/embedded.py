@@ -239,14 +239,12 @@ class _Guard:
             await _stop(self._process)
             self._server.tidy()
 
-    def _is_well(self) -> bool:
-        return self._process.poll() is None if self._process else self._server.lives()
-
     async def _watch(self) -> None:
         log, backoff, wait = structlog.get_logger(), Backoff(), _WATCH_EVERY
         while not await happens(self._ending, wait):
             wait = _WATCH_EVERY
-            if self._is_well():
+            is_well = self._process.poll() is None if self._process else self._server.lives()
+            if is_well:
                 backoff.reset()
                 continue
             log.error("embedded_postgres_gone", code=self._process.returncode if self._process else None)

@@ -58,10 +58,9 @@ def file_lock(path: Path, holder: str, clock: Clock | None = None, what: str | N
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _locked(path, what or str(path.parent)) from None
-        _write(
-            descriptor,
-            {"holder": holder, "pid": os.getpid(), "since": (clock or SystemClock()).now().isoformat()},
-        )
+        note = {"holder": holder, "pid": os.getpid(), "since": (clock or SystemClock()).now().isoformat()}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, orjson.dumps(note), 0)
         yield
     finally:
         # The file stays: removing it would let two processes each hold a lock of that name.
@@ -77,8 +76,3 @@ def _locked(path: Path, what: str) -> Conflict:
     who = f"{holder} (pid {pid}, since {since})"
     hint = "wait for it to end, or stop it"
     return Conflict("LOCKED", f"{what} is locked by {who}", hint=hint, holder=holder, pid=pid, since=since)
-
-
-def _write(descriptor: int, note: dict[str, object]) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, orjson.dumps(note), 0)

@@ -40,7 +40,9 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = scope["request_id"] = _request_id(scope)
+        # The caller's id when it is a sane one, so that logs of several services can be joined; else a new one.
+        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+        request_id = scope["request_id"] = given if is_request_id(given) else uuid4().hex
         status, began = 0, perf_counter()
 
         async def send_with_id(message: Message) -> None:
@@ -138,9 +140,3 @@ class Gate:
 
     def _too_large(self) -> TooLarge:
         return TooLarge("BODY_TOO_LARGE", f"a body has at most {self._limit} bytes here", hint="send it in parts")
-
-
-def _request_id(scope: Scope) -> str:
-    """The caller's id when it is a sane one, so that logs of several services can be joined; else a new one."""
-    given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-    return given if is_request_id(given) else uuid4().hex

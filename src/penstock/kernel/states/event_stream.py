@@ -93,7 +93,8 @@ class Live:
             for noted in moves:
                 reached[place] = noted.position
                 if (data := told(noted)) is not None:
-                    text += _event(reached, data)
+                    name = ".".join("-".join(map(str, position)) for position in reached)
+                    text += f"event: move\nid: {name}\ndata: {data.model_dump_json(by_alias=True)}\n\n"
             if not text and monotonic() - told_at > KEEP_ALIVE:
                 text = ": nothing moved\n\n"
             if text:
@@ -147,8 +148,3 @@ def _position_of(text: str) -> Position:
 
 def _bad_id() -> Invalid:
     return Invalid("BAD_EVENT_ID", "that is no id of an event here", hint="send the last `id` received, unchanged")
-
-
-def _event(reached: Sequence[Position], data: BaseModel) -> str:
-    name = ".".join("-".join(map(str, position)) for position in reached)
-    return f"event: move\nid: {name}\ndata: {data.model_dump_json(by_alias=True)}\n\n"

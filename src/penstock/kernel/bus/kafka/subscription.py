@@ -145,7 +145,9 @@ class KafkaSubscription:
 
 def consumer_settings(config: Mapping[str, Any], *, group: str, worker: str, lease_for: timedelta) -> dict[str, Any]:
     """How a worker's consumer is set up: *config* may change what is ours to choose, not what we promise."""
-    session = int(_session(lease_for).total_seconds() * 1000)
+    # A little longer than the lease: who still holds its lease is still in the group.
+    session_for = min(max(lease_for + 2 * _HEARTBEAT, SHORTEST_SESSION), LONGEST_SESSION)
+    session = int(session_for.total_seconds() * 1000)
     return {
         "client.id": worker,
         "session.timeout.ms": session,
@@ -161,8 +163,3 @@ def consumer_settings(config: Mapping[str, Any], *, group: str, worker: str, lea
         "isolation.level": "read_committed",
         "partition.assignment.strategy": "cooperative-sticky",  # who joins takes over some, and stops nobody
     }
-
-
-def _session(lease_for: timedelta) -> timedelta:
-    """A little longer than the lease: who still holds its lease is still in the group."""
-    return min(max(lease_for + 2 * _HEARTBEAT, SHORTEST_SESSION), LONGEST_SESSION)

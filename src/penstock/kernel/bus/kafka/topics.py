@@ -44,7 +44,9 @@ class Topics:
             patience = time.monotonic() + self._timeout
             while True:
                 try:
-                    return self._backlog(reader, topic)
+                    places = self._partitions(reader, topic)
+                    committed = reader.committed(places, timeout=self._timeout) if places else []
+                    return sum(self._behind(reader, place) for place in committed)
                 except KafkaException as error:
                     if error.args[0].code() not in _ELECTING or time.monotonic() > patience:
                         raise
@@ -55,11 +57,6 @@ class Topics:
         with self._reader("penstock.reader") as reader:
             places = self._partitions(reader, topic)
             return [record for place in places for record in self._read(reader, place, limit)]
-
-    def _backlog(self, reader: Consumer, topic: str) -> int:
-        places = self._partitions(reader, topic)
-        committed = reader.committed(places, timeout=self._timeout) if places else []
-        return sum(self._behind(reader, place) for place in committed)
 
     def _behind(self, reader: Consumer, place: TopicPartition) -> int:
         low, high = reader.get_watermark_offsets(place, timeout=self._timeout)

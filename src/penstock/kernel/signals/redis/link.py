@@ -45,7 +45,10 @@ class Link:
         tls: bool = False,
         tls_ca_file: str | None = None,
     ) -> None:
-        self._given = _parsed(nodes, mode)
+        if not nodes or (mode == "single" and len(nodes) > 1):
+            wanted = "one node" if nodes else "a node"
+            raise BadConfig("REDIS_NODES", f"{mode} mode wants {wanted}, there are {len(nodes)}")
+        self._given = [_address(node) for node in nodes]
         self._learned: list[Address] = []
         self._key = key
         self._slot = key_slot(key.encode()) if mode == "cluster" else None
@@ -189,12 +192,6 @@ async def _close(line: "Redis") -> None:
 
 def _shuffled(addresses: Sequence[Address]) -> list[Address]:
     return sample(addresses, len(addresses))
-
-
-def _parsed(nodes: Sequence[str], mode: Mode) -> list[Address]:
-    if not nodes or (mode == "single" and len(nodes) > 1):
-        raise BadConfig("REDIS_NODES", f"{mode} mode wants {'one node' if nodes else 'a node'}, there are {len(nodes)}")
-    return [_address(node) for node in nodes]
 
 
 def _address(node: str) -> Address:

@@ -93,7 +93,8 @@ class RedisListener:
             group = Group(line, self._route.stream_key, self._group)
             async with asyncio.timeout(ANSWER_WITHIN):
                 made = await group.enter(afresh=not self._begun.is_set())
-            self._inbox.put(Missed(self._why(made)))
+            lost = "the stream was lost" if made else "the connection was lost"
+            self._inbox.put(Missed(lost if self._begun.is_set() else "the listener began"))
             self._begun.set()
             while True:
                 async with asyncio.timeout(self._poll.total_seconds() + ANSWER_WITHIN):
@@ -108,11 +109,6 @@ class RedisListener:
         if batch.has_gap:
             self._inbox.put(Missed("the stream was trimmed before it was read"))
         await group.acknowledge(batch)
-
-    def _why(self, made: bool) -> str:
-        if not self._begun.is_set():
-            return "the listener began"
-        return "the stream was lost" if made else "the connection was lost"
 
     async def _reap_when_due(self, line: "Redis") -> None:
         now = asyncio.get_running_loop().time()

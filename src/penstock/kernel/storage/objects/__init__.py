@@ -81,7 +81,9 @@ class ObjectStorage:
             async for page in obstore.list(self._store, prefix or None, chunk_size=_PAGE):
                 for found in page:
                     inside = found["path"].startswith(folder) and is_object_path(found["path"])
-                    if inside and not await self._is_marker(found):
+                    # Consoles show a folder by an empty object "folder/", which the client lists as "folder".
+                    is_marker = inside and found["size"] == 0 and await self.info(found["path"]) is None
+                    if inside and not is_marker:
                         yield _info(found)
 
     async def delete(self, path: str) -> None:
@@ -122,10 +124,6 @@ class ObjectStorage:
             raise changed(path)
         return {"version": found["version"]}
 
-    async def _is_marker(self, found: "ObjectMeta") -> bool:
-        """Consoles show a folder by an empty object "folder/", which the client lists as "folder"."""
-        return found["size"] == 0 and await self.info(found["path"]) is None
-
     async def _delete(self, path: str) -> None:
         try:
             with self._reported(path):
@@ -150,7 +148,8 @@ class ObjectStorage:
                 return exists(path)
             if isinstance(error, PreconditionError):
                 return changed(path)
-        return self._down(_first_line(message))
+        # Without the client's inner life, and without queries, which may carry a signature.
+        return self._down(re.sub(r"\?\S*", "", message.partition("\n")[0]))
 
     def _down(self, why: str) -> Transient:
         return down(self._url, why, hint="check endpoint, bucket, region and credentials")
@@ -158,8 +157,3 @@ class ObjectStorage:
 
 def _info(found: "ObjectMeta") -> ObjectInfo:
     return ObjectInfo(found["path"], found["size"], found["last_modified"], found["e_tag"] or "")
-
-
-def _first_line(message: str) -> str:
-    """Without the client's inner life, and without queries, which may carry a signature."""
-    return re.sub(r"\?\S*", "", message.partition("\n")[0])

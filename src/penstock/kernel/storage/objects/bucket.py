@@ -53,18 +53,15 @@ def open_bucket(url: str, options: Mapping[str, str]) -> "ObjectStore":
         raise _bad(f"{url!r} is not the url of a bucket", "write s3://bucket/prefix, gs://… or az://…")
     config: Any = {name: value for name, value in options.items() if name not in _CLIENT_OPTIONS}
     connection = {name: value for name, value in options.items() if name in _CLIENT_OPTIONS}
-    client: Any = {**_CLIENT, **_plain_http(options), **connection}
+    # Whoever names an endpoint without TLS means it.
+    plain = {"allow_http": "true"} if options.get("endpoint", "").startswith("http://") else {}
+    client: Any = {**_CLIENT, **plain, **connection}
     retry: Any = _RETRY
     try:
         return from_url(url, config=config, client_options=client, retry_config=retry)
     except (BaseError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise _bad(f"{url} cannot be opened: {reason}", "check the url and its options") from error
-
-
-def _plain_http(options: Mapping[str, str]) -> dict[str, str]:
-    """Whoever names an endpoint without TLS means it."""
-    return {"allow_http": "true"} if options.get("endpoint", "").startswith("http://") else {}
 
 
 def _bad(message: str, hint: str) -> BadConfig:
