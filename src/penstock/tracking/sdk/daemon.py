@@ -81,7 +81,7 @@ class StageDaemon:
             self._current = None
         while not self._stopping.is_set():
             self._check()
-            self._drop_lost()
+            self._waiting = deque(item for item in self._waiting if not item.is_lost)
             if self._waiting:
                 self._current = self._waiting.popleft()
                 return self._current
@@ -146,9 +146,6 @@ class StageDaemon:
             self._reporter.held.discard(item)
             self._log.warning("item_lost", filename=item.filename, shard=item.shard, fence=item.fence)
         return True
-
-    def _drop_lost(self) -> None:
-        self._waiting = deque(item for item in self._waiting if not item.is_lost)
 
     def _give_up_current(self, error: BaseException | None) -> None:
         if self._current is None:
