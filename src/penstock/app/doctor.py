@@ -47,7 +47,7 @@ async def diagnose(settings: Settings) -> list[Finding]:
     findings = [await _look(name, look) for name, look in _local_looks(settings).items()]
     async with AsyncExitStack() as stack:
         db = None
-        if settings.database.url == EMBEDDED and not _has_data(settings):
+        if settings.database.url == EMBEDDED and not (settings.data_dir / "postgres" / "data" / "PG_VERSION").exists():
             findings.append(Finding("database", "embedded, made at the first start"))
         else:
             try:
@@ -172,10 +172,6 @@ async def _tree(settings: Settings, root: str) -> str:
             return f"{root}, {len(tree.suppliers())} suppliers"
 
     return await asyncio.to_thread(look)
-
-
-def _has_data(settings: Settings) -> bool:
-    return (settings.data_dir / "postgres" / "data" / "PG_VERSION").exists()
 
 
 def _is_running(folder: Path) -> bool:
