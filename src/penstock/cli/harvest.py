@@ -194,8 +194,9 @@ def _summary(told: dict[str, Any]) -> str:
     lines = [f"{told['state']}  {told['runId']}  {told['runType'] or ''}".rstrip()]
     if told["expectedWorkers"]:
         failed = f", {told['failedWorkers']} failed" if told["failedWorkers"] else ""
+        partitions = "1 partition" if told["expectedWorkers"] == 1 else f"{told['expectedWorkers']} partitions"
         lines.append(
-            f"{told['records']:,} records in {_partition_count(told['expectedWorkers'])}{failed}, "
+            f"{told['records']:,} records in {partitions}{failed}, "
             f"{told['consolidated']:,} consolidated, {told['rejected']:,} rejected, {told['deleted'] or 0:,} gone"
         )
     if told["watermarkAfter"]:
@@ -205,10 +206,6 @@ def _summary(told: dict[str, Any]) -> str:
         again = f"`penstock harvest partitions {told['runId']}` shows where, `retry` takes it up again"
         lines.append(f"hint: {again if told['expectedWorkers'] else 'mend it, and start another run'}")
     return "\n".join(lines)
-
-
-def _partition_count(number: int) -> str:
-    return "1 partition" if number == 1 else f"{number} partitions"
 
 
 def _feed_row(one: dict[str, Any]) -> list[str]:
