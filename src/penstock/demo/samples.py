@@ -16,18 +16,18 @@ def list_samples() -> list[Path]:
 
 def write_samples(folder: Path) -> list[Path]:
     """Write all sample files into *folder*, which is new or empty; return their paths."""
+    written = []
     try:
         if folder.exists() and any(folder.iterdir()):
             hint = "choose a new folder: nothing was written"
             raise Conflict("DEMO_FOLDER_NOT_EMPTY", f"{folder} is not empty", hint=hint)
-        return [_write(sample, folder / sample) for sample in list_samples()]
+        for sample in list_samples():
+            target = folder / sample
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(FOLDER / sample, target)
+            written.append(target)
     except OSError as error:
         hint = "choose a folder that this user can create and write to"
         message = f"cannot write sample files to {folder}: {error.strerror or error}"
         raise BadConfig("DEMO_FOLDER_UNUSABLE", message, hint=hint) from error
-
-
-def _write(sample: Path, target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(FOLDER / sample, target)
-    return target
+    return written

@@ -123,7 +123,9 @@ class DemoWorkspace:
             text += line
             if line.startswith(("{", "}")) and line.endswith("}\n"):  # the whole document, or its last line
                 return process, json.loads(text)
-        raise DemoFailed(f"penstock {arguments[0]} did not start{self._last_error()}")
+        errors = [line for line in self.log.read_text().splitlines() if line.startswith('{"error"')]
+        last_error = f": {json.loads(errors[-1])['error']['detail']}" if errors else ""
+        raise DemoFailed(f"penstock {arguments[0]} did not start{last_error}")
 
     def end_all(self) -> None:
         """End all processes, the last one first."""
@@ -141,11 +143,6 @@ class DemoWorkspace:
         if process.stdout is not None:
             process.stdout.close()
         self.running.remove(process)
-
-    def _last_error(self) -> str:
-        """Return the last error in the log, to be put behind a sentence; empty if the log has none."""
-        errors = [line for line in self.log.read_text().splitlines() if line.startswith('{"error"')]
-        return f": {json.loads(errors[-1])['error']['detail']}" if errors else ""
 
     def _write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
