@@ -35,13 +35,11 @@ class DriftWatch:
         for dictionary in dictionaries:
             if dictionary.section.drift_check_sql and dictionary.section.enabled:
                 check = parse(dictionary.section.drift_check_sql, ["tenantId"])
-                for target in await self._targets(dictionary.section.code):
+                async with self._db.connection() as connection:
+                    targets = await store.targets_of(connection, dictionary.section.code)
+                for target in targets:
                     found += await self._has_drifted(target, check)
         return found
-
-    async def _targets(self, code: str) -> list[Dict]:
-        async with self._db.connection() as connection:
-            return await store.targets_of(connection, code)
 
     async def _has_drifted(self, target: Dict, check: Template) -> bool:
         log = structlog.get_logger().bind(tenantId=target.tenant_id, dictCode=target.dict_code)

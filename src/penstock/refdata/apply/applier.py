@@ -219,12 +219,10 @@ def _of_before(case: _Case, first: Dict, known: Update | None) -> Verdict:
     if code != case.event.target.dict_code:
         said = f"eventId {case.event.event_id} was used for {code}"
         return Verdict(refusal=Refusal("EVENT_ID_REUSED", said), is_repeated=True)
-    return _verdict(known) if known else Verdict(is_repeated=True)
-
-
-def _verdict(update: Update) -> Verdict:
-    refusal = Refusal(update.error_code, update.error_message or "") if update.error_code else None
-    return Verdict(update.committed_version, refusal, is_repeated=True)
+    if not known:
+        return Verdict(is_repeated=True)
+    refusal = Refusal(known.error_code, known.error_message or "") if known.error_code else None
+    return Verdict(known.committed_version, refusal, is_repeated=True)
 
 
 @contextmanager

@@ -1,11 +1,10 @@
 """R1: another way to read a dictionary is another version of it, so that pods never differ at one version."""
 
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime
 
 import structlog
 
-from penstock.kernel.db.database import Connection, Database
+from penstock.kernel.db.database import Database
 from penstock.kernel.db.locks import transaction_lock
 from penstock.kernel.errors import Invalid
 from penstock.refdata import store
@@ -44,11 +43,7 @@ async def register(db: Database, dictionaries: Sequence[Dictionary], tenants: Co
             await store.define(tx, code, wanted[code], now=now)
         changed = [code for code in differing if code in known]
         if changed:
-            await _bump(tx, changed, now)
+            standings = await store.lock_codes(tx, changed)
+            await bump_version.advance(tx, standings, event_type=EVENT_TYPE, source=SOURCE, items=0, now=now)
+            structlog.get_logger().info("dictionaries_redefined", dictCodes=changed, versions=len(standings))
     return len(changed)
-
-
-async def _bump(tx: Connection, codes: Sequence[str], now: datetime) -> None:
-    standings = await store.lock_codes(tx, codes)
-    await bump_version.advance(tx, standings, event_type=EVENT_TYPE, source=SOURCE, items=0, now=now)
-    structlog.get_logger().info("dictionaries_redefined", dictCodes=codes, versions=len(standings))

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from time import time_ns
-from typing import Any
 
 import asyncpg
 import msgspec
@@ -59,9 +58,7 @@ class Relay:
         await self._signals.announce([row["payload"] for row in rows])
         for row in rows:
             if TRACEPARENT in row["payload"]:
-                self._trace(msgspec.json.decode(row["payload"]), began)
-
-    def _trace(self, told: dict[str, Any], began: int) -> None:
-        """R26: the stage of a traced command that ends here."""
-        about = {name: told[name] for name in ("tenantId", "dictCode", "eventId", "version")}
-        self._telemetry.trace("refdata.announce", told.get(TRACEPARENT), began, **about)
+                told = msgspec.json.decode(row["payload"])
+                about = {name: told[name] for name in ("tenantId", "dictCode", "eventId", "version")}
+                # R26: the stage of a traced command that ends here.
+                self._telemetry.trace("refdata.announce", told.get(TRACEPARENT), began, **about)

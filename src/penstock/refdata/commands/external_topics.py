@@ -16,7 +16,7 @@ from penstock.kernel.work.worker import Handler
 from penstock.refdata.commands.messages import derived_id, trace_of
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import ExternalTopicSection
-from penstock.refdata.contract import COMMAND_LIMIT, EXACT, Command, Op, Source, decode
+from penstock.refdata.contract import COMMAND_LIMIT, EXACT, Op, Source, decode
 from penstock.refdata.model import Dict, Event
 
 _ENCODER = msgspec.json.Encoder()
@@ -60,13 +60,18 @@ class Mapped:
         }
         for name, look in self._rest.items():
             if (found := look(message, document)) is not _MISSING and found is not None:
-                body[_FIELDS[name]] = _number(found) if name in _NUMBERS else found
+                # A number may come as text, as it does in headers.
+                is_numeral = name in _NUMBERS and isinstance(found, str) and found.lstrip("-").isdigit()
+                body[_FIELDS[name]] = Raw(found.encode()) if is_numeral else found
         body.setdefault("eventId", str(derived_id(delivery)))
         try:
             encoded = _ENCODER.encode(body)
         except RecursionError as error:
             raise Invalid("MALFORMED", "the message is nested too deeply") from error
-        return _event(decode(encoded), trace_of(message))
+        command, trace = decode(encoded), trace_of(message)
+        if command.tenant_id is None or command.event_id is None:
+            raise Invalid("UNMAPPED", "tenantId or eventId is missing")
+        return Event(Dict(command.tenant_id, command.dict_code), command.event_id, Source.KAFKA, command, trace)
 
     def _item_list(self, message: Message, document: Any) -> list[dict[str, Any]]:
         if self._items is None:
@@ -86,12 +91,6 @@ class Mapped:
         if payload is _MISSING:
             raise Invalid("UNMAPPED", f"payload: there is no {self._section.payload} in this message")
         return {"key": key, "op": Op.UPSERT, "payload": payload}
-
-
-def _event(command: Command, trace: str | None) -> Event:
-    if command.tenant_id is None or command.event_id is None:
-        raise Invalid("UNMAPPED", "tenantId or eventId is missing")
-    return Event(Dict(command.tenant_id, command.dict_code), command.event_id, Source.KAFKA, command, trace)
 
 
 def _document(message: Message) -> Any:
@@ -142,11 +141,6 @@ def _text(name: str, found: Any) -> str:
 def _spelt(found: Any) -> str:
     """Text as it is, anything else as JSON has it."""
     return found if isinstance(found, str) else _ENCODER.encode(found).decode()
-
-
-def _number(found: Any) -> Any:
-    """A number that came as text, as headers do, else whatever it is."""
-    return Raw(found.encode()) if isinstance(found, str) and found.lstrip("-").isdigit() else found
 
 
 def adapter_handler(refdata: Refdata, mapped: Mapped) -> Handler[Delivery]:

@@ -12,7 +12,7 @@ from penstock.kernel.errors import Invalid
 from penstock.refdata import sql_template as template
 from penstock.refdata import store
 from penstock.refdata.config import DictionarySection, SqlTemplateSection
-from penstock.refdata.contract import Entry, Item, Op
+from penstock.refdata.contract import Entry, Op
 from penstock.refdata.dictionaries.reader import Loaded, Loading, Snapshot, prepared
 from penstock.refdata.model import Change, Dict, runs, snapshot_json
 from penstock.refdata.sql_template import Template
@@ -65,7 +65,11 @@ class PostgresSqlProvider(Loading):
 
     async def apply_delta(self, tx: Connection, changes: Sequence[Change]) -> None:
         templates = self._templates(changes[0].target)
-        ops = [(item.op, _of_item(change.values(), item)) for change in changes for item in change.command.items]
+        ops = [
+            (item.op, {**change.values(), "key": item.key, "payload": None if item.payload is UNSET else item.text})
+            for change in changes
+            for item in change.command.items
+        ]
         for op, values in runs(ops):
             await _execute_many(tx, templates.item[Op(op)], values)
 
@@ -150,10 +154,6 @@ def _staged(stage: Template, values: Mapping[str, Any], chunk: Sequence[Entry]) 
     if "snapshotJson" in stage.names:
         return [{**values, "snapshotJson": snapshot_json(chunk)}]
     return [{**values, "key": entry.key, "payload": entry.text} for entry in chunk]
-
-
-def _of_item(values: Mapping[str, Any], item: Item) -> Mapping[str, Any]:
-    return {**values, "key": item.key, "payload": None if item.payload is UNSET else item.text}
 
 
 def _parsed(text: str | None) -> Template | None:

@@ -145,7 +145,10 @@ class Loads:
         """R26: say what is read from now on, and add it to the traces that led to it."""
         about: dict[str, Any] = {"tenantId": target.tenant_id, "dictCode": target.dict_code, "kind": kind}
         log = structlog.get_logger()
-        made = [_made(step) for step in loaded.steps]
+        made: list[dict[str, Any]] = [
+            {"eventId": str(step.event_id), "source": step.source, "version": step.mark.version}
+            for step in loaded.steps
+        ]
         now = stamp_of(self._db.clock.now())
         for step, said in zip(loaded.steps, made, strict=True):
             # A pod that starts loads what was committed long ago: that says nothing of how fresh it is, and is no part
@@ -171,11 +174,6 @@ class Loads:
             held=holding.version,
             hint="was it restored from a backup? Versions above this one are lost, unless they are sent again",
         )
-
-
-def _made(step: Step) -> dict[str, Any]:
-    """What made a version."""
-    return {"eventId": str(step.event_id), "source": step.source, "version": step.mark.version}
 
 
 async def _changes(db: Database, target: Dict, held: Mark, dictionary: Dictionary) -> _Changes | None:

@@ -131,7 +131,8 @@ def row_of(key: str, payload: str) -> Row:
 
 def ready_made(body: bytes) -> bytes:
     """The end of a response that gives *body*: its last headers, and itself."""
-    return b'ETag: "%b"\r\nContent-Length: %d\r\n\r\n%b' % (_tag(body), len(body), body)
+    tag = blake2b(body, digest_size=8).hexdigest().encode()
+    return b'ETag: "%b"\r\nContent-Length: %d\r\n\r\n%b' % (tag, len(body), body)
 
 
 def response_of(place: bytes, value: bytes) -> bytes:
@@ -190,7 +191,3 @@ def replaced_at(data: bytes) -> float:
 
 def decode_generation(data: bytes) -> Generation:
     return _GENERATIONS.decode(data)
-
-
-def _tag(body: bytes) -> bytes:
-    return blake2b(body, digest_size=8).hexdigest().encode()

@@ -83,9 +83,15 @@ class RequestReader:
         parser, headers = self._parser, self._headers
         is_old = parser.get_http_version() == "1.0"
         keeps = parser.should_keep_alive() and not parser.should_upgrade()
-        request = Request(parser.get_method(), _path(self._url), headers, is_old, keeps)
+        path = self._url
+        if path[:7].lower() == b"http://":  # some name the host with the path, as they do to a proxy
+            path = b"/" + path[7:].partition(b"/")[2]
+        request = Request(parser.get_method(), path, headers, is_old, keeps)
         if keeps and not is_old and all(name in _PLAIN for name in headers):
-            request.head = self._whole_head()
+            # The headers as they came, if they came in one piece, and nothing else with them.
+            piece, self._piece = self._piece, b""
+            is_whole = piece[:4] == b"GET " and piece[-4:] == b"\r\n\r\n" and piece.count(b"\r\n\r\n") == 1
+            request.head = piece[piece.find(b"\r\n") :] if is_whole else b""
         self._url, self._headers, self.is_between, self._is_in_head = b"", {}, True, True
         self._size = self._head_size = self._body_size = 0
         self._take(request)
@@ -94,19 +100,6 @@ class RequestReader:
         self._head_size += sum(map(len, parts))
         if self._head_size > HEAD_LIMIT:
             raise _head_too_large()
-
-    def _whole_head(self) -> bytes:
-        """The headers as they came, if they came in one piece, and nothing else with them."""
-        piece, self._piece = self._piece, b""
-        is_whole = piece[:4] == b"GET " and piece[-4:] == b"\r\n\r\n" and piece.count(b"\r\n\r\n") == 1
-        return piece[piece.find(b"\r\n") :] if is_whole else b""
-
-
-def _path(url: bytes) -> bytes:
-    """What is asked for, also of those who name the host with it, as they do to a proxy."""
-    if url[:7].lower() != b"http://":
-        return url
-    return b"/" + url[7:].partition(b"/")[2]
 
 
 def _head_too_large() -> HeadTooLarge:

@@ -126,7 +126,9 @@ class Front:
         if grant is None or grant.until < self.now:
             given = request.headers.get(b"authorization")
             return Authenticate(None if given is None else given.decode("latin-1"))
-        self._admit(grant.principal, request, address.target)
+        named = request.headers.get(b"x-tenant-id")
+        whom = acts_for(grant.principal, None if named is None else named.decode("latin-1"), self._tenants)
+        grant.principal.must_act_for(address.target.tenant_id, acts_for=whom)
         if self.cells[0] != self.sequence:
             self.renew()
         entry = self.entry(address.target)
@@ -183,11 +185,6 @@ class Front:
         )
         if refusal is not None:
             raise refusal
-
-    def _admit(self, principal: Principal, request: Request, target: Dict) -> None:
-        named = request.headers.get(b"x-tenant-id")
-        whom = acts_for(principal, None if named is None else named.decode("latin-1"), self._tenants)
-        principal.must_act_for(target.tenant_id, acts_for=whom)
 
 
 def _reach(address: Address, version: int) -> Reach:

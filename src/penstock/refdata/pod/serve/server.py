@@ -128,7 +128,8 @@ class Server:
 
     def _refused(self, answer: Refused, asked: Audit | Find | Reach | Show, request: Request) -> Answered:
         """R21: also a refusal tells the version, if it is that of a dictionary."""
-        error = _error(answer)
+        kinds: dict[int, type[PenstockError]] = {kind.status: kind for kind in (NotFound, Conflict, Invalid, Transient)}
+        error = kinds.get(answer.status, PenstockError)(answer.code, answer.message, hint=answer.hint)
         if not isinstance(asked, Reach):
             return Answered(error.status, responses.problem(error, request.id))
         entry = self.front.entry(address_of(request.url).target)
@@ -175,8 +176,3 @@ def _from_primary(found: Items, request: Request) -> Answered:
         return handlers.item_answer(version, head, address.key, response, request)
     except NotFound as error:
         return handlers.refusal(error, responses.version_headers(found.mark, responses.FALLBACK), request)
-
-
-def _error(answer: Refused) -> PenstockError:
-    kinds: dict[int, type[PenstockError]] = {kind.status: kind for kind in (NotFound, Conflict, Invalid, Transient)}
-    return kinds.get(answer.status, PenstockError)(answer.code, answer.message, hint=answer.hint)

@@ -10,7 +10,6 @@ import orjson
 from penstock.kernel.errors import Transient
 from penstock.kernel.tasks.wait import happens
 from penstock.refdata.model import Dict
-from penstock.refdata.pod.memory.reader import Changed
 from penstock.refdata.pod.serve import responses
 from penstock.refdata.pod.serve.handlers import Entry, Stream, as_line
 from penstock.refdata.pod.serve.router import Front
@@ -92,11 +91,8 @@ class Streams:
         if steps is None or not (steps or is_same):
             yield _event("reset", entry.version, {"version": entry.version})
         for step in steps or ():
-            yield _event("change", step.version, _told(step))
-
-
-def _told(step: Changed) -> dict[str, object]:
-    return {"version": step.version, "since": step.since, "keys": [key.decode() for key in step.keys]}
+            told = {"version": step.version, "since": step.since, "keys": [key.decode() for key in step.keys]}
+            yield _event("change", step.version, told)
 
 
 def _event(kind: str, version: int, data: dict[str, object]) -> bytes:
