@@ -1,14 +1,15 @@
-"""docs/architecture.md and CONTRIBUTING.md name files, folders and symbols of the source that exist."""
+"""docs/architecture.md, CONTRIBUTING.md and the decisions name files, folders and symbols of the source that exist."""
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 import penstock
+from penstock.settings import Settings
 from tests.pages import ROOT, outside_blocks
 
 pytestmark = pytest.mark.docs
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.docs
 SOURCE = Path(penstock.__file__).parent
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+DECISIONS = ROOT / "docs" / "decisions"
+PARTS = ("tracking", "refdata", "ingest", "flows", "harvest")
 WALKS = ("Tracking", "Refdata", "Ingest", "Flows", "Harvest")
 MOST_STATIONS, MOST_FILES = 15, 12
 _PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)*/?)`")
@@ -25,6 +28,8 @@ _NUMBERED = re.compile(r"^\d+\. ", re.MULTILINE)
 _FILES = re.compile(r"^Files to open: (\d+)\.$", re.MULTILINE)
 _TREE = re.compile(r"^```\nsrc/penstock/\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _ENTRY = re.compile(r"^((?:  )+)([\w.]+/?)(?:  +\S.*)$")
+_BARE = re.compile(r"`(\w+\.(?:py|sql))`")
+_DOTTED = re.compile(rf"`((?:{'|'.join((*PARTS, 'kernel'))})\.\w+)(?:\.[\w.]+)?`")
 _PLACEHOLDERS = ("NAME", "NNNN")
 
 
@@ -52,6 +57,27 @@ def paths_in(text: str) -> Iterator[str]:
         is_source = Path(path).suffix in (".py", ".sql", ".yaml", ".md") or path.partition("/")[0] in first
         if "/" in path and is_source and not any(word in path for word in _PLACEHOLDERS):
             yield path
+
+
+def in_decisions(find: Callable[[str], Iterable[str]]) -> set[tuple[str, str]]:
+    """Return the pages of the decisions, each with one name that *find* finds on it outside of the examples."""
+    pages = DECISIONS.rglob("*.md")
+    return {(page.name, name) for page in pages for name in find(outside_blocks(page.read_text()))}
+
+
+def is_known_without_folder(name: str) -> bool:
+    """Return whether several parts have a module *name*, or an SQL file *name* exists."""
+    if name.endswith(".sql"):
+        return any(SOURCE.rglob(name))
+    return sum((SOURCE / part / name).exists() for part in PARTS) > 1
+
+
+def is_module_or_setting(dotted: str) -> bool:
+    """Return whether *dotted* is a module, a folder or a setting of its first word, a part or the kernel."""
+    part, _, name = dotted.partition(".")
+    section = getattr(Settings(), part, None)
+    settings = {field.alias or key for key, field in type(section).model_fields.items()} if section else set[str]()
+    return name in settings or any((SOURCE / part / file).exists() for file in (name, f"{name}.py"))
 
 
 def tree() -> list[str]:
@@ -95,16 +121,25 @@ def test_every_path_exists(page: Path) -> None:
     assert sorted(path for path in paths if not any((base / path).exists() for base in (ROOT, SOURCE))) == []
 
 
-def test_no_decision_names_a_module_that_is_gone() -> None:
-    """Every module and SQL file that a decision names exists."""
-    named = {
-        (page.name, path)
-        for page in (ROOT / "docs" / "decisions").rglob("*.md")
-        for path in paths_in(page.read_text())
-        if path.endswith((".py", ".sql"))
-    }
+def test_no_decision_names_a_path_that_is_gone() -> None:
+    """Every path of a module or an SQL file that a decision names exists."""
+    named = {one for one in in_decisions(paths_in) if one[1].endswith((".py", ".sql"))}
     assert len(named) > 5
     assert sorted(one for one in named if not any((base / one[1]).exists() for base in (ROOT, SOURCE))) == []
+
+
+def test_a_decision_names_the_folder_of_a_module() -> None:
+    """A module that a decision names without its folder is one that several parts have."""
+    named = in_decisions(_BARE.findall)
+    assert len(named) > 3
+    assert sorted(one for one in named if not is_known_without_folder(one[1])) == []
+
+
+def test_no_decision_names_a_dotted_module_that_is_gone() -> None:
+    """Every dotted name in a decision that starts with a part or the kernel is a module, a folder or a setting."""
+    named = in_decisions(_DOTTED.findall)
+    assert named
+    assert sorted(one for one in named if not is_module_or_setting(one[1])) == []
 
 
 def test_the_table_of_changes_names_symbols_that_exist() -> None:
