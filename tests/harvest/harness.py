@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from tests.support.types import Json
 from tests.support.waiting import becomes
 
 FEED = "stones"
+OVERLAP = timedelta(milliseconds=100)
 TOPICS = (contract.PLANS, contract.WORK_ITEMS, contract.WORK_DONE, contract.CONSOLIDATIONS)
 WITHIN = 60.0
 _SESSION = {"session.timeout.ms": "2000"}  # a broker knows of a dead worker no sooner; ours allows less than others
@@ -89,7 +90,7 @@ def harvest_settings(
         "updated_at": "updatedAt",
         "page_size": 30,
         "pages_per_turn": 2,
-        "overlap": 0.1,  # clocks of two processes are not quite one
+        "overlap": OVERLAP.total_seconds(),  # clocks of two processes are not quite one
         "partitions": {"count": 4, "least": 50},
         "fields": {
             "lab": {"path": "diamond.certificate.lab", "required": True},
@@ -224,12 +225,16 @@ class HarvestHarness:
             yield HarvestWorkers(planner, fetcher, consolidator, rescuer)
 
     async def start(self, *, full: bool = False) -> UUID:
-        """A new run, whose upper bound is behind all that the source has changed until now."""
+        """A new run that does not count earlier changes of the source as changes during the run.
+
+        A run counts a change as its own up to the overlap before its start. The clock of another process may be
+        behind by as much again.
+        """
 
         async def is_past() -> bool:
-            return not self.source.changed_ids_since(self._clock.now())
+            return not self.source.changed_ids_since(self._clock.now() - 2 * OVERLAP)
 
-        await becomes(is_past, "the clock of the database is where that of the source was")
+        await becomes(is_past, "the last change of the source is older than the overlap")
         return await self.harvest.start(FEED, "harness", full=full)
 
     async def state(self, run_id: UUID) -> str:
