@@ -28,7 +28,7 @@ class Jobs:
     async def settle(self, held: Held, target: Job = Job.DONE, **more: object) -> bool:
         report = Report(held.key, held.fence, target, **more)  # type: ignore[arg-type]
         async with self.db.transaction() as tx:
-            return bool(await LEASE.settle(tx, [report], actor="w", now=self.clock.now()))
+            return bool(await LEASE.settle(tx, [report], now=self.clock.now()))
 
     async def heartbeat(self, held: Held) -> bool:
         async with self.db.transaction() as tx:
@@ -169,7 +169,7 @@ async def test_of_two_reports_on_a_row_the_first_counts(jobs: Jobs) -> None:
     (held,) = await jobs.claim()
     reports = [Report(held.key, held.fence, Job.DONE), Report(held.key, held.fence, Job.FAILED)]
     async with jobs.db.transaction() as tx:
-        settled = await LEASE.settle(tx, reports, actor="w", now=jobs.clock.now())
+        settled = await LEASE.settle(tx, reports, now=jobs.clock.now())
     assert settled == [Settled(held.key, held.fence, Job.DONE, moved=True)]
 
 
@@ -178,8 +178,8 @@ async def test_a_report_tells_whether_it_moved_the_row(jobs: Jobs) -> None:
     (held,) = await jobs.claim()
     report = [Report(held.key, held.fence, Job.FAILED, "no")]
     async with jobs.db.transaction() as tx:
-        first = await LEASE.settle(tx, report, actor="w", now=jobs.clock.now())
-        again = await LEASE.settle(tx, report, actor="w", now=jobs.clock.now())
+        first = await LEASE.settle(tx, report, now=jobs.clock.now())
+        again = await LEASE.settle(tx, report, now=jobs.clock.now())
     assert (first, again) == ([Settled((1,), 1, Job.FAILED, moved=True)], [Settled((1,), 1, Job.FAILED, moved=False)])
 
 
@@ -230,18 +230,8 @@ async def test_attempts_may_be_a_column_of_the_row(jobs: Jobs) -> None:
     held = await jobs.claim(limit=2)
     reports = [Report(h.key, h.fence, Job.NEW, "again") for h in held]
     async with jobs.db.transaction() as tx:
-        settled = await own.settle(tx, reports, actor="w", now=jobs.clock.now())
+        settled = await own.settle(tx, reports, now=jobs.clock.now())
     assert {one.key[0]: one.state for one in settled} == {1: Job.FAILED, 2: Job.NEW}
-
-
-async def test_a_condition_can_have_arguments(jobs: Jobs) -> None:
-    """F17: a claim may be narrowed by bound values, never by text."""
-    even = Lease(
-        "job", JOB, ready=Job.NEW, held=Job.STARTED, done=Job.DONE, failed=Job.FAILED, condition="t.id % $4::int = $5"
-    )
-    async with jobs.db.transaction() as tx:
-        held = await even.claim(tx, worker="w", limit=9, lease_for=LEASE_FOR, now=jobs.clock.now(), args=[2, 0])
-    assert [h.key[0] for h in held] == [2, 4]
 
 
 async def test_every_move_is_in_the_journal_with_its_reason(jobs: Jobs) -> None:

@@ -25,8 +25,9 @@ from penstock.kernel.tasks.outcome import readable
 
 Key = tuple[Any, ...]
 REAPER = "reaper"
-_NOW = {"claim": "$3", "settle": "$2", "reap": "$1"}  # which parameter of each statement tells the time
-_ACTOR = {"settle": "coalesce($1, t.worker, 'unnamed')", "reap": f"'{REAPER}'::text"}
+REAP_LIMIT = 1_000
+_NOW = {"claim": "$3", "settle": "$1", "reap": "$1"}  # which parameter of each statement tells the time
+_ACTOR = {"settle": "coalesce(t.worker, 'unnamed')", "reap": f"'{REAPER}'::text"}
 
 
 class Held(NamedTuple):
@@ -89,12 +90,12 @@ class Lease(Generic[S]):
             self.machine.check(self._way_back[0], self.ready)
 
     async def claim(
-        self, tx: Connection, *, worker: str, limit: int, lease_for: timedelta, now: datetime, args: Sequence[Any] = ()
+        self, tx: Connection, *, worker: str, limit: int, lease_for: timedelta, now: datetime
     ) -> list[Held]:
-        """Rows now held by *worker* alone, oldest first; empty when all are taken. *args* bind $4… of the condition."""
+        """Rows now held by *worker* alone, oldest first; empty when all are taken."""
         # The limit as a literal: with it the plan is good for every call, and is made once, not each time.
         query = self._sql["claim"].replace("<limit>", str(int(limit)))
-        rows = await tx.fetch(query, worker, now + lease_for, now, *args)
+        rows = await tx.fetch(query, worker, now + lease_for, now)
         return [Held(self._key(row), row["fence"], row[self.attempts], row) for row in rows]
 
     async def heartbeat(
@@ -104,12 +105,10 @@ class Lease(Generic[S]):
         rows = await tx.fetch(self._sql["heartbeat"], until, *self._columns(sorted(set(held))))
         return {(self._key(row), row["fence"]) for row in rows}
 
-    async def settle(
-        self, tx: Connection, reports: Sequence[Report[S]], *, now: datetime, actor: str | None = None
-    ) -> list[Settled[S]]:
+    async def settle(self, tx: Connection, reports: Sequence[Report[S]], *, now: datetime) -> list[Settled[S]]:
         """End what is still held, or was ended just so before. What is not told back was superseded: unchanged.
 
-        Of two reports on one row the first counts. Without an *actor* each row's own holder is noted as its author.
+        Of two reports on one row the first counts. The journal names the holder of each row as the author.
         """
         for target in {report.target for report in reports} - {self.ready}:
             self.machine.check(self.held, target)
@@ -119,18 +118,16 @@ class Lease(Generic[S]):
         alike: dict[tuple[Any, ...], list[Report[S]]] = defaultdict(list)
         for report in said.values():
             alike[report[2:]].append(report)
-        return [one for group in alike.values() for one in await self._settle(tx, group, actor, now)]
+        return [one for group in alike.values() for one in await self._settle(tx, group, now)]
 
-    async def _settle(
-        self, tx: Connection, reports: Sequence[Report[S]], actor: str | None, now: datetime
-    ) -> list[Settled[S]]:
+    async def _settle(self, tx: Connection, reports: Sequence[Report[S]], now: datetime) -> list[Settled[S]]:
         """Settle *reports* that differ in nothing but the row."""
         _, _, target, reason, due_at, counts = reports[0]
         # In one order, so that batches do not deadlock.
         said = self._columns(sorted((report.key, report.fence) for report in reports))
         due = due_at if target is self.ready else None
         why = readable(reason) if reason else None
-        found = await tx.fetch(self._sql["settle"], actor, now, target.value, why, due, counts, *said)
+        found = await tx.fetch(self._sql["settle"], now, target.value, why, due, counts, *said)
         states = self.machine.states
         settled = [Settled(self._key(row), row["fence"], states(row["state"]), True) for row in found]
         if len(found) < len(reports):
@@ -140,9 +137,9 @@ class Lease(Generic[S]):
             settled += [one for one in told if (one.key, one.fence) not in moved]
         return settled
 
-    async def reap(self, tx: Connection, *, now: datetime, limit: int = 1000) -> list[tuple[Key, S]]:
+    async def reap(self, tx: Connection, *, now: datetime) -> list[tuple[Key, S]]:
         """Take back what nobody settled in time: ready again, or failed once its attempts are used up."""
-        rows = await tx.fetch(self._sql["reap"], now, limit)
+        rows = await tx.fetch(self._sql["reap"], now, REAP_LIMIT)
         return [(self._key(row), self.machine.states(row["status"])) for row in rows]
 
     @cached_property
@@ -167,10 +164,10 @@ class Lease(Generic[S]):
             "steps": statements["steps"],
             "paths": self._paths(),
             "said_keys": self._said(first=2),
-            "said_settled": self._said(first=7),
+            "said_settled": self._said(first=6),
             "said_standing": self._said(first=3),
             "reached_before": f"CASE WHEN {exhausted.format('$1', '$2')} THEN <failed> ELSE $1 END",
-            "reached": f"CASE WHEN {exhausted.format('$3', '$6')} THEN <failed> ELSE $3 END",
+            "reached": f"CASE WHEN {exhausted.format('$2', '$5')} THEN <failed> ELSE $2 END",
             "moves": APPENDED_MOVES,
             "is_said": " AND ".join(f"t.{column} = said.{column}" for column in self.key),
             "keys": ", ".join(f"t.{column}" for column in self.key),

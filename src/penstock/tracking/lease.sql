@@ -45,15 +45,15 @@ WITH entry AS MATERIALIZED (
     UPDATE <table> t
     SET <state> = <reached>,
         lease_until = NULL,
-        due_at = CASE WHEN <reached> = <ready> THEN coalesce($5, t.due_at) ELSE least(t.due_at, $2) END,
-        <attempts> = t.<attempts> - CASE WHEN $6 THEN 0 ELSE 1 END,
+        due_at = CASE WHEN <reached> = <ready> THEN coalesce($4, t.due_at) ELSE least(t.due_at, $1) END,
+        <attempts> = t.<attempts> - CASE WHEN $5 THEN 0 ELSE 1 END,
         moves = <moves><stamp>
     FROM <said_settled>
     WHERE <is_said> AND t.fence = said.fence AND t.<state> = <held>
     RETURNING t.*
 ), noted AS (
     INSERT INTO journal (id, machine, at, subjects, sources, targets, actors, reasons, fences)
-    SELECT (SELECT number FROM entry), <machine>, $2, <steps>, ARRAY[$4], array_agg(t.fence ORDER BY t.id, step.n)
+    SELECT (SELECT number FROM entry), <machine>, $1, <steps>, ARRAY[$3], array_agg(t.fence ORDER BY t.id, step.n)
     FROM moved t
     JOIN <paths> ON step.reached = t.<state>
     HAVING count(*) > 0

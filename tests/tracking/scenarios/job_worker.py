@@ -25,7 +25,7 @@ async def _work(url: str, name: str, pipe: Pipe) -> None:
             await asyncio.gather(*map(handle, claimed))
             async with db.transaction() as tx:
                 reports = [Report(held.key, held.fence, Job.DONE) for held in claimed]
-                await LEASE.settle(tx, reports, actor=name, now=db.clock.now())
+                await LEASE.settle(tx, reports, now=db.clock.now())
 
 
 async def _claimed(db: Database, name: str) -> list[Held]:

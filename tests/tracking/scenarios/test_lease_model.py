@@ -102,7 +102,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
 
         async def work() -> bool:
             async with self.db.transaction() as tx:
-                return bool(await LEASE.settle(tx, [report], actor=worker, now=self.clock.now()))
+                return bool(await LEASE.settle(tx, [report], now=self.clock.now()))
 
         believed, model = self.run(work()), self.model[held.key[0]]
         if model.fence == held.fence and model.status is Job.STARTED:

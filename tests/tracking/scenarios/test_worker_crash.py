@@ -52,7 +52,8 @@ async def check_done_once(db: Database, jobs: int) -> None:
 async def reap_as_if_late(db: Database) -> None:
     """Time is given: an hour later every lease has run out, also that of a worker still alive."""
     async with db.transaction() as tx:
-        await MANY.reap(tx, now=db.clock.now() + timedelta(hours=1), limit=10**6)
+        while await MANY.reap(tx, now=db.clock.now() + timedelta(hours=1)):
+            pass
         await tx.execute("UPDATE job SET attempts = 0, due_at = '-infinity' WHERE status = 'new'")
 
 

@@ -80,13 +80,13 @@ def open_ends(steps: Sequence[NewStep]) -> int:
     return sum(not step.children for step in steps)
 
 
-async def begin(tx: Connection, run: int, now: datetime, actor: str = ADVANCE) -> Settled:
+async def begin(tx: Connection, run: int, now: datetime) -> Settled:
     """Let a run that waits begin; one without steps has succeeded."""
-    await store.move_run(tx, run, RunStatus.PENDING, RunStatus.RUNNING, actor, now)
+    await store.move_run(tx, run, RunStatus.PENDING, RunStatus.RUNNING, ADVANCE, now)
     told = await store.advance(tx, [run], now)
     standing = await tx.fetchrow(store.SQL["standing_of"], run)
     if standing is not None and standing["open"] == 0:
-        await store.move_run(tx, run, RunStatus.RUNNING, RunStatus.SUCCEEDED, actor, now)
+        await store.move_run(tx, run, RunStatus.RUNNING, RunStatus.SUCCEEDED, ADVANCE, now)
         told.runs.append((run, "", RunStatus.SUCCEEDED))
     return told
 

@@ -68,9 +68,7 @@ def find_binaries() -> Binaries:
 
 
 @asynccontextmanager
-async def embedded_postgres(
-    folder: Path, *, settings: Mapping[str, str] | None = None, database: str = DATABASE
-) -> AsyncIterator[str]:
+async def embedded_postgres(folder: Path, *, settings: Mapping[str, str] | None = None) -> AsyncIterator[str]:
     """The URL of a running server on *folder*.
 
     Whoever comes first starts it and stops it at the end; whoever comes while it runs only uses it. A server whose
@@ -78,7 +76,7 @@ async def embedded_postgres(
     """
     server = _Server(folder.absolute(), find_binaries(), {**_SETTINGS, **(settings or {})})
     async with _Guard(server, await server.start()):
-        yield await server.prepared(database)
+        yield await server.prepared(DATABASE)
 
 
 class _Server:

@@ -58,18 +58,14 @@ async def history(
     return [_noted(row) for row in await connection.fetch(SQL["history"], numbers, subjects, *after, limit)]
 
 
-async def tail(
-    connection: Connection, after: Position, *, limit: int = 1000, machines: Collection[str] | None = None
-) -> list[Noted]:
-    """What settled transactions noted after position *after*; nothing will ever appear before what is told."""
-    return (await tail_on(connection, after, limit=limit, machines=machines))[0]
-
-
 async def tail_on(
     connection: Connection, after: Position, *, limit: int, machines: Collection[str] | None = None
 ) -> tuple[list[Noted], Position]:
-    """The same, of some *machines* when they are named, and the position to go on from: what others noted until then
-    is not looked at again."""
+    """Return what settled transactions noted after position *after*, and the position from which to go on.
+
+    Nothing will ever appear before what is returned. With *machines*, entries of other machines up to the returned
+    position are not read again.
+    """
     end = int(await connection.fetchval(SQL["end"]))
     wanted = None if machines is None else list(machines)
     rows = await connection.fetch(SQL["tail"], str(after[0]), *after[1:], limit, str(end), wanted)
@@ -78,12 +74,12 @@ async def tail_on(
 
 
 async def end(connection: Connection) -> Position:
-    """The position from which `tail` tells only what is yet to come."""
+    """The position from which `tail_on` returns only what is yet to come."""
     return int(await connection.fetchval(SQL["end"])), 0, 0
 
 
 async def before_last(connection: Connection, machines: Collection[str], count: int) -> Position:
-    """The position from which `tail` tells the last *count* moves of *machines* first, then what is yet to come.
+    """The position from which `tail_on` returns the last *count* moves of *machines* first, then what is yet to come.
 
     Among the latest entries only: who asks for moves that are seldom must not have all of the journal read.
     """
