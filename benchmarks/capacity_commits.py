@@ -21,7 +21,7 @@ from benchmarks.harvest_place import fresh_database
 from benchmarks.kernel import KAFKA
 from benchmarks.pods import PROGRAM, written
 from benchmarks.servers import Served, processor_seconds, started
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.contract import Command, EventType, Item, Source

@@ -13,7 +13,7 @@ from benchmarks.harness import Bench, Shared
 from benchmarks.servers import processor_seconds
 from benchmarks.session import Session
 from benchmarks.wrk import make_generator
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings

@@ -20,7 +20,7 @@ from benchmarks.peers.redis_server import redis_peer
 from benchmarks.pods import Dictionaries, Pod, query_api, settings_for, written
 from benchmarks.servers import processor_seconds, started
 from benchmarks.simulated_pods import HELD
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.messages import command_message
 from penstock.refdata.model import Dict

@@ -27,7 +27,8 @@ from benchmarks import flows_defined
 from benchmarks.flows_defined import WARM_UP, fan_of, map_of
 from benchmarks.peers.flows_env import BREADTH, LENGTH, Ticks, chain_figures, fan_figures
 from penstock import __version__
-from penstock.app.platform import open_flows, open_platform
+from penstock.app.parts import open_flows
+from penstock.app.platform import open_platform
 from penstock.flows.definition.spec import RunRequest
 from penstock.flows.model import Claimed, Report
 from penstock.flows.runtime import FlowsPlatform

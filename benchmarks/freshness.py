@@ -31,7 +31,7 @@ from benchmarks.servers import started
 from benchmarks.session import Session
 from benchmarks.simulated_pods import HEARD, HELD
 from benchmarks.wrk import SECONDS
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.wait import ended
 from penstock.kernel.telemetry.telemetry import Telemetry

@@ -13,7 +13,8 @@ from uuid import UUID
 from ruamel.yaml import YAML
 
 from benchmarks.servers import processor_seconds, started
-from penstock.app.platform import open_harvest, open_platform
+from penstock.app.parts import open_harvest
+from penstock.app.platform import open_platform
 from penstock.harvest.contract import RunState
 from penstock.harvest.runtime import HarvestPlatform
 from penstock.kernel.telemetry.telemetry import Telemetry

@@ -132,7 +132,7 @@ async def leases(db: Database, batch: int, rows: int) -> float:
             return rows / (perf_counter() - began)
         async with db.connection() as connection:
             reports = [Report(row.key, row.fence, State.DONE) for row in held]
-            await LEASE.settle(connection, reports, actor="bench", now=now)
+            await LEASE.settle(connection, reports, now=now)
 
 
 _topics = itertools.count()

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from benchmarks.servers import Served, started
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 

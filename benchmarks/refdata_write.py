@@ -22,7 +22,7 @@ from benchmarks.harness import Bench, Group
 from benchmarks.kernel import KAFKA
 from benchmarks.servers import served
 from benchmarks.session import Session
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.tasks.wait import happens
 from penstock.kernel.telemetry.telemetry import Telemetry

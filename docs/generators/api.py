@@ -13,7 +13,6 @@ import penstock.refdata.pod
 from penstock.app.apis import Parts, Web, make_api
 from penstock.kernel.http.auth import NoAuthenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 
@@ -24,7 +23,7 @@ _PODS = Path(penstock.refdata.pod.__file__).parent / "openapi.json"
 def api_document() -> Json:
     """The OpenAPI document of the API: what its routes declare, with nobody behind them."""
     telemetry = Telemetry()
-    web = Web(Settings(), telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    web = Web(Settings(), telemetry, NoAuthenticator())
     nobody = Parts(**{part.name: MagicMock() for part in fields(Parts)})
     document: Json = make_api(web, Pulse({}, needs=()), nobody).openapi()
     return document

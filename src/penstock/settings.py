@@ -13,10 +13,8 @@ from pydantic import Field, PrivateAttr, model_validator
 from penstock.flows.config import FlowsSection
 from penstock.harvest.config import FedDictionary, HarvestSection
 from penstock.ingest.config import IngestSection
-from penstock.ingest.tree import paths
 from penstock.kernel.config.loader import KeyPath, Misplaced, SecretRef, Section, load
 from penstock.kernel.config.sections import DatabaseSection, Duration, Options, Secrets, Url
-from penstock.kernel.errors import BadConfig
 from penstock.kernel.http.auth import AuthSection
 from penstock.kernel.telemetry.telemetry import LogFormat
 from penstock.refdata.config import RefdataSection
@@ -190,23 +188,6 @@ def load_settings(
     settings = load(Settings, place, os.environ if env is None else env, paths)
     settings._origin = Origin(place, stamp, lambda: load_settings(place, env, overrides))  # noqa: SLF001 - it is ours
     return settings
-
-
-def load_ingest_settings(
-    root: str | None, config: Path | None, overrides: Mapping[str, Any] | None = None
-) -> tuple[Settings, bool]:
-    """The settings with the root that is meant, and whether the database is told of what happens there.
-
-    It is where the root is configured. One that is named on the command line, or that we stand in, is just a folder.
-    """
-    given = dict(overrides or {})
-    settings = load_settings(config, overrides={**given, "ingest.root": root})
-    if settings.ingest.root is not None:
-        return settings, root is None
-    if any(Path(name).is_dir() for name in ("etl_data", paths.OPS)):
-        return load_settings(config, overrides={**given, "ingest.root": "."}), False
-    hint = "name it with --root DIR, or as ingest.root in penstock.yaml"
-    raise BadConfig("NO_ROOT", "which folder holds etl_data/ and etl_ops/?", hint=hint)
 
 
 def stamp_of(file: Path | None) -> Stamp | None:

@@ -24,7 +24,6 @@ from penstock.kernel.db.database import Database
 from penstock.kernel.http.app import services_of
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.states.event_stream import Ringing, Tail
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
@@ -116,7 +115,7 @@ async def flows_harness(
         checks = (catalogue.input_checks, catalogue.report_checks)
         opening = FlowEngine.open(db, storage, catalogue, checks[0], flows, checks[1])
         engine = await stack.enter_async_context(opening)
-        web = Web(settings or Settings(), telemetry, HttpMetrics(telemetry), authenticator or NoAuthenticator())
+        web = Web(settings or Settings(), telemetry, authenticator or NoAuthenticator())
         app = make_app("Flows", web, Pulse({}, needs=[]))
         for part in (runs, steps):
             app.include_router(part.routes)

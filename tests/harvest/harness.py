@@ -16,7 +16,8 @@ from uuid import UUID
 import asyncpg
 
 from penstock.app.bridges import renew_dictionaries
-from penstock.app.platform import open_harvest, open_platform
+from penstock.app.parts import open_harvest
+from penstock.app.platform import open_platform
 from penstock.harvest import contract
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.consolidate.worker import Consolidator

@@ -12,7 +12,7 @@ import asyncpg
 import msgspec
 from ruamel.yaml import YAML
 
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.bus import Delivering, Message
 from penstock.kernel.signals import Resync, Signal
 from penstock.kernel.telemetry.telemetry import Telemetry

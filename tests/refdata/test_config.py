@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.config import RefdataSection

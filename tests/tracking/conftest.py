@@ -12,7 +12,6 @@ from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
 from penstock.kernel.http.auth import NoAuthenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from penstock.tracking.config import TrackingSection
@@ -41,7 +40,7 @@ async def tracking(database_url: str, clock: ManualClock, telemetry: Telemetry) 
 
 @pytest.fixture
 def app(tracking: Tracking, telemetry: Telemetry) -> FastAPI:
-    web = Web(Settings(), telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    web = Web(Settings(), telemetry, NoAuthenticator())
     return make_pipeline_api(web, Pulse({"database": tracking.check}, needs=["database"]), tracking)
 
 

@@ -1,7 +1,7 @@
 """The HTTP applications: which parts' routes each of them has."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse
@@ -45,8 +45,12 @@ class Web:
 
     settings: Settings
     telemetry: Telemetry
-    metrics: HttpMetrics
     authenticator: Authenticator
+
+    @cached_property
+    def metrics(self) -> HttpMetrics:
+        """Return the metrics of requests; a process without an application does not show them."""
+        return HttpMetrics(self.telemetry)
 
 
 class Whoami(BaseModel):

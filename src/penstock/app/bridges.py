@@ -19,8 +19,8 @@ from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.run import ledger
 from penstock.ingest.run.hooks import Hooks
 from penstock.ingest.run.publish import Step
-from penstock.ingest.transform.ndjson import document, small
 from penstock.ingest.tree import paths
+from penstock.ingest.tree.documents import document, small
 from penstock.ingest.workspace import Workplace
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Connection

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.app import factories, platform
 from penstock.app.schema import known_migrations
-from penstock.ingest.workspace import make_tree
+from penstock.ingest.tree.location import make_tree
 from penstock.kernel.bus import Bus
 from penstock.kernel.config.sections import EMBEDDED
 from penstock.kernel.db import datadir, migrate

@@ -1,19 +1,17 @@
-"""The composition root: it reads the settings and wires the parts together."""
+"""The platform, opened as the settings say: databases, bus, signals, storage, and the tree of ingest.
+
+The parts are opened in `parts.py`: a command that needs a database alone does not import them.
+"""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from penstock.app.bridges import renew_dictionaries
-from penstock.app.factories import make_bus, make_invalidations, make_signals, make_storage
+from penstock.app.factories import make_bus, make_signals, make_storage
 from penstock.app.schema import known_migrations, refdata_migrations, tracking_migrations
-from penstock.flows import runtime as flows_runtime
-from penstock.flows.runtime import FlowsPlatform, open_engine
-from penstock.harvest.runtime import HarvestPlatform
-from penstock.harvest.service import Harvest
-from penstock.ingest.workspace import Workplace, workplace
 from penstock.kernel.bus import Bus
 from penstock.kernel.config.loader import resolve
 from penstock.kernel.config.sections import EMBEDDED, DatabaseSection
@@ -27,13 +25,10 @@ from penstock.kernel.states import journal
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.periodic import Chore, repeating
 from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.refdata.commands.service import Refdata
-from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.metrics import RefdataMetrics
-from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
-from penstock.tracking.runtime import run_tracking
-from penstock.tracking.service import Tracking
+
+if TYPE_CHECKING:
+    from penstock.ingest.workspace import Workplace
 
 BUS_OUTBOX = Outbox("bus_outbox")
 OUTBOX_RETENTION = timedelta(days=1)
@@ -83,70 +78,31 @@ async def open_database(
             url = await stack.enter_async_context(embedded_postgres(settings.data_dir / "postgres"))
         else:
             url = _with_password(section)
-        opened = _open(url, section, looks_up=looks_up, session=session)
+        opened = connect(url, section, looks_up=looks_up, session=session)
         yield await stack.enter_async_context(opened)
 
 
-def _open(
+def connect(
     url: str, section: DatabaseSection, *, looks_up: bool, session: Mapping[str, str] | None = None
 ) -> AbstractAsyncContextManager[Database]:
+    """Return the database at *url* with the pool and the timeout of *section*."""
     timeout = section.statement_timeout
     return Database.open(url, size=section.pool_size, statement_timeout=timeout, looks_up=looks_up, settings=session)
 
 
 @asynccontextmanager
-async def open_tracking(
-    settings: Settings, telemetry: Telemetry, platform: Database | None = None
-) -> AsyncIterator[Tracking]:
-    """T10: the pipeline on its own database, else on the *platform*'s, its tables up to date and its chores done."""
-    own = settings.tracking.database
-    async with AsyncExitStack() as stack:
-        shared = platform if own is None else None
-        if shared is not None:
-            opened = _open(shared.dsn, settings.database, looks_up=True)
-        else:
-            opened = open_database(settings, own, looks_up=True)
-        db = await stack.enter_async_context(opened)
-        await migrate.migrate(db, tracking_migrations())
-        if shared is None:
-            await stack.enter_async_context(repeating(*_journal_retention(settings, db)))
-        yield await stack.enter_async_context(run_tracking(db, settings.tracking, telemetry))
-
-
-@asynccontextmanager
-async def open_refdata(
-    settings: Settings, telemetry: Telemetry, platform: Platform | None = None
-) -> AsyncIterator[RefdataPlatform]:
-    """R1: refdata on the PostgreSQL it names, else on the platform's; its bus, unless it is Kafka, is there too."""
-    section = settings.refdata
-    async with AsyncExitStack() as stack:
-        if platform is not None and section.postgres is None:
-            plain, bus = platform.db, platform.bus
-        else:
-            plain = await stack.enter_async_context(_open_refdata_database(settings))
-            await migrate.migrate(plain, refdata_migrations() if section.postgres else known_migrations(settings))
-            bus = make_bus(settings, plain)
-            stack.push_async_callback(bus.close)
-            await stack.enter_async_context(repeating(*_journal_retention(settings, plain)))
-        db = await stack.enter_async_context(_open_for_commands(plain.dsn, settings))
-        signals = make_invalidations(settings, plain)
-        stack.push_async_callback(signals.close)
-        refdata = await stack.enter_async_context(Refdata.open(db, bus, Catalogue(section), section))
-        yield RefdataPlatform(section, telemetry, db, bus, signals, refdata, RefdataMetrics(telemetry.registry))
-
-
-@asynccontextmanager
-async def _open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
+async def open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
+    """R1: the PostgreSQL that refdata names, else the platform's."""
     own = settings.refdata.postgres
     if own is None:
-        async with open_database(settings, session=_unfrozen(settings.refdata.apply.lease)) as db:
+        async with open_database(settings, session=lease_settings(settings.refdata.apply.lease)) as db:
             yield db
         return
     password = f"env:{own.password_from_env}" if own.password_from_env else None
     section = DatabaseSection(url=own.url, password=password, pool_size=own.pool.max_size)
     url = _with_password(section, "refdata.postgres.passwordFromEnv")
     async with Database.open(
-        url, size=section.pool_size, settings={**_search_path(settings), **_unfrozen(settings.refdata.apply.lease)}
+        url, size=section.pool_size, settings={**search_path(settings), **lease_settings(settings.refdata.apply.lease)}
     ) as db:
         if await db.fetchval("SELECT to_regnamespace(quote_ident($1))", own.db_schema) is None:
             hint = "create it, or mend refdata.postgres.schema"
@@ -154,24 +110,7 @@ async def _open_refdata_database(settings: Settings) -> AsyncIterator[Database]:
         yield db
 
 
-def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextManager[Database]:
-    """Payloads stay the text they are."""
-    own = settings.refdata.postgres
-    return Database.open(
-        url,
-        size=own.pool.max_size if own else settings.database.pool_size,
-        statement_timeout=settings.database.statement_timeout,
-        looks_up=True,
-        decodes_json=False,
-        settings={
-            **_search_path(settings),
-            "standard_conforming_strings": "on",  # as templates are read
-            **_unfrozen(settings.refdata.apply.lease),
-        },
-    )
-
-
-def _unfrozen(lease_for: timedelta) -> dict[str, str]:
+def lease_settings(lease_for: timedelta) -> dict[str, str]:
     """R11, H4: a process that freezes or vanishes in a transaction loses it, and with it its locks, after its lease."""
     lease = lease_for.total_seconds()
     return {
@@ -182,42 +121,17 @@ def _unfrozen(lease_for: timedelta) -> dict[str, str]:
     }
 
 
-def _search_path(settings: Settings) -> dict[str, str]:
+def search_path(settings: Settings) -> dict[str, str]:
+    """Return the session setting for the schema of refdata, if it names one."""
     own = settings.refdata.postgres
     return {} if own is None else {"search_path": '"' + own.db_schema.replace('"', '""') + '"'}
 
 
-@asynccontextmanager
-async def open_harvest(settings: Settings, platform: Platform) -> AsyncIterator[HarvestPlatform]:
-    """Harvest on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
-    async with open_for_queues(settings, platform, settings.harvest.lease) as db:
-        section = settings.harvest
-        yield HarvestPlatform(
-            section,
-            platform.telemetry,
-            db,
-            platform.bus,
-            platform.storage,
-            Harvest(db, platform.bus, section),
-            settings.database.pool_size,
-            renew_dictionaries(section, db.clock),
-        )
-
-
-@asynccontextmanager
-async def open_flows(settings: Settings, platform: Platform) -> AsyncIterator[FlowsPlatform]:
-    """Flows on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
-    section = settings.flows
-    async with (
-        open_for_queues(settings, platform, section.lease, flows_runtime.SESSION) as db,
-        open_engine(db, platform.storage, section, platform.telemetry) as flows,
-    ):
-        yield flows
-
-
 @contextmanager
-def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator[Workplace]:
+def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator["Workplace"]:
     """Open ingest's tree; with *uses_database*, what happens there is recorded in the platform's database."""
+    # Imports the readers of files, which most commands that use a database do not need.
+    from penstock.ingest.workspace import workplace
 
     @asynccontextmanager
     async def open_migrated() -> AsyncIterator[Database]:
@@ -229,13 +143,6 @@ def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator[Workp
         yield place
 
 
-def open_for_queues(
-    settings: Settings, platform: Platform, lease: timedelta, session: Mapping[str, str] | None = None
-) -> AbstractAsyncContextManager[Database]:
-    """The *platform*'s database in sessions that find rows by an index, and lose what they hold when they freeze."""
-    return _open(platform.db.dsn, settings.database, looks_up=True, session={**_unfrozen(lease), **(session or {})})
-
-
 Schema = tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]
 
 
@@ -245,7 +152,7 @@ def schemas(settings: Settings) -> list[Schema]:
     if settings.tracking.database is not None:
         found.append(("tracking database", open_database(settings, settings.tracking.database), tracking_migrations()))
     if settings.refdata.postgres is not None:
-        found.append(("refdata database", _open_refdata_database(settings), refdata_migrations()))
+        found.append(("refdata database", open_refdata_database(settings), refdata_migrations()))
     return found
 
 
@@ -268,14 +175,16 @@ def _chores(platform: Platform) -> list[tuple[str, Chore, timedelta]]:
         while await platform.bus.relay():
             pass
 
-    chores = [_journal_retention(platform.settings, platform.db)]
+    chores = [journal_retention(platform.settings, platform.db)]
     if platform.settings.bus.kafka:
         chores.append(("bus relay", relay_to_the_broker, timedelta(milliseconds=100)))
         chores.append(("outbox retention", forget_sent_messages, timedelta(minutes=1)))
     return chores
 
 
-def _journal_retention(settings: Settings, db: Database) -> tuple[str, Chore, timedelta]:
+def journal_retention(settings: Settings, db: Database) -> tuple[str, Chore, timedelta]:
+    """Return the periodic task that deletes old entries of the journal in *db*."""
+
     async def forget_old_moves() -> None:
         gone = journal.PRUNE_LIMIT
         while gone >= journal.PRUNE_LIMIT:

@@ -15,7 +15,6 @@ from penstock.app.http_server import address_of, listening, serving, until_stopp
 from penstock.kernel.db import datadir
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.ids import worker_name
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
@@ -70,7 +69,7 @@ async def process(
     """Start as every program starts: telemetry, authentication, and the data directory locked where it is owned."""
     async with AsyncExitStack() as stack:
         telemetry = stack.enter_context(contextlib.closing(make_telemetry(settings)))
-        web = Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings.auth))
+        web = Web(settings, telemetry, make_authenticator(settings.auth))
         if owns_data_dir:
             stack.enter_context(datadir.owned(settings.data_dir, worker_name(role)))
         yield Process(settings, web, stack, stop)

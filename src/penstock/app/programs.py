@@ -16,16 +16,8 @@ import structlog
 from penstock.app.apis import Parts, make_api, make_app, make_command_api, make_pipeline_api
 from penstock.app.bridges import Ties, part_workers
 from penstock.app.http_server import address_of, listening_together
-from penstock.app.platform import (
-    Platform,
-    open_database,
-    open_flows,
-    open_harvest,
-    open_platform,
-    open_refdata,
-    open_tracking,
-    open_workplace,
-)
+from penstock.app.parts import open_flows, open_harvest, open_refdata, open_tracking
+from penstock.app.platform import Platform, open_database, open_platform, open_workplace
 from penstock.app.process import Process, process
 from penstock.app.reload import reloading
 from penstock.flows import sdk

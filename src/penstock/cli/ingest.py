@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from json import dumps
 from pathlib import Path
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.ingest.model import Standing
     from penstock.ingest.run.hooks import Outcome
     from penstock.ingest.workspace import Workplace
+    from penstock.settings import Settings
 
 app = typer.Typer(
     help="Take supplier snapshots in, and read what is published.", no_args_is_help=True, rich_markup_mode=None
@@ -76,9 +77,8 @@ def watch(
 
     with loading():
         from penstock.app import programs
-        from penstock.settings import load_ingest_settings
 
-    settings, uses_database = load_ingest_settings(root, config, {"server.port": port})
+    settings, uses_database = _settings(root, config, {"server.port": port})
     serve(settings, partial(programs.ingest_watch, uses_database), tell_address("health", json))
 
 
@@ -247,11 +247,28 @@ def list_quarantine(
 @contextmanager
 def _workplace(root: str | None, config: Path | None) -> Iterator["Workplace"]:
     from penstock.app.platform import open_workplace
-    from penstock.settings import load_ingest_settings
 
-    settings, uses_database = load_ingest_settings(root, config)
+    settings, uses_database = _settings(root, config, {})
     with open_workplace(settings, uses_database=uses_database) as place:
         yield place
+
+
+def _settings(root: str | None, config: Path | None, overrides: Mapping[str, Any]) -> tuple["Settings", bool]:
+    """Return the settings with the root to use, and whether runs are recorded in the database.
+
+    Runs are recorded where the root is configured. A root of the command line, or the current folder, is just a folder.
+    """
+    from penstock.ingest.tree import paths
+    from penstock.kernel.errors import BadConfig
+    from penstock.settings import load_settings
+
+    settings = load_settings(config, overrides={**overrides, "ingest.root": root})
+    if settings.ingest.root is not None:
+        return settings, root is None
+    if any(Path(name).is_dir() for name in ("etl_data", paths.OPS)):
+        return load_settings(config, overrides={**overrides, "ingest.root": "."}), False
+    hint = "name it with --root DIR, or as ingest.root in penstock.yaml"
+    raise BadConfig("NO_ROOT", "which folder holds etl_data/ and etl_ops/?", hint=hint)
 
 
 def _stop_on_signals() -> Callable[[], bool]:

@@ -18,10 +18,9 @@ from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.async_bridge import Bridge
-from penstock.ingest.tree.location import open_tree
+from penstock.ingest.tree.location import make_tree
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock, SystemClock
-from penstock.kernel.config.loader import resolve
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import BadConfig, Invalid, NotFound
 from penstock.kernel.ids import worker_name
@@ -34,12 +33,6 @@ def workplace(section: IngestSection, open_database: OpenDatabase | None) -> Ite
     """Open the tree of *section*, for runs that are recorded in a database if there is one; close it at the end."""
     with closing(Bridge()) as bridge, closing(make_tree(section.root or ".", section)) as tree:
         yield Workplace(section, tree, bridge, open_database)
-
-
-def make_tree(root: str, section: IngestSection) -> Tree:
-    """Open the tree in a folder, or in a bucket where *root* is the URL of one."""
-    secrets = {key: resolve(reference, f"ingest.secrets.{key}") for key, reference in section.secrets.items()}
-    return open_tree(root, {**section.options, **secrets})
 
 
 class Workplace:

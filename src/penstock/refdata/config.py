@@ -12,6 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from penstock.kernel.config.loader import Misplaced, Section
 from penstock.kernel.config.sections import Duration, Url, checked_url
+from penstock.kernel.http.auth import Principal
 from penstock.refdata import sql_template
 from penstock.refdata.contract import NAME
 
@@ -87,6 +88,12 @@ class TenantSection(CamelSection):
     trusted_clients: list[str] = Field(
         default_factory=list, description="Subjects of tokens that may name another tenant by X-Tenant-Id."
     )
+
+    def acts_for(self, caller: Principal, named: str | None) -> object:
+        """Return the tenant of the token's claim; a trusted client may name another."""
+        if self.allow_header_override_for_trusted_clients and named and caller.subject in self.trusted_clients:
+            return named
+        return caller.claims.get(self.claim, "")
 
 
 class SecuritySection(CamelSection):

@@ -24,7 +24,6 @@ from penstock.kernel.errors import Unauthorized
 from penstock.kernel.http.auth import JwtAuthenticator, JwtSection, NoAuthenticator
 from penstock.kernel.http.health import Pulse
 from penstock.kernel.http.keys import SharedSecret
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.refdata.commands.service import Refdata
 from penstock.refdata.config import QuerySection
 from penstock.settings import Settings
@@ -412,7 +411,7 @@ Operation = tuple[str, str, str, bool]
 def _operations() -> tuple[Operation, ...]:
     """Role, method and path of everything the product declares, and whether the answer is a stream."""
     telemetry = make_telemetry(Settings())
-    web = Web(Settings(), telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    web = Web(Settings(), telemetry, NoAuthenticator())
     parts = cast("Parts", SimpleNamespace(**dict.fromkeys(Parts.__dataclass_fields__)))
     documents = {
         "api": make_api(web, Pulse({}, needs=[]), parts).openapi(),

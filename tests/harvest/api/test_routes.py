@@ -24,7 +24,6 @@ from penstock.kernel.errors import Transient
 from penstock.kernel.http.app import services_of
 from penstock.kernel.http.auth import make_authenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
 from tests.app.scenarios.test_openapi import SECRET, token
@@ -82,7 +81,7 @@ async def serving(stepper: HarvestStepper, auth: Mapping[str, Any] | None = None
     settings = Settings.model_validate({"auth": {"jwt": auth} if auth else {}})
     telemetry = Telemetry()
     app = make_app(
-        "test", Web(settings, telemetry, HttpMetrics(telemetry), make_authenticator(settings.auth)), Pulse({}, needs=[])
+        "test", Web(settings, telemetry, make_authenticator(settings.auth)), Pulse({}, needs=[])
     )
     app.include_router(harvest_api.routes)
     services = services_of(app)

@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 import asyncpg
 
-from penstock.app.platform import open_harvest, open_platform
+from penstock.app.parts import open_harvest
+from penstock.app.platform import open_platform
 from penstock.harvest.consolidate.worker import Consolidator
 from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
 from penstock.harvest.fetch.worker import Fetcher

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.ingest.sdk import read_state
 from penstock.ingest.state.reader import State, open_state
-from penstock.ingest.transform.ndjson import digest_of
+from penstock.ingest.tree.documents import digest_of
 from penstock.ingest.tree.folder import FolderTree
 
 SUPPLIER = "acme"

@@ -13,7 +13,6 @@ from penstock.app.apis import Web, make_command_api
 from penstock.kernel.db import page as paging
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.refdata.contract import COMMAND_LIMIT, ITEM_LIMIT
 from penstock.refdata.runtime import applying
 from penstock.settings import Settings
@@ -56,7 +55,7 @@ async def serving(settings: Settings, authenticator: Authenticator | None = None
     async with AsyncExitStack() as stack:
         harness = await stack.enter_async_context(opened(settings))
         telemetry = harness.platform.telemetry
-        web = Web(settings, telemetry, HttpMetrics(telemetry), authenticator or NoAuthenticator())
+        web = Web(settings, telemetry, authenticator or NoAuthenticator())
         app = make_command_api(web, Pulse({}, needs=[]), harness.refdata)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import structlog.testing
 
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.app.reload import _Reloader
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import PenstockError, Transient

@@ -11,11 +11,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.app.apis import Web, make_command_api
-from penstock.app.platform import open_refdata
+from penstock.app.parts import open_refdata
 from penstock.kernel.bus import Delivery, Message
 from penstock.kernel.http.auth import NoAuthenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.refdata.commands.external_topics import Mapped
 from penstock.refdata.config import ExternalTopicSection
@@ -55,7 +54,7 @@ def traces(spans: list[ReadableSpan]) -> list[str]:
 
 async def post(harness: RefdataHarness, headers: dict[str, str]) -> httpx.Response:
     telemetry = harness.platform.telemetry
-    web = Web(Settings(), telemetry, HttpMetrics(telemetry), NoAuthenticator())
+    web = Web(Settings(), telemetry, NoAuthenticator())
     app = make_command_api(web, Pulse({}, needs=()), harness.refdata)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         body = command("LOOSE", upsert("a", 1))

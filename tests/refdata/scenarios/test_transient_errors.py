@@ -21,7 +21,6 @@ from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import Transient
 from penstock.kernel.http.auth import NoAuthenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.http.middleware import HttpMetrics
 from penstock.kernel.tasks.wait import happens
 from penstock.refdata.contract import Status, decode
 from penstock.refdata.dictionaries.provider import ItemTableProvider
@@ -379,7 +378,7 @@ async def test_a_bus_that_is_down_is_503(database_url: str) -> None:
     settings = await flaky_settings(database_url, Kafka("127.0.0.1:1", is_real=True))
     event_id = uuid4()
     async with opened(settings) as harness:
-        web = Web(settings, harness.platform.telemetry, HttpMetrics(harness.platform.telemetry), NoAuthenticator())
+        web = Web(settings, harness.platform.telemetry, NoAuthenticator())
         transport = httpx.ASGITransport(make_command_api(web, Pulse({}, needs=[]), harness.refdata))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/v1/tenants/acme") as http:
             body = command("LOOSE", upsert("a", 1), eventId=str(event_id))

@@ -96,7 +96,7 @@ class LeaseAgainstModel(RuleBasedStateMachine):
         counts=st.booleans(),
     )
     def report(self, data: st.DataObject, outcome: Job, wait: int, counts: bool) -> None:
-        worker, held = data.draw(st.sampled_from(self.handed_out))
+        _, held = data.draw(st.sampled_from(self.handed_out))
         counts = counts or outcome is not Job.NEW
         report = Report(held.key, held.fence, outcome, "said", self.clock.now() + timedelta(seconds=wait), counts)
 

@@ -8,9 +8,9 @@ from penstock.ingest.deliver.targets import Refused, call_webhook, fill_dictiona
 from penstock.ingest.run.publish import Current, current_state
 from penstock.ingest.state.reader import open_state
 from penstock.ingest.supplier import Supplier, Target
-from penstock.ingest.transform.ndjson import document, small
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.async_bridge import Bridge
+from penstock.ingest.tree.documents import document, small
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Invalid, PenstockError, Transient

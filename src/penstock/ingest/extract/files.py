@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.ingest.extract import archives, delimited, detect, records, workbook
 from penstock.ingest.extract.tables import Gauge, Table
 from penstock.ingest.supplier import WORKBOOKS, Format, Limits, Source
 
@@ -20,6 +19,9 @@ def open_tables(
 
     Of JSON and XML only what is *wanted* is read, without it all of a record.
     """
+    # Imports the parsers of JSON and XML, which no command but one that reads a file needs.
+    from penstock.ingest.extract import archives, delimited, detect, records, workbook
+
     for member in archives.members(file, limits, gauge or Gauge(0), name, source.sheets):
         form = detect.detected(member, source.format)
         if form in WORKBOOKS:

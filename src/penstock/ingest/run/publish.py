@@ -19,9 +19,10 @@ from penstock.ingest.run.quality import Before
 from penstock.ingest.supplier import Supplier
 from penstock.ingest.transform import key_index as indexes
 from penstock.ingest.transform.key_index import Difference
-from penstock.ingest.transform.ndjson import Lines, at, changed_lines, digest_of, document, parsed, small, text_of
+from penstock.ingest.transform.ndjson import Lines, at, changed_lines, parsed, text_of
 from penstock.ingest.transform.pipeline import Processed
 from penstock.ingest.tree import paths
+from penstock.ingest.tree.documents import digest_of, document, small
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Corrupt
 

@@ -7,8 +7,8 @@ from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.model import Arrival, Failed, Failure, Manifest, Pointer
 from penstock.ingest.run import publish
 from penstock.ingest.run.ledger import Ledger
-from penstock.ingest.transform.ndjson import digest_of, document, small
 from penstock.ingest.tree import paths
+from penstock.ingest.tree.documents import digest_of, document, small
 from penstock.ingest.tree.port import Changed, Tree
 from penstock.kernel.clock import Clock
 from penstock.kernel.telemetry.build import code_commit

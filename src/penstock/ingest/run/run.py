@@ -20,9 +20,9 @@ from penstock.ingest.run.select import Chosen, Ready
 from penstock.ingest.supplier import Supplier, load_supplier
 from penstock.ingest.transform.gate import check_size
 from penstock.ingest.transform.key_index import index_of
-from penstock.ingest.transform.ndjson import digest_of, small
 from penstock.ingest.transform.pipeline import Names, Processed, hold, process, settle_repeated
 from penstock.ingest.tree import paths
+from penstock.ingest.tree.documents import digest_of, small
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError, Transient

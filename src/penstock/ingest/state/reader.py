@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 import orjson
 
 from penstock.ingest.model import Pointer, checked_supplier, no_run, supplier_of
-from penstock.ingest.transform.ndjson import digest_of, document
 from penstock.ingest.tree import paths
+from penstock.ingest.tree.documents import digest_of, document
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Corrupt, NotFound
 

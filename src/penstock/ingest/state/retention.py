@@ -8,8 +8,8 @@ from typing import Any
 from penstock.ingest.config import RetentionSection
 from penstock.ingest.contract import Status
 from penstock.ingest.model import Pointer
-from penstock.ingest.transform.ndjson import document
 from penstock.ingest.tree import paths
+from penstock.ingest.tree.documents import document
 from penstock.ingest.tree.port import Found, Tree
 from penstock.kernel.clock import Clock
 from penstock.kernel.errors import Conflict, Corrupt, Transient

@@ -8,8 +8,8 @@ from penstock.ingest.contract import FailureCode
 from penstock.ingest.model import Alert, Failed, Standing
 from penstock.ingest.run import ledger, publish
 from penstock.ingest.supplier import load_supplier
-from penstock.ingest.transform.ndjson import document
 from penstock.ingest.tree import paths
+from penstock.ingest.tree.documents import document
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Corrupt
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.ingest.contract import Status
 from penstock.ingest.run import ledger
-from penstock.ingest.transform.ndjson import digest_of, document
 from penstock.ingest.tree import paths
+from penstock.ingest.tree.documents import digest_of, document
 from penstock.ingest.tree.port import Tree
 from penstock.kernel.errors import Conflict, Corrupt, NotFound
 

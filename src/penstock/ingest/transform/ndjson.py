@@ -4,7 +4,7 @@ import hashlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 import orjson
 import polars as pl
@@ -88,29 +88,6 @@ def at(content: BinaryIO, positions: pl.Series) -> Iterator[tuple[pl.Series, pl.
         if len(wanted):
             yield lines.gather(wanted - begun), wanted
         begun += len(lines)
-
-
-def digest_of(content: BinaryIO) -> Artifact:
-    """The hash and size of all that is left in *content*."""
-    digest, size = hashlib.sha256(), 0
-    while piece := content.read(1 << 20):
-        digest.update(piece)
-        size += len(piece)
-    return Artifact(digest.hexdigest(), size)
-
-
-def small(data: object) -> bytes:
-    """A small JSON file, for programs and for people."""
-    return orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
-
-
-def document(content: bytes | None) -> dict[str, Any]:
-    """What a small JSON file tells; nothing when it is not there or makes no sense."""
-    try:
-        told = orjson.loads(content or b"{}")
-    except orjson.JSONDecodeError:
-        return {}
-    return told if isinstance(told, dict) else {}
 
 
 _SEEDS = (1, 2, 3)

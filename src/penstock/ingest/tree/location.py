@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from penstock.ingest.config import IngestSection
 from penstock.ingest.tree.folder import FolderTree
 from penstock.ingest.tree.port import Tree
+from penstock.kernel.config.loader import resolve
 
 
 def open_tree(root: str, options: Mapping[str, str] | None = None) -> Tree:
@@ -17,3 +19,9 @@ def open_tree(root: str, options: Mapping[str, str] | None = None) -> Tree:
     from penstock.kernel.storage.objects import ObjectStorage
 
     return BucketTree(ObjectStorage(root, options or {}), root)
+
+
+def make_tree(root: str, section: IngestSection) -> Tree:
+    """Return the tree at *root* with the options and the secrets of *section*."""
+    secrets = {key: resolve(reference, f"ingest.secrets.{key}") for key, reference in section.secrets.items()}
+    return open_tree(root, {**section.options, **secrets})

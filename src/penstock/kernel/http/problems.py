@@ -1,4 +1,4 @@
-"""RFC 9457: every failure of an HTTP application, as problem+json with a stable code and a hint."""
+"""RFC 9457: every failure of a FastAPI application, as problem+json with a stable code and a hint."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -12,21 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from penstock.kernel.errors import PenstockError
-
-MEDIA_TYPE = "application/problem+json"
-EXTRA_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
-
-
-def as_problem(error: PenstockError, request_id: str | None) -> dict[str, Any]:
-    """*error* as the body of a response."""
-    return problem(error.status, error.title, error.as_dict(), request_id)
-
-
-def problem(status: int, title: str, body: Mapping[str, Any], request_id: str | None) -> dict[str, Any]:
-    """The body of a response with this *status*; *body* has at least a code and what is said."""
-    kind = f"urn:penstock:problem:{body['code'].lower().replace('_', '-')}"
-    return {"type": kind, "title": title, "status": status, **body, "request_id": request_id}
-
+from penstock.kernel.http.problem_body import EXTRA_HEADERS, MEDIA_TYPE, problem
 
 # Starlette's own words for these are but the status again.
 _PLAINER = {404: "nothing is at {request.url.path}", 405: "{request.url.path} does not take {request.method}"}

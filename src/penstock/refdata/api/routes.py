@@ -10,11 +10,9 @@ from penstock.kernel.db import page
 from penstock.kernel.db.page import Cursor, Limit
 from penstock.kernel.errors import Invalid
 from penstock.kernel.http.app import Caller, service
-from penstock.kernel.http.auth import Principal
 from penstock.refdata import contract
 from penstock.refdata.api import schemas
 from penstock.refdata.commands.service import LAST_ID, LATEST, Refdata
-from penstock.refdata.config import TenantSection
 from penstock.refdata.contract import NAME, PREFIX, Status
 from penstock.refdata.model import Dict, Update, Version
 
@@ -42,13 +40,6 @@ def dictionary_version(version: Version) -> schemas.DictionaryVersion:
     return schemas.DictionaryVersion(**version._asdict())
 
 
-def acts_for(caller: Principal, named: str | None, section: TenantSection) -> object:
-    """Whom a token acts for: the tenant of its claim; a trusted client may name another."""
-    if section.allow_header_override_for_trusted_clients and named and caller.subject in section.trusted_clients:
-        return named
-    return caller.claims.get(section.claim, "")
-
-
 routes = APIRouter(prefix=PREFIX, tags=["refdata"])
 _MOST = 2**63 - 1
 _BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.schema()}}}}
@@ -66,7 +57,7 @@ async def _tenant(
     named: Annotated[str | None, Header(alias="X-Tenant-Id", description="For trusted clients only.")] = None,
 ) -> str:
     """R25: the path's tenant, if the caller may act for it."""
-    caller.must_act_for(tenant_id, acts_for=acts_for(caller, named, refdata.section.security.tenant))
+    caller.must_act_for(tenant_id, acts_for=refdata.section.security.tenant.acts_for(caller, named))
     return tenant_id
 
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 import orjson
 
 from penstock.kernel.errors import PenstockError
-from penstock.kernel.http.problems import EXTRA_HEADERS, MEDIA_TYPE, as_problem
+from penstock.kernel.http.problem_body import EXTRA_HEADERS, MEDIA_TYPE, as_problem
 from penstock.refdata.model import Mark
 
 JSON = b"application/json"

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from penstock.kernel.errors import PenstockError
 from penstock.kernel.http.auth import Principal
 from penstock.kernel.http.headers import foreign_page
-from penstock.refdata.api.routes import acts_for
 from penstock.refdata.config import TenantSection
 from penstock.refdata.model import Dict
 from penstock.refdata.pod.ipc import Audit, Find, Reach, Show
@@ -107,7 +106,7 @@ class Front:
         """Remember for a moment who a token is."""
         if len(self.grants) >= _GRANTS:
             self.grants.clear()
-        tenant = acts_for(principal, None, self._tenants)
+        tenant = self._tenants.acts_for(principal, None)
         end = float(principal.claims.get("exp", inf))
         self.grants[authorization] = Grant(
             max(min(self.now + GRANT_SECONDS, end), self.now), tenant, principal.is_operator, principal
@@ -127,7 +126,7 @@ class Front:
             given = request.headers.get(b"authorization")
             return Authenticate(None if given is None else given.decode("latin-1"))
         named = request.headers.get(b"x-tenant-id")
-        whom = acts_for(grant.principal, None if named is None else named.decode("latin-1"), self._tenants)
+        whom = self._tenants.acts_for(grant.principal, None if named is None else named.decode("latin-1"))
         grant.principal.must_act_for(address.target.tenant_id, acts_for=whom)
         if self.cells[0] != self.sequence:
             self.renew()

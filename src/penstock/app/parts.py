@@ -1,0 +1,127 @@
+"""Each part, opened on the platform or on the database that the settings name for it."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+
+from penstock.app.bridges import renew_dictionaries
+from penstock.app.factories import make_bus, make_invalidations
+from penstock.app.platform import (
+    Platform,
+    connect,
+    journal_retention,
+    lease_settings,
+    open_database,
+    open_refdata_database,
+    search_path,
+)
+from penstock.app.schema import known_migrations, refdata_migrations, tracking_migrations
+from penstock.flows import runtime as flows_runtime
+from penstock.flows.runtime import FlowsPlatform, open_engine
+from penstock.harvest.runtime import HarvestPlatform
+from penstock.harvest.service import Harvest
+from penstock.kernel.db import migrate
+from penstock.kernel.db.database import Database
+from penstock.kernel.tasks.periodic import repeating
+from penstock.kernel.telemetry.telemetry import Telemetry
+from penstock.refdata.commands.service import Refdata
+from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.metrics import RefdataMetrics
+from penstock.refdata.runtime import RefdataPlatform
+from penstock.settings import Settings
+from penstock.tracking.runtime import run_tracking
+from penstock.tracking.service import Tracking
+
+
+@asynccontextmanager
+async def open_tracking(
+    settings: Settings, telemetry: Telemetry, platform: Database | None = None
+) -> AsyncIterator[Tracking]:
+    """T10: the pipeline on its own database, else on the *platform*'s, its tables up to date and its chores done."""
+    own = settings.tracking.database
+    async with AsyncExitStack() as stack:
+        shared = platform if own is None else None
+        if shared is not None:
+            opened = connect(shared.dsn, settings.database, looks_up=True)
+        else:
+            opened = open_database(settings, own, looks_up=True)
+        db = await stack.enter_async_context(opened)
+        await migrate.migrate(db, tracking_migrations())
+        if shared is None:
+            await stack.enter_async_context(repeating(*journal_retention(settings, db)))
+        yield await stack.enter_async_context(run_tracking(db, settings.tracking, telemetry))
+
+
+@asynccontextmanager
+async def open_refdata(
+    settings: Settings, telemetry: Telemetry, platform: Platform | None = None
+) -> AsyncIterator[RefdataPlatform]:
+    """R1: refdata on the PostgreSQL it names, else on the platform's; its bus, unless it is Kafka, is there too."""
+    section = settings.refdata
+    async with AsyncExitStack() as stack:
+        if platform is not None and section.postgres is None:
+            plain, bus = platform.db, platform.bus
+        else:
+            plain = await stack.enter_async_context(open_refdata_database(settings))
+            await migrate.migrate(plain, refdata_migrations() if section.postgres else known_migrations(settings))
+            bus = make_bus(settings, plain)
+            stack.push_async_callback(bus.close)
+            await stack.enter_async_context(repeating(*journal_retention(settings, plain)))
+        db = await stack.enter_async_context(_open_for_commands(plain.dsn, settings))
+        signals = make_invalidations(settings, plain)
+        stack.push_async_callback(signals.close)
+        refdata = await stack.enter_async_context(Refdata.open(db, bus, Catalogue(section), section))
+        yield RefdataPlatform(section, telemetry, db, bus, signals, refdata, RefdataMetrics(telemetry.registry))
+
+
+def _open_for_commands(url: str, settings: Settings) -> AbstractAsyncContextManager[Database]:
+    """Payloads stay the text they are."""
+    own = settings.refdata.postgres
+    return Database.open(
+        url,
+        size=own.pool.max_size if own else settings.database.pool_size,
+        statement_timeout=settings.database.statement_timeout,
+        looks_up=True,
+        decodes_json=False,
+        settings={
+            **search_path(settings),
+            "standard_conforming_strings": "on",  # as templates are read
+            **lease_settings(settings.refdata.apply.lease),
+        },
+    )
+
+
+@asynccontextmanager
+async def open_harvest(settings: Settings, platform: Platform) -> AsyncIterator[HarvestPlatform]:
+    """Harvest on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
+    async with open_for_queues(settings, platform, settings.harvest.lease) as db:
+        section = settings.harvest
+        yield HarvestPlatform(
+            section,
+            platform.telemetry,
+            db,
+            platform.bus,
+            platform.storage,
+            Harvest(db, platform.bus, section),
+            settings.database.pool_size,
+            renew_dictionaries(section, db.clock),
+        )
+
+
+@asynccontextmanager
+async def open_flows(settings: Settings, platform: Platform) -> AsyncIterator[FlowsPlatform]:
+    """Flows on the *platform*'s database, in sessions of its own: what it asks, it asks by an index."""
+    section = settings.flows
+    async with (
+        open_for_queues(settings, platform, section.lease, flows_runtime.SESSION) as db,
+        open_engine(db, platform.storage, section, platform.telemetry) as flows,
+    ):
+        yield flows
+
+
+def open_for_queues(
+    settings: Settings, platform: Platform, lease: timedelta, session: Mapping[str, str] | None = None
+) -> AbstractAsyncContextManager[Database]:
+    """The *platform*'s database in sessions that find rows by an index, and lose what they hold when they freeze."""
+    given = {**lease_settings(lease), **(session or {})}
+    return connect(platform.db.dsn, settings.database, looks_up=True, session=given)
