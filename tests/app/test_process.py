@@ -9,6 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from penstock.app.apis import make_app
 from penstock.app.process import Process, process
 from penstock.kernel.errors import Conflict
 from penstock.kernel.http import health
@@ -99,3 +100,11 @@ async def test_one_program_owns_a_data_directory(tmp_path: Path) -> None:
             await start(owns=True)
     assert refused.value.code == "LOCKED"
     await start(owns=True)
+
+
+async def test_a_program_without_an_application_shows_no_requests(tmp_path: Path) -> None:
+    """R26: a pod counts its requests itself, so the metrics of applications come with the first application."""
+    async with process(settings(tmp_path), asyncio.Event()) as program:
+        assert "penstock_http_requests" not in str(list(program.telemetry.registry.collect()))
+        make_app("test", program.web, Pulse({}, needs=()))
+        assert "penstock_http_requests" in str(list(program.telemetry.registry.collect()))
