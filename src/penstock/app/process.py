@@ -52,9 +52,18 @@ class Process:
         """Answer requests on *sock* until the end of the process."""
         await self.open(serving([(app, sock)], self.settings.server))
 
-    async def serve(self, app: FastAPI, sock: socket.socket, pulse: Pulse, on_ready: Callable[[str], None]) -> None:
-        """Answer requests on *sock* until the process is to stop; end as every program with an API ends."""
+    async def serve(
+        self,
+        app: FastAPI,
+        sock: socket.socket,
+        pulse: Pulse,
+        on_ready: Callable[[str], None],
+        work: AbstractAsyncContextManager[None] | None = None,
+    ) -> None:
+        """Answer requests on *sock*, and do *work*, until the process is to stop; end as every program ends."""
         await self.start_server(app, sock)
+        if work is not None:
+            await self.open(work)
         await self.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
 
     async def wait_for_stop(self, pulses: Sequence[Pulse], on_ready: Callable[[], None]) -> None:

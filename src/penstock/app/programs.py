@@ -1,6 +1,7 @@
 """The programs that run until they are stopped: everything in one place, or one role alone.
 
-Each begins with `process()`, opens what it needs, and ends with `Process.serve()`.
+Each begins with `process()` and opens what it needs. A program with an API ends with `Process.serve()`; one with a pod
+waits for the stop itself, because its pod has servers of its own.
 """
 
 import asyncio
@@ -64,10 +65,7 @@ async def up(settings: Settings, stop: asyncio.Event, on_ready: Callable[[Addres
         api = running.listen()
         query = running.enter(listening_together(server.host, server.query_port, count))
         addresses = Addresses(address_of(api), address_of(query[0]))
-        platform = await running.open(open_platform(settings, running.telemetry))
-        tracking = await running.open(open_tracking(settings, running.telemetry, platform.db))
-        refdata = await running.open(open_refdata(settings, running.telemetry, platform))
-        await running.open(reloading(settings, running.telemetry, refdata))
+        platform, tracking, refdata = await _open_services(running)
         pod = await running.open(open_pod(pod_config(settings), running.telemetry))
         for role in ROLES.values():
             await running.open(role(refdata))
@@ -87,10 +85,7 @@ async def api(settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> Non
     owns = settings.database.url == EMBEDDED
     async with process(settings, stop, role="api", owns_data_dir=owns) as running:
         sock = running.listen()
-        platform = await running.open(open_platform(settings, running.telemetry))
-        tracking = await running.open(open_tracking(settings, running.telemetry, platform.db))
-        refdata = await running.open(open_refdata(settings, running.telemetry, platform))
-        await running.open(reloading(settings, running.telemetry, refdata))
+        platform, tracking, refdata = await _open_services(running)
         pulse = _api_pulse(platform, tracking, refdata)
         parts = await _open_parts(running, platform, tracking, refdata, works=False)
         await running.serve(make_api(running.web, pulse, parts), sock, pulse, on_ready)
@@ -173,10 +168,7 @@ async def work_flows(kinds: Sequence[str], settings: Settings, stop: asyncio.Eve
     """F17: run the workers of flows alone, with their health and metrics on a port, until *stop*."""
     async with process(settings, stop) as running:
         sock = running.listen()
-        platform = await running.open(open_platform(settings, running.telemetry))
-        tracking = await running.open(open_tracking(settings, running.telemetry, platform.db))
-        refdata = await running.open(open_refdata(settings, running.telemetry, platform))
-        await running.open(reloading(settings, running.telemetry, refdata))
+        platform, tracking, refdata = await _open_services(running)
         harvest = await running.open(open_harvest(settings, platform))
         place = _open_place(running)
         flows = await running.open(open_flows(settings, platform))
@@ -200,7 +192,6 @@ async def work_flows_remotely(
         sock = running.listen()
         await running.open(reloading(settings, running.telemetry))
         pulse = Pulse({}, needs=())  # a server that is away is waited for: the worker itself is well
-        await running.start_server(make_app("Penstock flows", running.web, pulse), sock)
         steps = sdk.working(
             chosen,
             url=url,
@@ -210,8 +201,7 @@ async def work_flows_remotely(
             drain=settings.server.drain_timeout,
             telemetry=running.telemetry,
         )
-        await running.open(steps)
-        await running.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
+        await running.serve(make_app("Penstock flows", running.web, pulse), sock, pulse, on_ready, steps)
 
 
 async def ingest_watch(uses_database: bool, settings: Settings, stop: asyncio.Event, on_ready: OnReady) -> None:
@@ -230,10 +220,9 @@ async def ingest_watch(uses_database: bool, settings: Settings, stop: asyncio.Ev
             checks["database"] = db.check
         await running.open(reloading(settings, running.telemetry))
         pulse = Pulse(checks, needs=list(checks))
-        await running.start_server(make_app("Penstock ingest", running.web, pulse), sock)
         command = _run_command(settings, uses_database=uses_database)
-        await running.open(run_ingest(place, settings.ingest, command, running.telemetry, db))
-        await running.wait_for_stop([pulse], lambda: on_ready(address_of(sock)))
+        watching = run_ingest(place, settings.ingest, command, running.telemetry, db)
+        await running.serve(make_app("Penstock ingest", running.web, pulse), sock, pulse, on_ready, watching)
 
 
 def platform_checks(platform: Platform) -> dict[str, Check]:
@@ -259,6 +248,16 @@ def _end_streams(parts: Parts) -> None:
     parts.tracking.stop()
     parts.refdata.stop()
     parts.flows.stop()
+
+
+async def _open_services(running: Process) -> tuple[Platform, Tracking, RefdataPlatform]:
+    """Open the platform, tracking and refdata, and reload the configuration when it changes."""
+    settings, telemetry = running.settings, running.telemetry
+    platform = await running.open(open_platform(settings, telemetry))
+    tracking = await running.open(open_tracking(settings, telemetry, platform.db))
+    refdata = await running.open(open_refdata(settings, telemetry, platform))
+    await running.open(reloading(settings, telemetry, refdata))
+    return platform, tracking, refdata
 
 
 async def _open_parts(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import ConfigOption, JsonOption, RunArgument, emit, printable, say, table
+from penstock.cli.output import ConfigOption, HealthPortOption, JsonOption, RunArgument, emit, printable, say, table
 from penstock.cli.progress import Bar
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def run(
 def watch(
     root: RootOption = None,
     config: ConfigOption = None,
-    port: Annotated[int, typer.Option(help="Port of its health and metrics; 0 takes a free one.")] = 0,
+    port: HealthPortOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Watch the inboxes of all suppliers and run what is ready, until Ctrl-C or SIGTERM."""

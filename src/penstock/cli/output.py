@@ -24,6 +24,8 @@ ConfigOption = Annotated[
 DataDirOption = Annotated[Path | None, typer.Option("--data-dir", metavar="DIR", help="Where embedded data lives.")]
 
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
+ApiPortOption = Annotated[int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")]
+HealthPortOption = Annotated[int, typer.Option(help="Port of its health and metrics; 0 takes a free one.")]
 RunArgument = Annotated[str, typer.Argument(help="The run's id.", metavar="RUN")]
 LimitOption = Annotated[int, typer.Option(help="How many to show.", min=1, max=1000)]
 

@@ -1,13 +1,12 @@
 """`pipeline-apid`: the pipeline API alone."""
 
-import os
 from typing import Annotated
 
 import typer
 
 from penstock.cli.main import guarded
-from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit
-from penstock.cli.serve import loading, serve
+from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption
+from penstock.cli.serve import loading, serve, tell_address
 
 PORT = 8085
 app = typer.Typer(
@@ -39,10 +38,6 @@ def pipeline_apid(
     from penstock.kernel.config.sections import EMBEDDED
     from penstock.settings import load_settings
 
-    def on_ready(address: str) -> None:
-        data = {"event": "ready", "api": address, "pid": os.getpid()}
-        emit(data, as_json=json, text=f"api    {address}\nready")
-
     overrides = {"data_dir": data_dir, "server.host": host, "server.port": port, "database.url": database}
     settings = load_settings(config, overrides=overrides)
     if database is not None:  # asked for here, it goes before the configuration's
@@ -52,7 +47,7 @@ def pipeline_apid(
     with loading():  # takes a while: what is wrong with the settings is said before
         from penstock.app import programs
 
-    serve(settings, programs.pipeline_apid, on_ready)
+    serve(settings, programs.pipeline_apid, tell_address("api", json))
 
 
 def run() -> None:

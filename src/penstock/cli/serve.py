@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.output import ConfigOption, DataDirOption, HostOption, JsonOption, emit, say
+from penstock.cli.output import (
+    ApiPortOption,
+    ConfigOption,
+    DataDirOption,
+    HealthPortOption,
+    HostOption,
+    JsonOption,
+    emit,
+    say,
+)
 
 if TYPE_CHECKING:
     from penstock.app.programs import Addresses
@@ -106,9 +115,7 @@ def _api(program: str, about: str) -> Callable[..., None]:
         config: ConfigOption = None,
         data_dir: DataDirOption = None,
         host: HostOption = None,
-        port: Annotated[
-            int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")
-        ] = None,
+        port: ApiPortOption = None,
         json: JsonOption = False,
     ) -> None:
         settings = _settings(config, {"data_dir": data_dir, "server.host": host, "server.port": port})
@@ -152,7 +159,7 @@ def _work(role: WorkRole, about: str) -> Callable[..., None]:
         config: ConfigOption = None,
         data_dir: DataDirOption = None,
         host: HostOption = None,
-        port: Annotated[int, typer.Option(help="Port of its health and metrics; 0 takes a free one.")] = 0,
+        port: HealthPortOption = 0,
         json: JsonOption = False,
     ) -> None:
         from functools import partial
@@ -192,7 +199,7 @@ def flows(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     host: HostOption = None,
-    port: Annotated[int, typer.Option(help="Port of its health and metrics; 0 takes a free one.")] = 0,
+    port: HealthPortOption = 0,
     json: JsonOption = False,
 ) -> None:
     """Do the steps of flows, until Ctrl-C or SIGTERM."""
@@ -231,7 +238,7 @@ def up(
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
     host: HostOption = None,
-    port: Annotated[int | None, typer.Option(help="Port of the API; 0 takes a free one.", show_default="8080")] = None,
+    port: ApiPortOption = None,
     query_port: Annotated[
         int | None, typer.Option(help="Port of the query server; 0 takes a free one.", show_default="8081")
     ] = None,
