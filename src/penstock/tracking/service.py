@@ -3,18 +3,15 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from random import uniform
-from time import monotonic
 
 from penstock.kernel.db.database import Connection, Database
 from penstock.kernel.db.notifier import Bell
 from penstock.kernel.db.page import Page, page
 from penstock.kernel.errors import Conflict, Invalid, NotFound
 from penstock.kernel.machine import Move
-from penstock.kernel.states.event_stream import POLL, Live, Ringing, Tail
+from penstock.kernel.states.event_stream import Live, Ringing, Tail
 from penstock.kernel.states.journal import Noted
 from penstock.kernel.tasks.outcome import readable
-from penstock.kernel.tasks.wait import happens
 from penstock.tracking import store
 from penstock.tracking.config import TrackingSection
 from penstock.tracking.contract import Answer, Said, Stage, Status
@@ -86,10 +83,6 @@ def _lease_report(report: Report, now: datetime) -> LeaseReport[Status]:
 
 
 WATCHING = "moves"  # the bell's topic for those who watch
-
-
-async def _never() -> bool:
-    return False
 
 
 class Tracking:
@@ -180,19 +173,13 @@ class Tracking:
         limit: int,
         lease_for: timedelta | None = None,
         wait: float = 0,
-        is_gone: Callable[[], Awaitable[bool]] = _never,
+        is_gone: Callable[[], Awaitable[bool]] | None = None,
     ) -> list[Claimed]:
         """T12: rows nobody else has, oldest first; waits up to *wait* seconds for the first, unless its caller goes."""
-        deadline = monotonic() + wait
-        while True:
-            rung = self._bell.next(stage)
-            held = await self._claim_now(stage, worker, limit, self._lasting(lease_for))
-            left = deadline - monotonic()
-            if held or left <= 0 or self._bell.is_closed:
-                return held
-            await happens(rung, min(left, POLL * uniform(0.5, 1)))  # noqa: S311 - jitter, not secrecy
-            if await is_gone():
-                return []
+        lasts = self._lasting(lease_for)
+        return await self._bell.claim(
+            stage, lambda: self._claim_now(stage, worker, limit, lasts), wait=wait, is_gone=is_gone
+        )
 
     async def _claim_now(self, stage: Stage, worker: str, limit: int, lease_for: timedelta) -> list[Claimed]:
         async with self.db.connection() as connection:

@@ -1,6 +1,7 @@
 """The bell wakes those who wait: here at once, elsewhere by NOTIFY, and everybody when it is taken down."""
 
 import asyncio
+from collections.abc import Callable
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.notifier import Bell
@@ -55,3 +56,38 @@ async def test_many_rings_are_told_once(db: Database) -> None:
     assert bell._to_tell == {"work", "moves"}
     await bell.tell()
     assert bell._to_tell == set()
+
+
+class Claims:
+    """Gives nothing until so many claims were made; acts at each of them."""
+
+    def __init__(self, needed: int, act: Callable[[], None] = lambda: None) -> None:
+        self.needed, self.act, self.made = needed, act, 0
+
+    async def __call__(self) -> list[int]:
+        self.made += 1
+        self.act()
+        return [self.made] if self.made >= self.needed else []
+
+
+async def test_a_ring_during_a_claim_is_not_lost(db: Database) -> None:
+    """T12: work that arrives while a claim finds nothing is claimed at once, not after a second."""
+    bell = Bell(db, CHANNEL)
+    claims = Claims(1_000, lambda: bell.ring("work"))
+    async with asyncio.timeout(60):  # without the ring a claim is tried about once a second
+        assert await bell.claim("work", claims, wait=1_000) == [1_000]
+
+
+async def test_a_claim_ends_with_its_wait_its_caller_or_the_bell(db: Database) -> None:
+    """T12: without work a claim gives nothing when its time is over, its caller is gone, or the server stops."""
+    bell = Bell(db, CHANNEL)
+    assert await bell.claim("work", Claims(2), wait=0) == []
+
+    async def is_gone() -> bool:
+        return True
+
+    ringing = Claims(2, lambda: bell.ring("work"))
+    assert await bell.claim("work", ringing, wait=1_000, is_gone=is_gone) == []
+    closing = Claims(2, bell.close)
+    assert await bell.claim("work", closing, wait=1_000) == []
+    assert (ringing.made, closing.made) == (1, 1)

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from time import monotonic
 
 import asyncpg
 
@@ -36,20 +35,14 @@ from penstock.kernel.db.notifier import Bell
 from penstock.kernel.errors import Conflict, NotFound, Transient
 from penstock.kernel.ids import new_id
 from penstock.kernel.storage import Storage
-from penstock.kernel.tasks.wait import happens
 from penstock.kernel.text import storable
 
 STEPS, RUNS, MOVES = "steps", "runs", "moves"  # the bell's topics: steps have their turn, runs ended, something moved
 REAP_LIMIT = 500
 _AT_ONCE = 4  # steps whose artifacts are published: each holds a connection meanwhile
 PUBLISHING = timedelta(seconds=10)  # after which somebody else looks whether what a report left is published
-POLL = 1.0  # seconds after which a waiting claim looks by itself
 LINE_LIMIT = 4_000  # characters of a line of a log
 _NO_CHECKS: Mapping[str, ReportCheck] = {}
-
-
-async def _never() -> bool:
-    return False
 
 
 class FlowEngine:
@@ -167,21 +160,18 @@ class FlowEngine:
         limit: int,
         lease_for: timedelta | None = None,
         wait: float = 0,
-        is_gone: Callable[[], Awaitable[bool]] = _never,
+        is_gone: Callable[[], Awaitable[bool]] | None = None,
     ) -> list[Claimed]:
         """F4: steps that are now *worker*'s alone; waits up to *wait* seconds for one, unless its caller goes."""
-        deadline = monotonic() + wait
-        while True:
-            rung = self.bell.next(STEPS)
-            held = await self._claim(worker, rooms, limit, lease_for or self.section.lease)
-            left = deadline - monotonic()
+        lasts = lease_for or self.section.lease
+
+        async def claim() -> list[Claimed]:
+            held = await self._claim(worker, rooms, limit, lasts)
             if held:
                 self.bell.ring(MOVES)
-            if held or left <= 0 or self.bell.is_closed:
-                return held
-            await happens(rung, min(left, POLL))
-            if await is_gone():
-                return []
+            return held
+
+        return await self.bell.claim(STEPS, claim, wait=wait, is_gone=is_gone)
 
     async def _claim(self, worker: str, rooms: Mapping[str, int], limit: int, lease_for: timedelta) -> list[Claimed]:
         limited = sorted(kind for kind in rooms if kind in self.section.limits)

@@ -4,15 +4,20 @@ It is a hint. Whoever waits looks again now and then by itself; so a bell that i
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
+from random import uniform
+from time import monotonic
+from typing import TypeVar
 
 from penstock.kernel.db.database import Database
 from penstock.kernel.db.listener import Heard, Inbox, listen
 from penstock.kernel.tasks.periodic import repeating
-from penstock.kernel.tasks.wait import ended
+from penstock.kernel.tasks.wait import ended, happens
 
+T = TypeVar("T")
+_POLL = 1.0  # seconds after which a waiting claim looks by itself
 QUIET = timedelta(milliseconds=50)  # a NOTIFY takes a lock all commits of the server pass: never one per move
 
 
@@ -70,6 +75,29 @@ class Bell:
         while True:
             heard = await inbox.get()
             self._wake([heard.payload] if isinstance(heard, Heard) else list(self._rung))
+
+    async def claim(
+        self,
+        topic: str,
+        claim: Callable[[], Awaitable[list[T]]],
+        *,
+        wait: float,
+        is_gone: Callable[[], Awaitable[bool]] | None = None,
+    ) -> list[T]:
+        """Return what *claim* gets. While that is nothing, claim again at every ring of *topic*, for *wait* seconds.
+
+        Without a ring it claims again after about a second; it ends early when *is_gone* says that nobody waits.
+        """
+        deadline = monotonic() + wait
+        while True:
+            rung = self.next(topic)
+            held = await claim()
+            left = deadline - monotonic()
+            if held or left <= 0 or self.is_closed:
+                return held
+            await happens(rung, min(left, _POLL * uniform(0.5, 1)))  # noqa: S311 - jitter, not secrecy
+            if is_gone is not None and await is_gone():
+                return []
 
     def _wake(self, topics: "list[str] | tuple[str, ...]") -> None:
         for topic in topics:
