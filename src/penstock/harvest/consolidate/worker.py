@@ -1,12 +1,12 @@
 """H7, H8, H10: the consolidator. It drains what is pending, and completes the run with its watermark, or fails it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -34,6 +34,7 @@ from penstock.kernel.db.sql import load
 from penstock.kernel.errors import Corrupt, PenstockError, Transient
 from penstock.kernel.storage import Storage
 from penstock.kernel.tasks.outcome import Done, Failed, Outcome, Retry
+from penstock.kernel.tasks.wait import gather_or_cancel
 
 _SQL = load("penstock.harvest.consolidate")
 ATTEMPTS = 3  # H12
@@ -140,7 +141,7 @@ async def consolidate(
         return await _drain(job, _Batches(job))
     way = _Sets(job)
     total = Consolidated()
-    for done in await _all(_drain(job, way) for _ in range(section.sets_at_once)):
+    for done in await gather_or_cancel(_drain(job, way) for _ in range(section.sets_at_once)):
         total = total.plus(done)
     return total
 
@@ -241,7 +242,8 @@ class _Batches:
 
     async def _upsert(self, made: Sequence[_Made]) -> None:
         size, slots = self._job.section.upsert_size, asyncio.Semaphore(self._job.section.upserts_at_once)
-        await _all(self._upsert_some(made[start : start + size], slots) for start in range(0, len(made), size))
+        parts = (made[start : start + size] for start in range(0, len(made), size))
+        await gather_or_cancel(self._upsert_some(part, slots) for part in parts)
 
     async def _upsert_some(self, made: Sequence[_Made], slots: asyncio.Semaphore) -> None:
         job = self._job
@@ -264,17 +266,6 @@ def _made(row: asyncpg.Record, mapped: Mapped) -> _Made:
     }
     text = orjson.dumps(fields).decode()
     return _Made(row["key"], text, mapped.cost, mapped.price, mapped.rule, row["version"], row["is_gone"])
-
-
-async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What they return, at once; when one fails, none is left running."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class TooManyRejects(Exception):

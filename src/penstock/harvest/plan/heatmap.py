@@ -10,6 +10,7 @@ from math import ceil, log2
 from penstock.harvest.config import PartitionsSection
 from penstock.harvest.model import EVERYTHING, WITHOUT_VALUE, Heatmap, Kind, Part, Range
 from penstock.kernel.errors import Corrupt, Transient
+from penstock.kernel.tasks.wait import gather_or_cancel
 
 Count = Callable[[Range], Awaitable[int]]
 Progress = Callable[[int], Awaitable[None]]
@@ -91,13 +92,7 @@ class _Asking:
         return found
 
     async def all(self, ranges: Iterable[Range]) -> list[int]:
-        tasks = [asyncio.create_task(self.one(range_)) for range_ in ranges]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return await gather_or_cancel(map(self.one, ranges))
 
 
 async def _first_cells(asking: _Asking, section: PartitionsSection) -> list[_Cell]:
