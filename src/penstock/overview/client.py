@@ -4,12 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from time import monotonic
 
-import aiohttp
-import orjson
-from yarl import URL
-
 from penstock.kernel.errors import Transient
-from penstock.kernel.http.client import ApiClient, Json, failure
+from penstock.kernel.http.client import ApiClient, Json
 from penstock.kernel.tasks.backoff import Backoff
 from penstock.overview.contract import EVENTS, PREFIX, STATUS
 
@@ -40,28 +36,15 @@ class OverviewClient(ApiClient):
         backoff, has_begun, seen_at = Backoff(), False, monotonic()
         while True:
             try:
-                async for name, event in self._stream(address, heard):
-                    heard, has_begun, seen_at = name, True, monotonic()
-                    backoff.reset()
-                    yield event
+                headers = {"last-event-id": heard} if heard else {}
+                async with self._stream(address, silent_for=_SILENT_FOR, headers=headers) as events:
+                    async for event in events:
+                        heard, has_begun, seen_at = event.id, True, monotonic()
+                        backoff.reset()
+                        yield event.data
                 if not follow:
                     return
             except Transient:
                 if not (follow and has_begun) or monotonic() - seen_at > _GIVE_UP_AFTER:
                     raise
             await asyncio.sleep(backoff.next().total_seconds())
-
-    async def _stream(self, address: URL, heard: str | None) -> AsyncIterator[tuple[str, Json]]:
-        """Events with their ids, for as long as the server tells them."""
-        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=_SILENT_FOR)
-        headers = {"last-event-id": heard} if heard else {}
-        with self._down():
-            async with self._opened.get(address, timeout=limit, headers=headers) as response:
-                if response.status >= 400:
-                    raise failure(response.status, await response.read())
-                name = ""
-                async for line in response.content:
-                    if line.startswith(b"id: "):
-                        name = line[4:].decode().strip()
-                    elif line.startswith(b"data: "):
-                        yield name, orjson.loads(line[6:])

@@ -6,11 +6,10 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-import aiohttp
-import orjson
-
-from penstock.kernel.http.client import Answer, ApiClient, Json, failure
+from penstock.kernel.http.client import Answer, ApiClient, Json
 from penstock.refdata.contract import PREFIX, Command, encode
+
+_SILENT_FOR = 60.0  # seconds; a feed says something every 15
 
 
 class RefdataClient(ApiClient):
@@ -94,26 +93,12 @@ class PodClient(ApiClient):
         """Every change after version *since*, as it comes; without one, after the version there is now."""
         path = f"{_name(tenant)}/dictionaries{_name(dict_code)}/changes"
         address = self._address(path, {} if since is None else {"since": str(since)})
-        limit = aiohttp.ClientTimeout(total=None, sock_read=60)  # a feed says something every 15 seconds
-        with self._down():
-            async with self._opened.get(address, timeout=limit) as response:
-                if response.status >= 400:
-                    raise failure(response.status, await response.read())
-                yield _events(response.content)
+        async with self._stream(address, silent_for=_SILENT_FOR) as events:
+            yield ({"event": event.name, **event.data} async for event in events)
 
     async def _read(self, tenant: str, dict_code: str, rest: str, least: int | None) -> Answer:
         headers = {} if least is None else {"X-Min-Version": str(least)}
         return await self._exchange("GET", f"{_name(tenant)}/dictionaries{_name(dict_code)}/{rest}", headers=headers)
-
-
-async def _events(lines: aiohttp.StreamReader) -> AsyncIterator[Mapping[str, Any]]:
-    kind = ""
-    async for line in lines:
-        name, _, value = line.strip().partition(b": ")
-        if name == b"event":
-            kind = value.decode()
-        elif name == b"data":
-            yield {"event": kind, **orjson.loads(value)}
 
 
 def version_of(answer: Answer) -> int:

@@ -1,7 +1,7 @@
 """An API of ours from Python: requests that answer with documents, and the server's own errors."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -32,6 +32,14 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+class ServerEvent(NamedTuple):
+    """One event of a stream: its id, its name, and its document."""
+
+    id: str
+    name: str
+    data: Json
 
 
 class ApiClient:
@@ -96,6 +104,18 @@ class ApiClient:
             raise failure(answer.status, answer.body)
         return answer
 
+    @asynccontextmanager
+    async def _stream(
+        self, address: URL, *, silent_for: float, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[AsyncIterator[ServerEvent]]:
+        """Open a stream of server-sent events; without a line for *silent_for* seconds it is Transient."""
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=silent_for)
+        with self._down():
+            async with self._opened.get(address, timeout=limit, headers=headers) as response:
+                if response.status >= 400:
+                    raise failure(response.status, await response.read())
+                yield _events(response.content)
+
     @property
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -113,6 +133,18 @@ class ApiClient:
             hint = "is it running? `penstock up` starts it; --url tells where it is"
             said = str(error) or type(error).__name__
             raise Transient("SERVER_DOWN", f"{self._base} does not answer: {said}", hint=hint) from error
+
+
+async def _events(lines: aiohttp.StreamReader) -> AsyncIterator[ServerEvent]:
+    event_id = name = ""
+    async for line in lines:
+        field, _, value = line.strip().partition(b": ")
+        if field == b"id":
+            event_id = value.decode()
+        elif field == b"event":
+            name = value.decode()
+        elif field == b"data":
+            yield ServerEvent(event_id, name, orjson.loads(value))
 
 
 def _document(answer: bytes) -> Json:
