@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import load_file
+from penstock.flows.definition.loader import load_file
 from penstock.flows.kinds.registry import open_catalogue
 from penstock.ingest.supplier import load_supplier
 from penstock.settings import load_settings

@@ -17,8 +17,8 @@ from penstock.flows.api.runs import routes
 from penstock.flows.config import FlowsSection
 from penstock.flows.contract import PREFIX, Answer, Hold, RunStatus, Said, StepStatus
 from penstock.flows.definition import loader, spec, validation
-from penstock.flows.definition.catalogue import Catalogue, load_file
-from penstock.flows.definition.loader import load_module
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.loader import load_file, load_module
 from penstock.flows.definition.spec import FlowSpec, Retry, RunRequest, Schedule, StepSpec
 from penstock.flows.engine import advance
 from penstock.flows.kinds import http, python

@@ -254,7 +254,8 @@ def _check_nesting(files: Iterable[_LoadedFile]) -> Iterator[_LoadedFile]:
 
 def _load_file(target: str) -> _LoadedFile:
     from penstock.flows.config import FlowsSection
-    from penstock.flows.definition.catalogue import SUFFIXES, load_file, load_module
+    from penstock.flows.definition.catalogue import SUFFIXES
+    from penstock.flows.definition.loader import load_file, load_module
     from penstock.flows.kinds.registry import open_catalogue
 
     path, checks = Path(target), open_catalogue(FlowsSection()).input_checks

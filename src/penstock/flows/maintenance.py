@@ -10,7 +10,7 @@ import structlog
 from opentelemetry.trace import NoOpTracer, Tracer
 
 from penstock.flows import artifacts, store
-from penstock.flows.contract import DOCUMENT_LIMIT, RunStatus, StepStatus
+from penstock.flows.contract import ARTIFACT_FOLDERS, DOCUMENT_LIMIT, RunStatus, StepStatus
 from penstock.flows.definition import schedule
 from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.definition.spec import FlowSpec, RunRequest
@@ -222,7 +222,7 @@ class Keeper:
         while old := await self._db.fetch(store.SQL["old_runs"], before, _MANY):
             # What they left first: nobody would know of it without them.
             for row in old:
-                for folder in ("attempts", "runs", "charts"):
+                for folder in ("attempts", "runs", *ARTIFACT_FOLDERS.values()):
                     await artifacts.forget(self._storage, f"{folder}/{row['run_id']}")
             await self._db.execute(store.SQL["prune_runs"], [row["id"] for row in old], before)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.flows.config import FlowsSection
-from penstock.flows.definition.catalogue import Catalogue, load_file, load_module
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.flows.definition.loader import load_file, load_module
 from penstock.flows.step import KindContext
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import BadConfig, Invalid, NotFound

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.flows.definition.templates import Context, condition, fill, has_references, references, uses_item
+from penstock.flows.definition.expression_eval import Context
+from penstock.flows.definition.templates import condition, fill, has_references, references, uses_item
 from penstock.kernel.errors import Invalid
 from tests.support.soak import examples
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from penstock.ingest.inspect.inspection import Inspection, inspect
+from penstock.ingest.inspect.inspection import inspect
+from penstock.ingest.inspect.report import Inspection
 from penstock.ingest.model import Manifest
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.supplier import Supplier, load_supplier

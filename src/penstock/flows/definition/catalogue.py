@@ -15,8 +15,6 @@ from penstock.flows.step import KindContext, ReportCheck, Workers
 from penstock.kernel.clock import Clock, SystemClock
 from penstock.kernel.errors import NotFound, PenstockError
 
-__all__ = ["Catalogue", "flow_files", "load_file", "load_module"]
-
 SUFFIXES = (".yaml", ".yml")
 _EVERY = timedelta(seconds=1)
 _NO_CHECKS: KindChecks = {}

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.flows.definition.expression_eval import MISSING, Context, worth
+from penstock.flows.definition.expression_eval import Context, worth
 from penstock.flows.definition.expression_syntax import CODE, Parsed, bad, parsed
 from penstock.kernel.errors import Invalid
-
-__all__ = ["MISSING", "Condition", "Context", "condition", "fill", "has_references", "references", "uses_item"]
 
 FILLED_LIMIT: Final = 1_000_000  # characters and members that references may put into one document
 _DEPTH_LIMIT = 100

@@ -8,6 +8,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from penstock.flows.contract import DEPTH_LIMIT, ENGINE_KINDS, FLOW, MAP, STEP_LIMIT
 from penstock.flows.definition import templates as expressions
+from penstock.flows.definition.expression_eval import Context
 from penstock.flows.definition.graph import Graph, did_you_mean, ordered
 from penstock.flows.definition.spec import Steps, StepSpec, Work
 from penstock.kernel.errors import Invalid
@@ -23,7 +24,7 @@ def templates(work: Work) -> Mapping[str, Any]:
     return work.inputs
 
 
-def filled(work: Work, context: expressions.Context) -> Mapping[str, Any]:
+def filled(work: Work, context: Context) -> Mapping[str, Any]:
     """The inputs *work* begins with; Invalid UNRESOLVED where something is not there."""
     return {**work.inputs, **expressions.fill(templates(work), context)}
 

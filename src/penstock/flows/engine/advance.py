@@ -22,8 +22,9 @@ from penstock.flows.contract import (
     StepStatus,
 )
 from penstock.flows.definition import validation
+from penstock.flows.definition.expression_eval import Context
 from penstock.flows.definition.spec import FlowSpec, Policy, RunRequest, StepSpec
-from penstock.flows.definition.templates import Context, condition, fill, references
+from penstock.flows.definition.templates import condition, fill, references
 from penstock.flows.definition.validation import checked_inputs, templates
 from penstock.flows.engine import plan
 from penstock.flows.engine.decide import given_up

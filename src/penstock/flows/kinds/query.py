@@ -23,7 +23,7 @@ def read_only(db: Database) -> Query:
             async with db.session() as tx, tx.transaction():
                 await tx.execute(f"SET TRANSACTION READ ONLY; SET LOCAL statement_timeout = '{_TIMEOUT}'")
                 # Inside another SELECT only what gives rows can stand: no COPY, no SET, no second statement.
-                rows = await tx.fetch(f"SELECT * FROM (\n{statement}\n) AS candles LIMIT {limit + 1}", *params)
+                rows = await tx.fetch(f"SELECT * FROM (\n{statement}\n) AS given LIMIT {limit + 1}", *params)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
             raise Invalid("SQL_FAILED", f"the statement failed: {str(error).splitlines()[0][:300]}") from error
         if len(rows) > limit:

@@ -10,8 +10,6 @@ from penstock.ingest.inspect.sample import Read, read
 from penstock.ingest.inspect.tables import Plan, Shaped, planned
 from penstock.ingest.inspect.vocabulary import snake
 
-__all__ = ["ColumnFound", "Inspection", "TableFound", "inspect"]
-
 _PREAMBLE_ROWS = 12
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ingest.contract import Status
-from penstock.ingest.inspect.inspection import Inspection
+from penstock.ingest.inspect.report import Inspection
 from tests.ingest.inspect.proposals import columns, proposed, ran
 from tests.ingest.inspect.scenarios.tyre_workbook import Truth, tyre_workbook
 
