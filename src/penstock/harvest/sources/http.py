@@ -52,33 +52,33 @@ class Caller:
             try:
                 yield
             except CallFailed as failed:
-                raise _meaning(failed, method, url) from failed
+                raise self._meaning(failed, method, url) from failed
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise SourceFailed("SOURCE_GARBAGE", f"{method} {bare(url)}: {self.api.said(str(error))}") from error
+
+    def _meaning(self, failed: CallFailed, method: str, url: URL) -> SourceFailed:
+        """A failed attempt as a failure of the source."""
+        failure, said, place = failed.failure, f"{method} {failed.message}", f"{method} {bare(url)}"
+        is_pause = failed.status == HTTPStatus.SERVICE_UNAVAILABLE and failed.after is not None
+        if is_pause or failure is Failure.THROTTLED:
+            return SourcePaused("SOURCE_THROTTLED", said, after=failed.after)
+        if failure is Failure.MOVED:
+            return SourceRefused("SOURCE_MOVED", f"{place} answered {failed.status}: give its new address as url")
+        if failure is Failure.TOO_LARGE:
+            hint = "ask for fewer records, or raise page_bytes"
+            return SourceRefused("SOURCE_TOO_LARGE", f"{place} answered with more than {self.api.limit} bytes: {hint}")
+        if not failed.is_retryable:
+            return SourceRefused(UNAUTHORIZED if failure is Failure.UNAUTHORIZED else "SOURCE_REFUSED", said)
+        if failure is Failure.TIMEOUT:
+            limit = self.api.timeout.total_seconds()
+            return SourceFailed("SOURCE_TIMEOUT", f"{place} did not answer within {limit:g} s")
+        return SourceFailed("SOURCE_UNREACHABLE" if failure is Failure.UNREACHABLE else "SOURCE_ERROR", said)
 
 
 def _wait(error: Exception, attempt: int) -> timedelta | None:
     if not isinstance(error, SourceFailed) or isinstance(error, SourceRefused) or error.code in CLOSED:
         return None
     return timedelta(0) if isinstance(error, SourcePaused) else delay(attempt)  # the gate waits for a pause
-
-
-def _meaning(failed: CallFailed, method: str, url: URL) -> SourceFailed:
-    """A failed attempt as a failure of the source."""
-    failure, said = failed.failure, f"{method} {failed.message}"
-    is_pause = failed.status == HTTPStatus.SERVICE_UNAVAILABLE and failed.after is not None
-    if is_pause or failure is Failure.THROTTLED:
-        return SourcePaused("SOURCE_THROTTLED", said, after=failed.after)
-    if failure is Failure.MOVED:
-        place = f"{method} {bare(url)}"
-        return SourceRefused("SOURCE_MOVED", f"{place} answered {failed.status}: give its new address as url")
-    if failure is Failure.TOO_LARGE:
-        return SourceRefused("SOURCE_TOO_LARGE", f"{said}: ask for fewer records, or raise page_bytes")
-    if not failed.is_retryable:
-        return SourceRefused(UNAUTHORIZED if failure is Failure.UNAUTHORIZED else "SOURCE_REFUSED", said)
-    if failure is Failure.TIMEOUT:
-        return SourceFailed("SOURCE_TIMEOUT", said)
-    return SourceFailed("SOURCE_UNREACHABLE" if failure is Failure.UNREACHABLE else "SOURCE_ERROR", said)
 
 
 def instant(at: datetime) -> str:
