@@ -65,8 +65,8 @@ class Caller:
         if failure is Failure.MOVED:
             return SourceRefused("SOURCE_MOVED", f"{place} answered {failed.status}: give its new address as url")
         if failure is Failure.TOO_LARGE:
-            hint = "ask for fewer records, or raise page_bytes"
-            return SourceRefused("SOURCE_TOO_LARGE", f"{place} answered with more than {self.api.limit} bytes: {hint}")
+            said = f"{place} answered with more than {self.api.limit} bytes: ask for fewer records, or raise page_bytes"
+            return SourceRefused("SOURCE_TOO_LARGE", said)
         if not failed.is_retryable:
             return SourceRefused(UNAUTHORIZED if failure is Failure.UNAUTHORIZED else "SOURCE_REFUSED", said)
         if failure is Failure.TIMEOUT:
