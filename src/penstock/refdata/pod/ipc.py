@@ -10,10 +10,11 @@ from typing import Literal
 
 import msgspec
 
-from penstock.kernel.errors import Transient
+from penstock.kernel.errors import Invalid, Transient
 from penstock.refdata.model import Mark
 
 _SIZE = Struct(">I")
+_ANSWER_LIMIT = 32_000_000  # bytes of several items
 _LARGEST = 256 * 1024 * 1024
 
 
@@ -56,6 +57,13 @@ class Items(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     mark: Mark
     items: dict[str, str]
+
+
+def check_size(size: int) -> None:
+    """Invalid when several items together are more than one answer carries."""
+    if size > _ANSWER_LIMIT:
+        hint = "ask for fewer at once, or page through `all`"
+        raise Invalid("ANSWER_TOO_LARGE", f"these items have {size} bytes together", hint=hint)
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -14,11 +14,10 @@ from penstock.kernel.tasks.wait import within
 from penstock.refdata import store
 from penstock.refdata.config import QuerySection
 from penstock.refdata.model import Dict
-from penstock.refdata.pod.ipc import Answer, Items, Reach, Ready
+from penstock.refdata.pod.ipc import Answer, Items, Reach, Ready, check_size
 from penstock.refdata.pod.load.dictionary_state import Holding
 from penstock.refdata.pod.load.loader import Loader
 from penstock.refdata.pod.load.metrics import PodMetrics
-from penstock.refdata.pod.serve.request import check_size
 
 T = TypeVar("T")
 _ASK_AGAIN = 0.02  # seconds between two questions for one version, however many want to know it

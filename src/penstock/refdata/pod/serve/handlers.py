@@ -10,12 +10,12 @@ import structlog
 from penstock.kernel.db import page
 from penstock.kernel.errors import Conflict, Invalid, NotFound, PenstockError
 from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod.ipc import Reach
+from penstock.refdata.pod.ipc import Reach, check_size
 from penstock.refdata.pod.memory import layout
 from penstock.refdata.pod.memory.layout import Shelf
 from penstock.refdata.pod.memory.reader import Found, PageAt, View
 from penstock.refdata.pod.serve import responses
-from penstock.refdata.pod.serve.request import Address, BadRequest, Gone, Request, check_size, keys_of, version_of
+from penstock.refdata.pod.serve.request import Address, BadRequest, Gone, Request, keys_of, version_of
 
 _PAGE, _LARGEST_PAGE = 1_000, 10_000
 _PAGE_SIZE = 4_000_000  # bytes; a page ends there, however many items were asked for

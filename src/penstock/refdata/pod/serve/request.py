@@ -15,7 +15,6 @@ _BROKEN = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _PREFIX = (b"", b"v1", b"tenants")
 _DICTIONARIES = b"dictionaries"
 KEYS_LIMIT = 1_000  # in one request
-_ANSWER_LIMIT = 32_000_000
 _BIGGEST_VERSION = 2**63 - 1
 
 
@@ -111,13 +110,6 @@ def keys_of(address: Address) -> list[bytes]:
     if len(asked) > KEYS_LIMIT:
         raise Invalid("TOO_MANY_KEYS", f"{len(asked)} keys are asked for", hint=f"at most {KEYS_LIMIT} at once")
     return [checked_key(key.encode(errors="surrogateescape")) for key in dict.fromkeys(asked)]
-
-
-def check_size(size: int) -> None:
-    """Invalid when several items together are more than one answer carries."""
-    if size > _ANSWER_LIMIT:
-        hint = "ask for fewer at once, or page through `all`"
-        raise Invalid("ANSWER_TOO_LARGE", f"these items have {size} bytes together", hint=hint)
 
 
 def checked_key(key: bytes) -> bytes:
