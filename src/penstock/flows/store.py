@@ -26,6 +26,7 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.states.journal import APPENDED_MOVES
 
 CHANNEL = "penstock_flows"
+NO_APPETITE: tuple[Sequence[str], int, None, None] = ((), 0, None, None)
 
 _TURN = f"t.unmet = met.met AND t.status = {STEP.sql('PENDING')} AND NOT t.is_looked_at"
 _WORDS = {
@@ -51,9 +52,6 @@ def _filled(body: str) -> str:
 
 
 SQL = {name: _filled(body) for name, body in sql.load(__package__, {"run": RUN, "step": STEP}).items()}
-
-
-NO_APPETITE: tuple[Sequence[str], int, None, None] = ((), 0, None, None)
 
 
 async def insert_run(

@@ -24,7 +24,14 @@ from penstock.kernel.states.event_stream import EVENT_STREAM, Live
 from penstock.kernel.states.journal import Noted
 from penstock.kernel.telemetry.telemetry import current_trace
 
+EVENTS = "events"  # where a run of that name would be
+_STREAM: dict[int | str, Any] = {200: {"content": {EVENT_STREAM: {}}}}
+
 Operator = Annotated[Principal, Depends(of_the_house("flows"))]
+FlowName = Annotated[str, Path(alias="flow", pattern=NAME)]
+RunId = Annotated[str, Path(alias="runId", pattern=schemas.RUN_ID)]
+StepId = Annotated[str, Path(alias="stepId", pattern=schemas.STEP_ID)]
+LastEvent = Annotated[str | None, Header(alias="Last-Event-ID", description="Go on after this event.")]
 
 
 # These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
@@ -43,14 +50,9 @@ async def _views(request: Request, _caller: Operator) -> FlowViews:
 Engine = Annotated[FlowEngine, Depends(_engine)]
 Decisions = Annotated[Management, Depends(_management)]
 Views = Annotated[FlowViews, Depends(_views)]
-FlowName = Annotated[str, Path(alias="flow", pattern=NAME)]
-RunId = Annotated[str, Path(alias="runId", pattern=schemas.RUN_ID)]
-StepId = Annotated[str, Path(alias="stepId", pattern=schemas.STEP_ID)]
 
 
-EVENTS = "events"  # where a run of that name would be
 routes = APIRouter(prefix=PREFIX, tags=["flows"])
-_STREAM: dict[int | str, Any] = {200: {"content": {EVENT_STREAM: {}}}}
 
 
 async def _named_once(request: Request, _caller: Operator) -> None:
@@ -66,7 +68,6 @@ async def _watching(request: Request, _caller: Operator) -> AsyncIterator[Live]:
 
 
 Watching = Annotated[Live, Depends(_watching)]
-LastEvent = Annotated[str | None, Header(alias="Last-Event-ID", description="Go on after this event.")]
 
 
 @routes.post(

@@ -26,6 +26,8 @@ from penstock.flows.definition.spec import Name
 from penstock.kernel.http.schemas import WHOLE, Camel, CamelBody, Fence, Text
 from penstock.kernel.storage import is_object_path
 
+LeaseSeconds = Annotated[float, Field(ge=0.001, le=LEASE_LIMIT)]
+
 
 def _small(document: Any) -> Any:
     size = len(orjson.dumps(document))
@@ -43,7 +45,6 @@ def _artifact(name: str) -> str:
 Document = Annotated[dict[str, Any], AfterValidator(plain), AfterValidator(_small)]
 Details = Annotated[Any, AfterValidator(plain), AfterValidator(_small)]
 ArtifactName = Annotated[str, Field(min_length=1, max_length=ARTIFACT_NAME_LIMIT), AfterValidator(_artifact)]
-LeaseSeconds = Annotated[float, Field(ge=0.001, le=LEASE_LIMIT)]
 
 
 class NewLine(CamelBody):

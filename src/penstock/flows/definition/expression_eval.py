@@ -11,6 +11,13 @@ from penstock.flows.definition.expression_syntax import CONSTANTS, LARGEST, Pars
 from penstock.kernel.errors import Invalid
 
 SIZE_LIMIT: Final = 256_000  # characters of a text, or members of a list, that an expression makes
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+    ast.Mod: mod,
+}
 
 
 class Missing:
@@ -198,11 +205,4 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: _ordered(ge),
     ast.In: _within,
     ast.NotIn: lambda left, right: not _within(left, right),
-}
-_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: add,
-    ast.Sub: sub,
-    ast.Mult: mul,
-    ast.Div: truediv,
-    ast.Mod: mod,
 }

@@ -1,4 +1,4 @@
-"""F2: the order of steps: every one after those it depends on; rings are found and named."""
+"""F2: the order of steps by their dependencies, cycles of steps and of flows within flows, hints for unknown names."""
 
 import heapq
 from collections import deque

@@ -1,4 +1,4 @@
-"""F2, F15: what inputs and scopes may hold: JSON that every store keeps, however it was written."""
+"""F2, F15: the values of inputs and scopes: JSON that every store keeps, references to steps, no repeated names."""
 
 import json
 from collections import Counter
@@ -10,6 +10,10 @@ from typing import Any
 
 from penstock.kernel.errors import Invalid
 from penstock.kernel.text import is_storable
+
+_DEPTH_LIMIT = 50
+_VALUE_LIMIT = 200_000  # YAML can say one thing a billion times
+_LARGEST = 2**63 - 1
 
 
 class Reference:
@@ -43,11 +47,6 @@ class Reference:
 def of_step(step_id: str) -> Reference:
     """What there is to know of a step: `outputs` and `status`."""
     return Reference("steps")[step_id]
-
-
-_DEPTH_LIMIT = 50
-_VALUE_LIMIT = 200_000  # YAML can say one thing a billion times
-_LARGEST = 2**63 - 1
 
 
 def plain(document: Any) -> Any:

@@ -1,4 +1,4 @@
-"""F15: boxes in layers and the lines between them, as text: lines part and meet, and never say what is not so."""
+"""F15: drawings of the steps of a flow: boxes in layers with lines between them, a list, or a Mermaid flowchart."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +8,11 @@ from penstock.flows.contract import FLOW, MAP
 from penstock.flows.definition.graph import Graph, ordered
 from penstock.flows.definition.spec import StepSpec
 
+WIDTH = 110
+_TEXT = 34  # characters of a line in a box
+_BOX = 8  # columns around it
+_LAYERS = 60
+_LISTED = 200
 _GAP = 3
 _SWEEPS = 4
 _LANE = 3  # columns of a line that passes a layer by: one of them is always free
@@ -265,13 +270,6 @@ def _tracks(spans: Sequence[Sequence[int]]) -> list[int]:
         ends[row : row + 1] = [last]
         tracks[number] = row
     return tracks
-
-
-WIDTH = 110
-_TEXT = 34  # characters of a line in a box
-_BOX = 8  # columns around it
-_LAYERS = 60
-_LISTED = 200
 
 
 def drawing(steps: Mapping[str, StepSpec], width: int = WIDTH) -> str:

@@ -1,4 +1,4 @@
-"""F2, F8, F14: validation of a flow: each step, and the graph of all steps."""
+"""F2, F8, F14: validation of a flow: each step, its inputs, the graph of all steps; and the filling in of inputs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +13,14 @@ from penstock.flows.definition.graph import Graph, did_you_mean, ordered
 from penstock.flows.definition.spec import Steps, StepSpec, Work
 from penstock.kernel.errors import Invalid
 
-KindChecks = Mapping[str, Callable[[Mapping[str, Any]], None]]
+BAD_INPUTS = "BAD_INPUTS"
+_TOLD = 20  # mistakes named in one answer
 _MAP_HINT = "e.g. kind: map, over: ${steps.list.outputs.files}, do: {kind: http, inputs: {url: '${item}'}}"
+_STEPS: TypeAdapter[Mapping[str, StepSpec]] = TypeAdapter(Steps)
+
+M = TypeVar("M", bound=BaseModel)
+KindChecks = Mapping[str, Callable[[Mapping[str, Any]], None]]
+_NO_CHECKS: KindChecks = {}
 
 
 def templates(work: Work) -> Mapping[str, Any]:
@@ -129,12 +135,6 @@ def _check_map(step_id: str, step: StepSpec) -> None:
             raise Invalid("BAD_MAP", f"its kind cannot be {step.do.kind!r}", hint="let each item start what workers do")
 
 
-BAD_INPUTS = "BAD_INPUTS"
-_TOLD = 20  # mistakes named in one answer
-
-M = TypeVar("M", bound=BaseModel)
-
-
 def checked_inputs(model: type[M], inputs: Mapping[str, Any]) -> M:
     """The *inputs* as *model* has them; Invalid BAD_INPUTS that names what is wrong."""
     try:
@@ -153,10 +153,6 @@ def bad_inputs(*problems: str) -> Invalid:
 
 def _place(path: tuple[int | str, ...]) -> str:
     return ".".join(map(str, ("inputs", *path)))
-
-
-_STEPS: TypeAdapter[Mapping[str, StepSpec]] = TypeAdapter(Steps)
-_NO_CHECKS: KindChecks = {}
 
 
 def checked_steps(steps: Mapping[str, StepSpec], kind_checks: KindChecks = _NO_CHECKS, *, depth: int = 1) -> Graph:

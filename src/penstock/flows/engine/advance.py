@@ -1,4 +1,4 @@
-"""F3: what follows from steps that ended: conditions are judged, maps and inner flows begin and end, runs fail."""
+"""F3: the effects of ended steps on conditions, maps, inner flows and runs; and the resolution of requests for runs."""
 
 import hashlib
 from collections import defaultdict
@@ -34,6 +34,7 @@ from penstock.kernel.db.database import Connection
 from penstock.kernel.errors import Invalid, NotFound, TooLarge
 
 ITEMS_LIMIT = 16_000_000  # characters of the inputs of all items of a map
+_NAME_LIMIT = 200
 
 
 @dataclass
@@ -119,9 +120,6 @@ def _given(inputs: Mapping[str, Any], over: Sequence[Any], context: Context) -> 
             hint = "give each item a reference to what it needs, not all of it"
             raise TooLarge("TOO_LARGE", f"the inputs of the items have more than {ITEMS_LIMIT} characters", hint=hint)
     return found
-
-
-_NAME_LIMIT = 200
 
 
 class Flows(Protocol):

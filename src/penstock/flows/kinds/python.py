@@ -1,4 +1,4 @@
-"""F14: steps that are a function of Python, of a module that may be called."""
+"""F14: steps that call a Python function of an allowed module, and the threads that run blocking calls."""
 
 import asyncio
 import contextvars
@@ -19,6 +19,10 @@ from penstock.flows.definition.spec import Json, Written
 from penstock.flows.kinds.inputs import read
 from penstock.flows.step import Handler, Outputs, Step, StepFailed
 from penstock.kernel.text import storable
+
+KIND = "python"
+_TRACE_LIMIT = 4_000  # characters, of its end: there the mistake is
+_MESSAGE_LIMIT = 1_000
 
 T = TypeVar("T")
 
@@ -49,11 +53,6 @@ async def in_a_thread(work: Callable[[], T], name: str) -> T:
 def _settle(future: "asyncio.Future[T]", how: Callable[[Any], None], what: Any) -> None:
     if not future.done():  # else whoever waited was cancelled
         how(what)
-
-
-KIND = "python"
-_TRACE_LIMIT = 4_000  # characters, of its end: there the mistake is
-_MESSAGE_LIMIT = 1_000
 
 
 class PythonInputs(Written):

@@ -1,4 +1,4 @@
-"""Series of candles: read from the rows of a table, invalid rows counted; moving averages."""
+"""Series of candles: read from a table (invalid rows are counted) or an export, and joined; and moving averages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +15,16 @@ from penstock.flows.step import StepFailed
 
 COLUMNS = ("time", "open", "high", "low", "close", "volume")
 TIMEFRAME = r"^[1-9][0-9]{0,3}[mhdw]\z"
+EXAMPLES = 20  # rejected rows that are told one by one
+_NUMBERS = COLUMNS[1:]
+_SECONDS, _MILLISECONDS = 10**11, 10**14  # epochs below are meant so: either reaches beyond the year 5000
+_LARGEST = 1e100  # of any number; what is beyond is no price, and breaks sums
+_DATE = r"(?<date>[0-9]{4}-[0-9]{2}-[0-9]{2})"
+_CLOCK = (
+    r"(?:[T ](?<minute>[0-9]{2}:[0-9]{2})(?<second>:[0-9]{2}(?:\.[0-9]{1,9})?)?(?<zone>Z|[+-][0-9]{2}:?[0-9]{2})?)?"
+)
+_INSTANT = rf"^\s*{_DATE}{_CLOCK}\s*$"
+_UTC = pl.Datetime("us", "UTC")
 
 
 class CandleFile(Written):
@@ -103,18 +113,6 @@ def moving_average(values: Sequence[float], period: int) -> list[float | None]:
     sums = [0.0, *accumulate(values)]
     means = [(sums[n] - sums[n - period]) / period for n in range(period, len(sums))]
     return [None] * min(period - 1, len(values)) + list(means)
-
-
-EXAMPLES = 20  # rejected rows that are told one by one
-_NUMBERS = COLUMNS[1:]
-_SECONDS, _MILLISECONDS = 10**11, 10**14  # epochs below are meant so: either reaches beyond the year 5000
-_LARGEST = 1e100  # of any number; what is beyond is no price, and breaks sums
-_DATE = r"(?<date>[0-9]{4}-[0-9]{2}-[0-9]{2})"
-_CLOCK = (
-    r"(?:[T ](?<minute>[0-9]{2}:[0-9]{2})(?<second>:[0-9]{2}(?:\.[0-9]{1,9})?)?(?<zone>Z|[+-][0-9]{2}:?[0-9]{2})?)?"
-)
-_INSTANT = rf"^\s*{_DATE}{_CLOCK}\s*$"
-_UTC = pl.Datetime("us", "UTC")
 
 
 @dataclass(frozen=True, slots=True)

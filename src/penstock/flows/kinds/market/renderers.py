@@ -20,6 +20,15 @@ from penstock.kernel.http.external_api import Answered, CallFailed, ExternalApi,
 from penstock.kernel.tasks.backoff import Sleep
 
 _THEMES = {DEFAULT_TEMPLATE: "light", f"{DEFAULT_TEMPLATE}-dark": "dark"}  # the templates the local painter knows
+PICTURE_LIMIT = 20_000_000  # bytes
+# What a picture of a type begins with: an error page is not kept under the name of a picture. SVG is not among them:
+# one from elsewhere may carry scripts.
+_TYPES = {
+    "image/png": (".png", b"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": (".jpg", b"\xff\xd8\xff"),
+    "image/webp": (".webp", b"RIFF"),
+}
+CODES = {failure: f"IMAGE_{failure}" for failure in Failure} | {Failure.MOVED: "IMAGE_REFUSED"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +75,6 @@ class LocalPainter:
 async def drawn_here() -> AsyncIterator[Painter]:
     """The local painter, for one step."""
     yield LocalPainter()
-
-
-PICTURE_LIMIT = 20_000_000  # bytes
-# What a picture of a type begins with: an error page is not kept under the name of a picture. SVG is not among them:
-# one from elsewhere may carry scripts.
-_TYPES = {
-    "image/png": (".png", b"\x89PNG\r\n\x1a\n"),
-    "image/jpeg": (".jpg", b"\xff\xd8\xff"),
-    "image/webp": (".webp", b"RIFF"),
-}
-CODES = {failure: f"IMAGE_{failure}" for failure in Failure} | {Failure.MOVED: "IMAGE_REFUSED"}
 
 
 class ImageApi:

@@ -14,6 +14,7 @@ from penstock.flows.kinds.market.candles import Candle, Series, instant, moving_
 from penstock.flows.kinds.market.svg.axes import Form, price_form, round_step, short
 
 TRENDS = (20, 50)
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return instant(value)
     return float(f"{value:.8g}") if isinstance(value, float) else value
-
-
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
 
 def plain(text: str) -> str:

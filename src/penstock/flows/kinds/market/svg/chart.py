@@ -9,6 +9,11 @@ from penstock.flows.kinds.market.svg.elements import box, element, num, safe, te
 from penstock.flows.kinds.market.svg.layout import HEADER, LEFT, Look, Sheet, lay_out
 
 _WIDE = 620  # pixels; narrower charts leave the last candle's prices out
+_FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+_LABEL_ROOM = 84  # pixels between two labels of the time axis, at least
+_LEADER = 22  # pixels from a high or low to its label
+
+Word = tuple[str, str, str, int]  # text, colour, weight, pixels before it
 
 
 def headline(sheet: Sheet) -> Iterable[str]:
@@ -39,9 +44,6 @@ def legend(sheet: Sheet) -> Iterable[str]:
     if sheet.volumes is not None:
         words = [("Volume", theme.faint, "400", 0), (short(sheet.candles[-1].volume), theme.ink, "600", 6)]
         yield _run(LEFT, sheet.prices.bottom + 18, 12, words, halo=theme.paper)
-
-
-Word = tuple[str, str, str, int]  # text, colour, weight, pixels before it
 
 
 def _run(x: float, y: float, size: float, words: list[Word], halo: str | None = None) -> str:
@@ -89,11 +91,6 @@ def _change(sheet: Sheet, edge: float) -> str:
 
 def _cut(words: str, room: int) -> str:
     return words if len(words) <= room else words[: room - 1] + "\N{HORIZONTAL ELLIPSIS}"
-
-
-_FONT = "Inter, 'Helvetica Neue', Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
-_LABEL_ROOM = 84  # pixels between two labels of the time axis, at least
-_LEADER = 22  # pixels from a high or low to its label
 
 
 def draw(series: Series, look: Look) -> str:

@@ -1,4 +1,4 @@
-"""Where everything of a chart lies: its panes, its scales, and its candles, joined where they would be too dense."""
+"""The layout of a chart: its theme, panes and scales, and its candles, joined where they would be too dense."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,16 @@ from typing import NamedTuple
 
 from penstock.flows.kinds.market.candles import Candle, Series, joined, moving_average
 from penstock.flows.kinds.market.svg.axes import Form, Scale, form_of, price_form, price_scale, ticks
+
+AVERAGES = (20, 50)
+HEADER, TIME_AXIS, LEFT = 68, 30, 16
+_LEGEND = 26  # pixels above the candles
+_LETTER = 7.2  # pixels of a character on the axes, in the widest font there may be
+_SLOT, _LEAST_SLOT = 28.0, 4.0  # pixels a candle takes at most; below the least, candles are joined
+_VOLUME_SHARE, _GAP = 0.19, 14
+_TICK = 52  # pixels between two prices on the axis, at least
+
+Average = Sequence[float | None]
 
 
 class Theme(NamedTuple):
@@ -58,17 +68,6 @@ class Look:
     theme: str = "light"
     title: str | None = None
     last: int | None = None
-
-
-AVERAGES = (20, 50)
-HEADER, TIME_AXIS, LEFT = 68, 30, 16
-_LEGEND = 26  # pixels above the candles
-_LETTER = 7.2  # pixels of a character on the axes, in the widest font there may be
-_SLOT, _LEAST_SLOT = 28.0, 4.0  # pixels a candle takes at most; below the least, candles are joined
-_VOLUME_SHARE, _GAP = 0.19, 14
-_TICK = 52  # pixels between two prices on the axis, at least
-
-Average = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
