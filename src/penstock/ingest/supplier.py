@@ -1,4 +1,4 @@
-"""etl_ops/config/<supplier>.yaml: what quality is asked for, how a file is read, and what its columns become."""
+"""etl_ops/config/<supplier>.yaml: required quality, limits and guards, the format of files, their columns, targets."""
 
 import hashlib
 import re
@@ -18,7 +18,17 @@ from penstock.kernel.config.loader import Misplaced, SecretRef, Section
 from penstock.kernel.config.sections import Url
 from penstock.kernel.errors import BadConfig, PenstockError
 
+DQ_KEYS = ("min_fact_count", "max_bad_ratio", "allow_empty_snapshot")
+_AGES = 1_000_000  # hours: more than a century
+CATEGORY = "category_key"  # may stand in a key beside payload fields
+LARGEST = 2**53 - 1
+
 Name = Annotated[str, Field(min_length=1, max_length=200)]
+# Columns of a file without a header have numbers, the first is 1.
+Place = Annotated[int, Field(ge=1, le=16_384)] | Name
+Encoding = Literal[
+    "auto", "utf-8", "utf-16", "utf-16-le", "utf-16-be", "windows-1251", "windows-1252", "koi8-r", "cp866"
+]
 
 
 class DictionaryTarget(Section):
@@ -76,12 +86,6 @@ class Target(Section):
         return self
 
 
-DQ_KEYS = ("min_fact_count", "max_bad_ratio", "allow_empty_snapshot")
-_AGES = 1_000_000  # hours: more than a century
-CATEGORY = "category_key"  # may stand in a key beside payload fields
-LARGEST = 2**53 - 1
-
-
 def _compiled(pattern: str) -> str:
     import polars as pl
 
@@ -115,11 +119,6 @@ def _reads_back(form: str) -> bool:
 
 Pattern = Annotated[str, AfterValidator(_compiled)]
 Form = Annotated[str, AfterValidator(_readable)]
-# Columns of a file without a header have numbers, the first is 1.
-Place = Annotated[int, Field(ge=1, le=16_384)] | Name
-Encoding = Literal[
-    "auto", "utf-8", "utf-16", "utf-16-le", "utf-16-be", "windows-1251", "windows-1252", "koi8-r", "cp866"
-]
 
 
 class Format(StrEnum):

@@ -16,6 +16,8 @@ from penstock.kernel.http.app import of_the_house, service
 
 NDJSON = "application/x-ndjson"
 routes = APIRouter(prefix=PREFIX, tags=["ingest"], dependencies=[Depends(of_the_house("suppliers"))])
+Supplier = Annotated[str, Path(max_length=64)]
+RunId = Annotated[str, Path(max_length=128)]
 
 
 async def _views(request: Request) -> IngestViews:
@@ -23,8 +25,6 @@ async def _views(request: Request) -> IngestViews:
 
 
 Views = Annotated[IngestViews, Depends(_views)]
-Supplier = Annotated[str, Path(max_length=64)]
-RunId = Annotated[str, Path(max_length=128)]
 
 
 @routes.get("/suppliers")

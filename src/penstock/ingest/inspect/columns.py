@@ -1,4 +1,4 @@
-"""The type of every field over all tables, and how well it reads each of them."""
+"""The type of every field over all tables, the share of cells it reads, and names derived from the content."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +17,9 @@ from penstock.ingest.transform.values import typed
 EXAMPLES = 3
 _LONGEST_EXAMPLE = 32
 _FILLED_DOWN = (0.2, 0.98)  # share of empty cells of a column whose cells are merged downwards
+_BARCODE = r"^[0-9]{8,14}$"
+_CODE = r"^[A-Za-zА-Яа-я0-9][A-Za-zА-Яа-я0-9./_-]*$"
+_LONG = 10
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,6 @@ def _final_name(field: Field, found: Guess) -> str:
 
 def _mean(mask: pl.Series) -> float:
     return int(mask.sum()) / len(mask) if len(mask) else 0.0
-
-
-_BARCODE = r"^[0-9]{8,14}$"
-_CODE = r"^[A-Za-zА-Яа-я0-9][A-Za-zА-Яа-я0-9./_-]*$"
-_LONG = 10
 
 
 def named_by_content(columns: list[Typed]) -> tuple[list[Typed], list[str]]:

@@ -24,6 +24,24 @@ _DOUBTFUL_COMMA, _DOUBTFUL_POINT = r"[+-]?[1-9][0-9]{0,2},[0-9]{3}", r"[+-]?[1-9
 _TAIL = rf"(?:{_BLANK}*{CURRENCY})?"
 _FINEST = 6
 _MONEY_SCALE = 2
+_ISO = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_TIME = r"[T ][0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
+_DAY, _YEAR, _SHORT = r"(?:[0-2]?[0-9]|3[01])", r"(?:19|20)[0-9]{2}", r"[0-9]{2}"
+_CLOCKS = ((r" [0-9]{1,2}:[0-9]{2}:[0-9]{2}", " %H:%M:%S"), (r" [0-9]{1,2}:[0-9]{2}", " %H:%M"), ("", ""))
+# With a point the day is first everywhere; with a slash or a dash only the numbers can tell.
+_FORMS = (
+    (rf"{_DAY}\.{_DAY}\.{_YEAR}", ("%d.%m.%Y",)),
+    (rf"{_DAY}\.{_DAY}\.{_SHORT}", ("%d.%m.%y",)),
+    (rf"{_DAY}/{_DAY}/{_YEAR}", ("%d/%m/%Y", "%m/%d/%Y")),
+    (rf"{_DAY}/{_DAY}/{_SHORT}", ("%d/%m/%y", "%m/%d/%y")),
+    (rf"{_DAY}-{_DAY}-{_YEAR}", ("%d-%m-%Y", "%m-%d-%Y")),
+    (rf"{_YEAR}/{_DAY}/{_DAY}", ("%Y/%m/%d",)),
+    (rf"{_YEAR}\.{_DAY}\.{_DAY}", ("%Y.%m.%d",)),
+    (rf"{_DAY} [A-Za-z]{{3}} {_YEAR}", ("%d %b %Y",)),
+    (rf"[A-Za-z]{{3}} {_DAY}, {_YEAR}", ("%b %d, %Y",)),
+    (rf"{_DAY}-[A-Za-z]{{3}}-{_YEAR}", ("%d-%b-%Y",)),
+)
+_COMPACT = (rf"{_YEAR}(?:0[1-9]|1[0-2]){_DAY}", "%Y%m%d")  # a date only when the header says so
 
 
 def quantity_options(cells: Cells, *, is_named_so: bool) -> tuple[dict[str, Any], list[str]] | None:
@@ -114,26 +132,6 @@ def _digits(cells: Cells, decimal: str | None) -> int:
         tails = tails.filter(~cells.values.str.contains(grouped))
     most = tails.str.len_chars().max()
     return most if isinstance(most, int) else 0
-
-
-_ISO = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_TIME = r"[T ][0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
-_DAY, _YEAR, _SHORT = r"(?:[0-2]?[0-9]|3[01])", r"(?:19|20)[0-9]{2}", r"[0-9]{2}"
-_CLOCKS = ((r" [0-9]{1,2}:[0-9]{2}:[0-9]{2}", " %H:%M:%S"), (r" [0-9]{1,2}:[0-9]{2}", " %H:%M"), ("", ""))
-# With a point the day is first everywhere; with a slash or a dash only the numbers can tell.
-_FORMS = (
-    (rf"{_DAY}\.{_DAY}\.{_YEAR}", ("%d.%m.%Y",)),
-    (rf"{_DAY}\.{_DAY}\.{_SHORT}", ("%d.%m.%y",)),
-    (rf"{_DAY}/{_DAY}/{_YEAR}", ("%d/%m/%Y", "%m/%d/%Y")),
-    (rf"{_DAY}/{_DAY}/{_SHORT}", ("%d/%m/%y", "%m/%d/%y")),
-    (rf"{_DAY}-{_DAY}-{_YEAR}", ("%d-%m-%Y", "%m-%d-%Y")),
-    (rf"{_YEAR}/{_DAY}/{_DAY}", ("%Y/%m/%d",)),
-    (rf"{_YEAR}\.{_DAY}\.{_DAY}", ("%Y.%m.%d",)),
-    (rf"{_DAY} [A-Za-z]{{3}} {_YEAR}", ("%d %b %Y",)),
-    (rf"[A-Za-z]{{3}} {_DAY}, {_YEAR}", ("%b %d, %Y",)),
-    (rf"{_DAY}-[A-Za-z]{{3}}-{_YEAR}", ("%d-%b-%Y",)),
-)
-_COMPACT = (rf"{_YEAR}(?:0[1-9]|1[0-2]){_DAY}", "%Y%m%d")  # a date only when the header says so
 
 
 def moment_options(cells: Cells, *, is_named_so: bool, is_english: bool) -> tuple[dict[str, Any], list[str]] | None:

@@ -1,4 +1,4 @@
-"""From what was found to a configuration, with a warning for whatever a person has to decide."""
+"""The proposed configuration: the key, the header and the columns, with warnings where a person has to decide."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,14 @@ from penstock.ingest.transform.gate import bind
 _PREFERRED = ("sku", "barcode", "vendor_code", "code", "id")
 _TOLERATED = 0.02  # of cells that are empty or come again, in a column that is called as keys are
 _TEXTS = ("string", "integer")
+_HINTS = (Hint.CODE, Hint.COUNTER, Hint.NONE, Hint.TEXT)
 _LONGEST = 60
+_BAD_RATIO = 0.10
+_ALMOST_ALWAYS = 0.98
+_SHOWN = 3
+_PRICES = ("price", "wholesale_price", "retail_price")
+_FACTS = 0.5  # of the rows of today that should be there tomorrow
+_NOUNS = {"integer": "whole numbers", "money": "money", "decimal": "numbers", "enum": "among the known words"}
 
 
 @dataclass(frozen=True)
@@ -70,20 +77,9 @@ def key_of(candidates: list[Candidate], *, has_sheets: bool) -> Key:
     return Key([], [*rejected, "no unique column: no key proposed, so rows that come twice are not noticed"])
 
 
-_HINTS = (Hint.CODE, Hint.COUNTER, Hint.NONE, Hint.TEXT)
-
-
 def _preference(one: Candidate) -> tuple[int, int]:
     order = _PREFERRED.index(one.name) if one.name in _PREFERRED else len(_PREFERRED)
     return order, _HINTS.index(one.hint)
-
-
-_BAD_RATIO = 0.10
-_ALMOST_ALWAYS = 0.98
-_SHOWN = 3
-_PRICES = ("price", "wholesale_price", "retail_price")
-_FACTS = 0.5  # of the rows of today that should be there tomorrow
-_NOUNS = {"integer": "whole numbers", "money": "money", "decimal": "numbers", "enum": "among the known words"}
 
 
 def config_of(read: Read, plan: Plan, columns: list[Typed], key: Key, skipping: Skipping) -> dict[str, Any]:

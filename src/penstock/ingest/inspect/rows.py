@@ -1,4 +1,4 @@
-"""Which rows of a table are data, and which are totals, sections, notes or its header once more."""
+"""The rows of a table as data, totals, sections, notes and repeated headers; and patterns for the rows to skip."""
 
 import re
 from dataclasses import dataclass, field
@@ -14,6 +14,10 @@ _FIRST, _FILLED = "\x00first", "\x00filled"
 _NARROW = 3  # columns below which a row with one cell is nothing special
 _NEAR_END = 5
 _TOTALS_AT_END = 2
+_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$#&~-])")
+_MOST = 30  # texts that are listed one by one
+_COUNTER = r"^[0-9]+$"
+_NOT_COUNTED = r"^[^0-9]"
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,6 @@ def _repeats(frame: pl.DataFrame, header: HeaderRows | None) -> pl.Expr:
 
 def _told(frame: pl.DataFrame) -> dict[int, str]:
     return dict(zip(frame[ROW].to_list(), frame[_FIRST].to_list(), strict=True))
-
-
-_SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$#&~-])")
-_MOST = 30  # texts that are listed one by one
-_COUNTER = r"^[0-9]+$"
-_NOT_COUNTED = r"^[^0-9]"
 
 
 @dataclass(frozen=True)

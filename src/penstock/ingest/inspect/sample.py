@@ -1,4 +1,4 @@
-"""A bounded look at a file: what it is, and a sample of each of its tables."""
+"""A bounded look at a file: its format, the place of its records in JSON or XML, and a sample of each of its tables."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +16,13 @@ from penstock.ingest.extract.files import open_tables
 from penstock.ingest.extract.tables import MALFORMED, Gauge, Table
 from penstock.ingest.supplier import WORKBOOKS, Format, Limits, Source
 
+ROW = "\x00row"  # the number of a row in its table, from 1
+FIRST = 2_000  # rows looked at from the beginning
+_LATER = 200  # and of each batch behind them: what comes late may be written differently
+_AT_MOST = 4_000
+_LAST = 30  # rows in which totals and notes are looked for
+_CHEAP = 50_000_000  # bytes of a file that is read to its end
+_CHEAP_PACKED = 8_000_000
 _EVENTS = 1_000_000
 _OBJECTS = 200_000
 _ITEM = "item"  # what ijson calls what is in a list
@@ -71,15 +78,6 @@ def _forget_before(element: "etree._Element") -> None:
     before = element.getprevious()
     if before is not None and len(before):
         before.clear()
-
-
-ROW = "\x00row"  # the number of a row in its table, from 1
-FIRST = 2_000  # rows looked at from the beginning
-_LATER = 200  # and of each batch behind them: what comes late may be written differently
-_AT_MOST = 4_000
-_LAST = 30  # rows in which totals and notes are looked for
-_CHEAP = 50_000_000  # bytes of a file that is read to its end
-_CHEAP_PACKED = 8_000_000
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ _LEADING_ZERO = r"0[0-9]+"
 _LETTERED = r"[A-Za-zА-Яа-яЁё]\S*[0-9]\S*|[0-9]+[-/_]\S*[A-Za-zА-Яа-яЁё]\S*"
 _ENUM_VALUES, _ENUM_CELLS, _ENUM_LENGTH = 6, 100, 30
 _FEW = 0.05  # of cells that no type reads, beyond which they are taken for empty
+# What a column without any cell is taken for.
+_UNSEEN = {Hint.MONEY: "money", Hint.QUANTITY: "integer", Hint.MOMENT: "date"}
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,6 @@ def guess(cells: Cells, known: Known) -> Guess:
     expected = {Hint.MONEY: "money", Hint.MOMENT: "dates"}.get(known.hint)
     doubts = (f"not {expected}, as its header says, but texts such as {filled.values[0]!r}",) if expected else ()
     return _with_empty(Guess({"type": "string"}, doubts), nothings)
-
-
-# What a column without any cell is taken for.
-_UNSEEN = {Hint.MONEY: "money", Hint.QUANTITY: "integer", Hint.MOMENT: "date"}
 
 
 def _boolean(cells: Cells, known: Known) -> Guess | None:

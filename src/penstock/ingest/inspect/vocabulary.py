@@ -1,4 +1,4 @@
-"""What a column is called in the payload: a usual name for words everybody uses, else its own in Latin letters."""
+"""The name of a column in the payload, usual or its own in Latin letters, and the content that its header suggests."""
 
 import re
 from dataclasses import dataclass
@@ -6,6 +6,23 @@ from enum import StrEnum
 from functools import lru_cache
 
 from penstock.ingest.transform.gate import normal
+
+# Words that say nothing a name has to keep.
+_NOISE = re.compile(
+    r"\b(?:руб(?:лей|ля|\.)?|р\.|rub|usd|eur|шт(?:ук|\.)?|pcs|мм|см|кг|гр?|kg|mm|cm|lbs?|л|товара|товаров|продукта|"
+    r"позиции|на складе|склад[еа]?|складах|с ндс|без ндс|вкл|ндс|за ед|за шт|за|в|на|на текущую дату|value|product|"
+    r"цен[аы]?|price|item)(?!\w)"
+)
+_LETTERS = {
+    "а": "a", "б": "b", "в": "v", "г": "g", "д": "d", "е": "e", "ё": "e", "ж": "zh", "з": "z", "и": "i", "й": "y",
+    "к": "k", "л": "l", "м": "m", "н": "n", "о": "o", "п": "p", "р": "r", "с": "s", "т": "t", "у": "u", "ф": "f",
+    "х": "kh", "ц": "ts", "ч": "ch", "ш": "sh", "щ": "shch", "ъ": "", "ы": "y", "ь": "", "э": "e", "ю": "yu",
+    "я": "ya", "і": "i", "ї": "yi", "є": "ye", "ґ": "g",
+}  # fmt: skip
+_HUMP = re.compile(r"(?<=[a-zа-я0-9])(?=[A-ZА-Я][a-zа-я])")  # of vendorCode
+_COUNT = re.compile(r"(?<=.) / \d{1,2}$")  # of a row that numbers the columns
+DATED = re.compile(r"(?:(?:на|от|от даты)? )?\b\d{1,2}[./]\d{1,2}[./](?:20)?\d{2}\b(?: ?г\.?)?|\b20\d\d-\d\d-\d\d\b")
+_LONGEST = 60
 
 
 class Hint(StrEnum):
@@ -84,22 +101,6 @@ _WORDS: tuple[tuple[str, str, str, Hint], ...] = (
     (r"^(?:фото|картинка|изображение|ссылка|url|link|image|picture)\w*", "url", "image", Hint.TEXT),
 )  # fmt: skip
 _COMPILED = tuple((re.compile(pattern), name, other, hint) for pattern, name, other, hint in _WORDS)
-# Words that say nothing a name has to keep.
-_NOISE = re.compile(
-    r"\b(?:руб(?:лей|ля|\.)?|р\.|rub|usd|eur|шт(?:ук|\.)?|pcs|мм|см|кг|гр?|kg|mm|cm|lbs?|л|товара|товаров|продукта|"
-    r"позиции|на складе|склад[еа]?|складах|с ндс|без ндс|вкл|ндс|за ед|за шт|за|в|на|на текущую дату|value|product|"
-    r"цен[аы]?|price|item)(?!\w)"
-)
-_LETTERS = {
-    "а": "a", "б": "b", "в": "v", "г": "g", "д": "d", "е": "e", "ё": "e", "ж": "zh", "з": "z", "и": "i", "й": "y",
-    "к": "k", "л": "l", "м": "m", "н": "n", "о": "o", "п": "p", "р": "r", "с": "s", "т": "t", "у": "u", "ф": "f",
-    "х": "kh", "ц": "ts", "ч": "ch", "ш": "sh", "щ": "shch", "ъ": "", "ы": "y", "ь": "", "э": "e", "ю": "yu",
-    "я": "ya", "і": "i", "ї": "yi", "є": "ye", "ґ": "g",
-}  # fmt: skip
-_HUMP = re.compile(r"(?<=[a-zа-я0-9])(?=[A-ZА-Я][a-zа-я])")  # of vendorCode
-_COUNT = re.compile(r"(?<=.) / \d{1,2}$")  # of a row that numbers the columns
-DATED = re.compile(r"(?:(?:на|от|от даты)? )?\b\d{1,2}[./]\d{1,2}[./](?:20)?\d{2}\b(?: ?г\.?)?|\b20\d\d-\d\d-\d\d\b")
-_LONGEST = 60
 
 
 @lru_cache(maxsize=20_000)

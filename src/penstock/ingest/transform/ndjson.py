@@ -1,4 +1,4 @@
-"""facts.ndjson and bad.ndjson: written line by line with their hash, and read back in pieces."""
+"""Facts, bad rows and changes as NDJSON: lines are built, written with their hash and read back; keys are hashed."""
 
 import hashlib
 import io
@@ -16,6 +16,8 @@ from penstock.ingest.supplier import CATEGORY, Supplier
 PIECE = 4 << 20
 _PART = 4_096  # lines
 _NOWHERE = "\x01"  # JSON has no such character, so nothing is cut there
+_SEEDS = (1, 2, 3)
+_KEY_PART = "\x1f"
 
 
 class Lines:
@@ -88,10 +90,6 @@ def at(content: BinaryIO, positions: pl.Series) -> Iterator[tuple[pl.Series, pl.
         if len(wanted):
             yield lines.gather(wanted - begun), wanted
         begun += len(lines)
-
-
-_SEEDS = (1, 2, 3)
-_KEY_PART = "\x1f"
 
 
 def start_of(run_id: str, supplier: str, category: str | None) -> str:

@@ -19,6 +19,14 @@ _ISO_TIMES = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m
 # Any other offset than Z is bad: a time of another zone, moved to ours or taken for it, would be wrong unnoticed.
 _ISO_TAIL = r"^([0-9-]{10}[T ][0-9]{2}:[0-9]{2})(?:(:[0-9]{2})(?:\.[0-9]+)?)?Z?$"
 _MORNING, _EVENING = datetime(2025, 3, 4, 5, 6, 7), datetime(2025, 3, 4, 21, 34, 56)  # noqa: DTZ001 - of no zone
+_UNREAD = {
+    Kind.INTEGER: Reason.NOT_INTEGER,
+    Kind.MONEY: Reason.NOT_MONEY,
+    Kind.DECIMAL: Reason.NOT_DECIMAL,
+    Kind.DATE: Reason.NOT_DATE,
+    Kind.DATETIME: Reason.NOT_DATE,
+    Kind.ENUM: Reason.NOT_IN_ENUM,
+}
 
 Check = tuple[pl.Expr, Reason]
 
@@ -218,14 +226,6 @@ _WAYS: dict[Kind, Callable[[Column], list[Way]]] = {
     Kind.DATE: _date,
     Kind.DATETIME: _datetime,
     Kind.ENUM: _enum,
-}
-_UNREAD = {
-    Kind.INTEGER: Reason.NOT_INTEGER,
-    Kind.MONEY: Reason.NOT_MONEY,
-    Kind.DECIMAL: Reason.NOT_DECIMAL,
-    Kind.DATE: Reason.NOT_DATE,
-    Kind.DATETIME: Reason.NOT_DATE,
-    Kind.ENUM: Reason.NOT_IN_ENUM,
 }
 
 
