@@ -1,4 +1,4 @@
-"""What others may know of refdata: the command that changes a dictionary, and what becomes of it."""
+"""The contract of refdata: the commands that change a dictionary, their limits and states, and notices of commits."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +22,11 @@ KEY_LIMIT = 512
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"  # without a colon: it parts tenant and dictionary in a message's key
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _BIGINT = 2**63 - 1
+EXACT = msgspec.json.Decoder(float_hook=lambda digits: Raw(digits.encode()))  # any document, and no digit of it lost
+
+# Python's `$` lets a line break pass, and its `\Z` is unknown to JSON Schema.
+Name = Annotated[str, Meta(pattern=NAME[:-1] + r"(?![\s\S])")]
+Count = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class EventType(StrEnum):
@@ -51,11 +56,6 @@ class Status(StrEnum):
     PENDING = "PENDING"
     COMMITTED = "COMMITTED"
     FAILED = "FAILED"
-
-
-# Python's `$` lets a line break pass, and its `\Z` is unknown to JSON Schema.
-Name = Annotated[str, Meta(pattern=NAME[:-1] + r"(?![\s\S])")]
-Count = Annotated[int, Meta(ge=1, le=10_000)]
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
@@ -128,7 +128,6 @@ class Invalidation(msgspec.Struct, frozen=True, omit_defaults=True, rename="came
 
 _COMMANDS = msgspec.json.Decoder(Command)
 INVALIDATIONS = msgspec.json.Decoder(Invalidation)
-EXACT = msgspec.json.Decoder(float_hook=lambda digits: Raw(digits.encode()))  # any document, and no digit of it lost
 
 
 def decode(body: bytes, limit: int = COMMAND_LIMIT) -> Command:

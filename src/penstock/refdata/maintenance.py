@@ -1,4 +1,4 @@
-"""What refdata does by itself, now and then: look for lost commands, end what is never completed, forget the old."""
+"""The periodic tasks of refdata: lost updates, incomplete snapshots, retention, drift, and metrics of the backlog."""
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -19,6 +19,11 @@ from penstock.refdata.dictionaries.catalogue import Dictionary
 from penstock.refdata.metrics import RefdataMetrics
 from penstock.refdata.model import Dict
 from penstock.refdata.sql_template import Template, parse
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+_LOOKED_FOR_AT_ONCE = 100  # a second: those who merely wait behind a backlog must not feed it much
+_LOOK_AGAIN = timedelta(minutes=10)
 
 
 class DriftWatch:
@@ -57,12 +62,6 @@ class DriftWatch:
             self._metrics.count_drift(target.dict_code)
             log.warning("drift_found", version=version, was=str(before and before[1]), now=str(value))
         return has_drifted
-
-
-SECOND = timedelta(seconds=1)
-MINUTE = timedelta(minutes=1)
-_LOOKED_FOR_AT_ONCE = 100  # a second: those who merely wait behind a backlog must not feed it much
-_LOOK_AGAIN = timedelta(minutes=10)
 
 
 def lag_chore(bus: Bus, topic: str, metrics: RefdataMetrics) -> tuple[str, Chore, timedelta]:

@@ -1,4 +1,4 @@
-"""R6, R7: the command API."""
+"""R6, R7, R30: the command API: updates, and the history, kept versions, pins and rollbacks of dictionaries."""
 
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -15,6 +15,10 @@ from penstock.refdata.api import schemas
 from penstock.refdata.commands.service import LAST_ID, LATEST, Refdata
 from penstock.refdata.contract import NAME, PREFIX, Status
 from penstock.refdata.model import Dict, Update, Version
+
+_MOST = 2**63 - 1
+_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.schema()}}}}
+Code = Annotated[str, Path(alias="dictCode", pattern=NAME)]
 
 
 def accepted(update: Update) -> schemas.Accepted:
@@ -41,8 +45,6 @@ def dictionary_version(version: Version) -> schemas.DictionaryVersion:
 
 
 routes = APIRouter(prefix=PREFIX, tags=["refdata"])
-_MOST = 2**63 - 1
-_BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": contract.schema()}}}}
 
 
 # These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
@@ -63,7 +65,6 @@ async def _tenant(
 
 Service = Annotated[Refdata, Depends(_refdata)]
 Tenant = Annotated[str, Depends(_tenant)]
-Code = Annotated[str, Path(alias="dictCode", pattern=NAME)]
 
 
 @routes.post(

@@ -27,10 +27,15 @@ from penstock.refdata.pod.memory.writer import Memory
 from penstock.refdata.store import stamp_of
 
 _KEYS_FOLLOWED = 20_000  # more, and everything is loaded anew
-_CHANGES_WITHIN = 10.0
 _TIMEOUTS = 2
 _SLOW_FOR = 600.0  # seconds that a dictionary whose keys cannot be looked up in time is loaded whole
 _JUST_NOW = 60_000_000  # µs
+_CHANGES_WITHIN = 10.0
+_LOOK_WITHIN = 10.0
+_FREE_EVERY = 1.0
+_BEHIND_AFTER = 5.0  # seconds after which a load is late
+_MOST_DICTIONARIES = 100_000
+
 _Changes = tuple[Mark, Sequence[Step], Sequence[str], dict[str, str]]
 
 
@@ -204,12 +209,6 @@ def _known(error: Exception) -> PenstockError:
     if isinstance(error, TimeoutError):
         return Transient("DATABASE_SLOW", "the primary does not answer in time")
     return Corrupt("LOAD_FAILED", f"{type(error).__name__}: {error}", hint="mend loadSql or its tables")
-
-
-_LOOK_WITHIN = 10.0
-_FREE_EVERY = 1.0
-_BEHIND_AFTER = 5.0  # seconds after which a load is late
-_MOST_DICTIONARIES = 100_000
 
 
 class Loader:

@@ -26,6 +26,7 @@ LONGEST = 480  # bytes of a key that are kept as they are; LMDB takes 511 in all
 SHORT, _LONG = b"\0", b"\1"
 _ETAG = b'ETag: "'
 _HEAD_END = b"\r\n\r\n"
+_ENCODER = msgspec.msgpack.Encoder()
 
 
 class Shelf(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +69,6 @@ class _Replacing(msgspec.Struct, frozen=True, array_like=True):
     at: float
 
 
-_ENCODER = msgspec.msgpack.Encoder()
 _SHELVES = msgspec.msgpack.Decoder(Shelf)
 _REPLACED = msgspec.msgpack.Decoder(Replaced)
 _REPLACING = msgspec.msgpack.Decoder(_Replacing)

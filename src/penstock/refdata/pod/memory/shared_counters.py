@@ -10,6 +10,7 @@ from penstock.refdata.pod.memory.layout import STATE_FILE
 _CELL = 8
 _COMMON = 16
 _MOST_PROCESSES = 256
+_WIDTH = 16
 
 
 class _Cell(IntEnum):
@@ -33,9 +34,6 @@ class Count(IntEnum):
     BARRIER_WAITS = 6
     CONNECTIONS = 7  # open now
     BEATS = 8  # signs of life
-
-
-_WIDTH = 16
 
 
 class State:
