@@ -21,6 +21,15 @@ from penstock.kernel.http.webhook import post_webhook
 from penstock.kernel.tasks.backoff import delay
 from penstock.kernel.text import storable
 
+ATTEMPTS = 60  # over more than a day, however chance has it
+_FIRST_DELAY, _MOST_DELAY = timedelta(seconds=5), timedelta(hours=1)
+_AT_ONCE = 20
+_TIMEOUT = 15.0
+# ValueError: a secret that no header, or no login, can hold.
+_FAILURES = (OSError, TimeoutError, ValueError, aiohttp.ClientError, smtplib.SMTPException)
+
+Channel = Callable[[Mapping[str, Any]], Awaitable[None]]
+
 
 class Severity(StrEnum):
     """How soon somebody has to look."""
@@ -47,16 +56,6 @@ async def raise_alert(
 ) -> None:
     """Have somebody told, if and only if *tx* commits."""
     await tx.execute(SQL["raise_alert"], feed, run_id, code, severity, message, now)
-
-
-ATTEMPTS = 60  # over more than a day, however chance has it
-_FIRST_DELAY, _MOST_DELAY = timedelta(seconds=5), timedelta(hours=1)
-_AT_ONCE = 20
-_TIMEOUT = 15.0
-# ValueError: a secret that no header, or no login, can hold.
-_FAILURES = (OSError, TimeoutError, ValueError, aiohttp.ClientError, smtplib.SMTPException)
-
-Channel = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class Teller:

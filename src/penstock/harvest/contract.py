@@ -15,6 +15,7 @@ PLANS = "harvest.plans"
 WORK_ITEMS = "harvest.work-items"
 WORK_DONE = "harvest.work-done"
 CONSOLIDATIONS = "harvest.consolidations"
+M = TypeVar("M", bound="Plan | WorkItem | WorkDone | Consolidate")
 
 
 class RunType(StrEnum):
@@ -49,9 +50,6 @@ class PlanState(StrEnum):
     PLANNING = "planning"
     PLANNED = "planned"
     FAILED = "failed"
-
-
-M = TypeVar("M", bound="Plan | WorkItem | WorkDone | Consolidate")
 
 
 def read(value: bytes, kind: type[M]) -> M:

@@ -20,6 +20,9 @@ routes = APIRouter(prefix=PREFIX, tags=["harvest"])
 
 
 Operator = Annotated[Principal, Depends(of_the_house("feeds"))]
+FeedName = Annotated[str, Path(pattern=NAME)]
+RunId = Annotated[UUID, Path(alias="runId")]
+PartitionId = Annotated[Text, Path(alias="partitionId", max_length=100)]
 
 
 async def _harvest(request: Request) -> Harvest:
@@ -32,9 +35,6 @@ async def _views(request: Request, _caller: Operator) -> HarvestViews:
 
 Service = Annotated[Harvest, Depends(_harvest)]
 Views = Annotated[HarvestViews, Depends(_views)]
-FeedName = Annotated[str, Path(pattern=NAME)]
-RunId = Annotated[UUID, Path(alias="runId")]
-PartitionId = Annotated[Text, Path(alias="partitionId", max_length=100)]
 
 
 @routes.get("/feeds")

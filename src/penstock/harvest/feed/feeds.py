@@ -16,6 +16,8 @@ from penstock.kernel.config.loader import resolve
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
 
+_ANOTHER = timedelta(seconds=30)
+
 
 @asynccontextmanager
 async def open_source(feed: str, section: FeedSection, db: Database) -> AsyncIterator[Source]:
@@ -32,9 +34,6 @@ async def open_source(feed: str, section: FeedSection, db: Database) -> AsyncIte
         async with Caller.open(gate, source.call, {**source.headers, **secrets}) as caller:
             caller.api.secrets.update(secrets.values())
             yield rest.RestSource(source, caller)
-
-
-_ANOTHER = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
