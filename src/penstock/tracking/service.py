@@ -42,6 +42,7 @@ from penstock.tracking.model import (
 )
 
 RETRY_AFTER = timedelta(seconds=5)  # when a report does not say
+WATCHING = "moves"  # the bell's topic for those who watch
 
 
 async def settle(
@@ -80,9 +81,6 @@ def _lease_report(report: Report, now: datetime) -> LeaseReport[Status]:
     wait = RETRY_AFTER if report.retry_after is None and counts else report.retry_after
     key, due_at = (report.filename, report.shard), None if wait is None else now + wait
     return LeaseReport(key, report.fence, TARGETS[report.said], report.error, due_at, counts)
-
-
-WATCHING = "moves"  # the bell's topic for those who watch
 
 
 class Tracking:

@@ -35,6 +35,9 @@ from penstock.tracking.store import BEGINNING
 routes = APIRouter(prefix=PREFIX, tags=["pipeline"])
 
 _StageName = Annotated[str, Path(json_schema_extra={"enum": [stage.value for stage in Stage]})]
+Transition = Annotated[str, Path(json_schema_extra={"enum": list(MOVES)})]
+Filename = Annotated[schemas.Filename, Path()]
+When = Annotated[Moment | None, Query()]
 
 
 # These wait for nothing, and are async all the same: what is not, the framework runs in a thread.
@@ -60,9 +63,6 @@ async def _watching(tracking: Annotated[Tracking, Depends(_tracking)]) -> AsyncI
 Service = Annotated[Tracking, Depends(_tracking)]
 AnyStage = Annotated[Stage, Depends(_stage)]
 HandedOut = Annotated[Stage, Depends(_queue)]
-Transition = Annotated[str, Path(json_schema_extra={"enum": list(MOVES)})]
-Filename = Annotated[schemas.Filename, Path()]
-When = Annotated[Moment | None, Query()]
 
 
 @routes.post("/files/register")

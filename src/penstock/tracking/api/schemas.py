@@ -14,6 +14,12 @@ SHARDS_LIMIT = 10_000
 
 # Nothing a client or a proxy would read as another address.
 _FILENAME = re.compile(r"(?!\.{1,2}$)[^/\x00-\x1f\x7f-\x9f]+")
+Prefix = Annotated[Text, Field(max_length=NAME_LIMIT)]
+Worker = Annotated[Text, Field(min_length=1, max_length=NAME_LIMIT)]
+Reason = Annotated[Text, Field(max_length=10_000)]
+Piece = Annotated[Text, Field(min_length=1, max_length=1_000)]
+Shard = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
+LeaseSeconds = Annotated[float, Field(ge=0.001, le=DELAY_LIMIT)]
 
 
 def _filename(name: str) -> str:
@@ -33,17 +39,11 @@ Filename = Annotated[
     Field(min_length=1, max_length=NAME_LIMIT, json_schema_extra={"pattern": f"^{_FILENAME.pattern}$"}),
     AfterValidator(_filename),
 ]
-Prefix = Annotated[Text, Field(max_length=NAME_LIMIT)]
-Worker = Annotated[Text, Field(min_length=1, max_length=NAME_LIMIT)]
-Reason = Annotated[Text, Field(max_length=10_000)]
-Piece = Annotated[Text, Field(min_length=1, max_length=1_000)]
-Shard = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), WHOLE]
 Shards = Annotated[
     list[Shard],
     Field(min_length=1, max_length=SHARDS_LIMIT, json_schema_extra={"uniqueItems": True}),
     AfterValidator(_all_different),
 ]
-LeaseSeconds = Annotated[float, Field(ge=0.001, le=DELAY_LIMIT)]
 
 
 class Register(Body):

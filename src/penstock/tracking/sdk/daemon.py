@@ -20,6 +20,7 @@ from penstock.tracking.sdk.item import Item
 from penstock.tracking.sdk.reporter import Reporter
 
 _WAIT = 2.0  # seconds one request waits for work; so long may a stop take
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StageDaemon:
@@ -168,7 +169,6 @@ class StageDaemon:
                 _leave_signals_alone()
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _RUNNING: set[StageDaemon] = set()  # those of this process that a signal stops
 
 
