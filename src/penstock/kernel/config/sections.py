@@ -14,6 +14,12 @@ _SECRET_OPTION = re.compile(
     r"password|secret|token|(access|account|encryption)_key$|\.pem$|authorization|cookie|api[-_]?key$", re.IGNORECASE
 )
 _PASSWORD = re.compile(r"://[^:/@]*:[^@]+@|[?&][^=&]*(password|secret|token)[^=&]*=", re.IGNORECASE)
+Duration = Annotated[
+    timedelta,
+    Field(ge=timedelta(0)),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "duration"}]}),
+]
+Secrets = dict[str, SecretRef]
 
 
 def checked_url(url: str) -> str:
@@ -27,11 +33,6 @@ def checked_url(url: str) -> str:
 
 
 Url = Annotated[str, AfterValidator(checked_url)]
-Duration = Annotated[
-    timedelta,
-    Field(ge=timedelta(0)),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "format": "duration"}]}),
-]
 
 
 def _without_secrets(options: dict[str, str]) -> dict[str, str]:
@@ -42,7 +43,6 @@ def _without_secrets(options: dict[str, str]) -> dict[str, str]:
 
 
 Options = Annotated[dict[str, str], AfterValidator(_without_secrets)]
-Secrets = dict[str, SecretRef]
 
 
 class DatabaseSection(Section):

@@ -16,8 +16,6 @@ from penstock.kernel.http.problem_body import EXTRA_HEADERS, MEDIA_TYPE, problem
 
 # Starlette's own words for these are but the status again.
 _PLAINER = {404: "nothing is at {request.url.path}", 405: "{request.url.path} does not take {request.method}"}
-
-
 _TOLD = 20  # mistakes of one body: who sends thousands need not read them all
 _SHOWN = "/docs shows what there is"
 

@@ -7,6 +7,7 @@ from penstock.kernel.tasks.backoff import FIRST_DELAY, MOST_DELAY, delay
 from penstock.kernel.text import storable
 
 _UNCOUNTED = 4  # waits as after the fourth failure: not at once, and not long after the trouble is over
+REASON_LIMIT = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,6 @@ class Failed:
 
 
 Outcome = Done | Retry | Failed
-REASON_LIMIT = 2_000
 
 
 def readable(reason: str) -> str:

@@ -18,6 +18,7 @@ from penstock.kernel.tasks.wait import ended, happens
 from penstock.kernel.telemetry.telemetry import Telemetry
 
 T = TypeVar("T")
+Handler = Callable[[Sequence[T], asyncio.Event], Awaitable[Sequence[Outcome | None]]]
 
 
 class Queue(Protocol[T]):
@@ -40,9 +41,6 @@ class Queue(Protocol[T]):
 
     def lane(self, item: T) -> Hashable:
         """Items of one lane are handled in order, one at a time."""
-
-
-Handler = Callable[[Sequence[T], asyncio.Event], Awaitable[Sequence[Outcome | None]]]
 
 
 class Worker(Generic[T]):
