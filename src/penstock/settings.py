@@ -1,4 +1,4 @@
-"""All that can be set, and its defaults: the shape of penstock.yaml."""
+"""All settings with their defaults, as penstock.yaml has them; read from the file, the environment and overrides."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -22,6 +22,7 @@ from penstock.tracking.config import TrackingSection
 
 FILE = "penstock.yaml"
 Port = Annotated[int, Field(ge=0, le=65535)]
+Stamp = tuple[int, int, int]
 
 
 class ServerSection(Section):
@@ -95,9 +96,6 @@ class TelemetrySection(Section):
     log_format: LogFormat = Field("auto", description="`auto`: for people on a terminal, else JSON.")
     otlp_endpoint: Url | None = Field(None, description="Where traces go, e.g. http://collector:4318/v1/traces")
     journal_retention: Duration = Field(timedelta(days=90), description="How long moves are remembered.")
-
-
-Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True)

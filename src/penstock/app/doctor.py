@@ -27,6 +27,7 @@ from penstock.settings import Settings
 
 _PATIENCE = 15.0
 _ROOM = 500_000_000
+Look = Callable[[], Awaitable[str]]
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,6 @@ async def diagnose(settings: Settings) -> list[Finding]:
                 findings.append(_failed("database", error))
         looks = {**(_database_looks(db, settings) if db else {}), **_remote_looks(settings)}
         return findings + [await _look(name, look) for name, look in looks.items()]
-
-
-Look = Callable[[], Awaitable[str]]
 
 
 def _local_looks(settings: Settings) -> dict[str, Look]:

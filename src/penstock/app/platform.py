@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 BUS_OUTBOX = Outbox("bus_outbox")
 OUTBOX_RETENTION = timedelta(days=1)
+Schema = tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]
 
 
 @dataclass(frozen=True)
@@ -141,9 +142,6 @@ def open_workplace(settings: Settings, *, uses_database: bool) -> Iterator["Work
 
     with workplace(settings.ingest, open_migrated if uses_database else None) as place:
         yield place
-
-
-Schema = tuple[str, AbstractAsyncContextManager[Database], list[migrate.Migration]]
 
 
 def schemas(settings: Settings) -> list[Schema]:

@@ -15,7 +15,10 @@ from penstock.tracking.contract import Stage, Status
 if TYPE_CHECKING:
     from penstock.tracking.client import PipelineClient
 
+RETRIED_AT_ONCE = 10_000
 app = typer.Typer(help="Follow files through the pipeline.", no_args_is_help=True, rich_markup_mode=None)
+WorkerOption = Annotated[str | None, typer.Option(help="The name it is noted under in the history.")]
+StageArgument = Annotated[Stage, typer.Argument()]
 
 
 class Queue(StrEnum):
@@ -24,11 +27,6 @@ class Queue(StrEnum):
     SHARD_SPLITTER = Stage.SHARD_SPLITTER.value
     SHARD_WORKER = Stage.SHARD_WORKER.value
     MYSQL_SENDER = Stage.MYSQL_SENDER.value
-
-
-WorkerOption = Annotated[str | None, typer.Option(help="The name it is noted under in the history.")]
-StageArgument = Annotated[Stage, typer.Argument()]
-RETRIED_AT_ONCE = 10_000
 
 
 @app.command()
