@@ -134,7 +134,7 @@ async def flows_harness(
 async def on_a_port(harness: FlowsHarness) -> AsyncIterator[str]:
     """Serve the API of the harness on a free port and return its address."""
     with listening("127.0.0.1", 0) as socket:
-        async with serving([(harness.app, socket)], Settings().server):
+        async with serving(harness.app, socket, Settings().server):
             try:
                 yield address_of(socket)
             finally:

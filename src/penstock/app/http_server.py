@@ -62,17 +62,15 @@ def listening_together(host: str, port: int, count: int) -> Iterator[list[socket
 
 
 @asynccontextmanager
-async def serving(apps: Sequence[tuple[FastAPI, socket.socket]], section: ServerSection) -> AsyncIterator[None]:
-    """Serve the applications until the end, then finish the requests under way."""
-    servers = [_Server(_server_config(app, section)) for app, _ in apps]
+async def serving(app: FastAPI, sock: socket.socket, section: ServerSection) -> AsyncIterator[None]:
+    """Serve *app* on *sock* until the end, then finish the requests under way."""
+    server = _Server(_server_config(app, section))
     async with asyncio.TaskGroup() as group:
-        for server, (app, listening) in zip(servers, apps, strict=True):
-            group.create_task(server.serve([listening]), name=f"serve {app.title}")
+        group.create_task(server.serve([sock]), name=f"serve {app.title}")
         try:
             yield
         finally:
-            for server in servers:
-                server.should_exit = True
+            server.should_exit = True
 
 
 async def until_stopped(

@@ -28,7 +28,7 @@ class Process:
     def __init__(self, settings: Settings, web: Web, stack: AsyncExitStack, stop: asyncio.Event) -> None:
         self.settings = settings
         self.web = web
-        self.stack = stack
+        self._stack = stack
         self._stop = stop
 
     @property
@@ -38,11 +38,11 @@ class Process:
 
     async def open(self, opened: AbstractAsyncContextManager[T]) -> T:
         """Keep *opened* open until the end of the process."""
-        return await self.stack.enter_async_context(opened)
+        return await self._stack.enter_async_context(opened)
 
     def enter(self, opened: AbstractContextManager[T]) -> T:
         """Keep *opened* open until the end of the process."""
-        return self.stack.enter_context(opened)
+        return self._stack.enter_context(opened)
 
     def listen(self) -> socket.socket:
         """Bind the port of the API, before anything slow or costly starts."""
@@ -50,7 +50,7 @@ class Process:
 
     async def start_server(self, app: FastAPI, sock: socket.socket) -> None:
         """Answer requests on *sock* until the end of the process."""
-        await self.open(serving([(app, sock)], self.settings.server))
+        await self.open(serving(app, sock, self.settings.server))
 
     async def serve(
         self,

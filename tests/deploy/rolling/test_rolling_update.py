@@ -271,7 +271,7 @@ async def test_a_kept_connection_has_its_last_answer() -> None:
         sock = stack.enter_context(listening("127.0.0.1", 0))
         port = sock.getsockname()[1]
         served = await stack.enter_async_context(AsyncExitStack())
-        await served.enter_async_context(serving([(app, sock)], section))
+        await served.enter_async_context(serving(app, sock, section))
         wire = await stack.enter_async_context(connected(port))
         assert not (await wire.ask(LIVENESS)).is_last
         pulse.drain()
@@ -297,7 +297,7 @@ async def test_whoever_has_connected_is_answered(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(uvicorn.Server, "main_loop", until_the_end)
     with listening("127.0.0.1", 0) as sock:
-        async with serving([(app, sock)], ServerSection()), connected(sock.getsockname()[1]) as first:
+        async with serving(app, sock, ServerSection()), connected(sock.getsockname()[1]) as first:
             await first.ask(LIVENESS)
     assert [one.recv(100).split(b" ")[1] for one in waiting] == [b"200"] * 20
     for one in waiting:
