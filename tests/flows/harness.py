@@ -15,16 +15,15 @@ from penstock.flows.api import runs, steps
 from penstock.flows.api.queries import FlowEvents, FlowViews
 from penstock.flows.config import FlowsSection
 from penstock.flows.definition.catalogue import Catalogue
-from penstock.flows.engine.engine import MOVES, FlowEngine
+from penstock.flows.engine.engine import FlowEngine
 from penstock.flows.engine.operations import Management
 from penstock.flows.maintenance import Keeper
-from penstock.flows.model import RUN, STEP
+from penstock.flows.runtime import open_engine
 from penstock.kernel.clock import Clock
 from penstock.kernel.db.database import Database
 from penstock.kernel.http.app import services_of
 from penstock.kernel.http.auth import Authenticator, NoAuthenticator
 from penstock.kernel.http.health import Pulse
-from penstock.kernel.states.event_stream import Ringing, Tail
 from penstock.kernel.storage.folder import FolderStorage
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.settings import Settings
@@ -111,21 +110,17 @@ async def flows_harness(
     flows = FlowsSection.model_validate({"lease": LEASE, **section})
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(Database.open(database_url, clock=clock, looks_up=True))
-        catalogue = Catalogue(flows)
-        checks = (catalogue.input_checks, catalogue.report_checks)
-        opening = FlowEngine.open(db, storage, catalogue, checks[0], flows, checks[1])
-        engine = await stack.enter_async_context(opening)
+        platform = await stack.enter_async_context(open_engine(db, storage, flows, telemetry))
         web = Web(settings or Settings(), telemetry, authenticator or NoAuthenticator())
         app = make_app("Flows", web, Pulse({}, needs=[]))
         for part in (runs, steps):
             app.include_router(part.routes)
         services = services_of(app)
-        services.add(FlowEngine, engine)
-        services.add(Management, Management(engine, storage))
-        services.add(FlowViews, FlowViews(db, catalogue))
-        live = FlowEvents([Tail(db, {RUN.name, STEP.name})], [Ringing(engine.bell, MOVES)])
-        services.add(FlowEvents, live)
-        harness = FlowsHarness(engine, catalogue, storage, app)
+        services.add(FlowEngine, platform.engine)
+        services.add(Management, platform.management)
+        services.add(FlowViews, FlowViews(db, platform.catalogue))
+        services.add(FlowEvents, platform.live)
+        harness = FlowsHarness(platform.engine, platform.catalogue, storage, app)
         await stack.enter_async_context(harness.http)
         yield harness
 
