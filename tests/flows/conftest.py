@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.flows.harness import FlowsHarness, flows_harness, on_a_port
+from tests.flows.stepper import FlowsStepper, flows_stepper
 
 
 @pytest.fixture
@@ -20,3 +21,9 @@ async def url(harness: FlowsHarness) -> AsyncIterator[str]:
     """The same on a port, for workers that come from outside."""
     async with on_a_port(harness) as address:
         yield address
+
+
+@pytest.fixture
+async def flows(database_url: str, tmp_path: Path) -> AsyncIterator[FlowsStepper]:
+    async with flows_stepper(database_url, tmp_path, max_lost=2) as one:
+        yield one

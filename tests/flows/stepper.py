@@ -200,3 +200,6 @@ async def flows_stepper(url: str, folder: Path, *, size: int = 10, **section: An
         management = Management(engine, storage)
         keeper = Keeper(engine, named, storage)  # type: ignore[arg-type]  # all it asks for is flows by name
         yield FlowsStepper(db, clock, bell, storage, named, engine, management, keeper, DirectCounter(engine, storage))
+
+
+DIAMOND = {"a": work(), "b": work("a"), "c": work("a"), "d": work("b", "c")}

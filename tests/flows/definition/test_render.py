@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from penstock.flows.definition import render
 from penstock.flows.definition.spec import StepSpec, Work
-from tests.flows.definition.test_graph import Steps, dags, step
+from tests.flows.definition.step_graphs import Steps, dags, step
 from tests.support.soak import examples
 
 UP, DOWN, LEFT, RIGHT = (-1, 0), (1, 0), (0, -1), (0, 1)

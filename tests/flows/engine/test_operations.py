@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.flows.contract import Answer, Said
-from penstock.kernel.errors import Conflict
+from penstock.kernel.errors import Conflict, NotFound
 from tests.flows.scenarios.test_races import WAITING, held_back
-from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, report, work
+from tests.flows.stepper import DIAMOND, FlowsStepper, flows_stepper, inner, mapped, report, work
 from tests.support.waiting import becomes
 
 
@@ -169,3 +169,135 @@ async def test_a_run_that_succeeded_is_not_tried_again(flows: FlowsStepper) -> N
             "CANNOT_RETRY",
             "resume it from a step: that makes a new run",
         )
+
+
+async def test_cancel_stops_what_waits_and_tells_what_runs(flows: FlowsStepper) -> None:
+    """F9: waiting steps are cancelled, running ones told; the first end wins, in both directions."""
+    await flows.start({"a": work(), "b": work("a"), "c": work()})
+    held = await flows.claim(1)
+    await flows.management.cancel("r", "tester", "enough")
+    assert await flows.steps() == {"a": "RUNNING", "b": "CANCELLED", "c": "CANCELLED"}
+    assert await flows.engine.heartbeat([("r", "a", 1)]) == {("r", "a", 1): True}
+    assert await flows.say(held["a"]) is Answer.SETTLED
+    assert (await flows.status(), (await flows.steps())["a"]) == ("CANCELLED", "SUCCEEDED")
+    before = await flows.fingerprint()
+    await flows.management.cancel("r", "tester")
+    assert (await flows.fingerprint())[:2] == before[:2]
+    await flows.start({}, "done")
+    with pytest.raises(Conflict, match="SUCCEEDED"):
+        await flows.management.cancel("done", "tester")
+    assert await flows.status("done") == "SUCCEEDED"
+
+
+async def test_retry_goes_on_where_it_failed(flows: FlowsStepper) -> None:
+    """F10: the run is opened again with what was cancelled; what succeeded is not done again."""
+    await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work("a")})
+    await flows.work("b")
+    assert await flows.management.retry("r", "tester", "b") == ["b", "c", "d"]
+    assert await flows.status() == "RUNNING"
+    assert sorted(await flows.work()) == ["b", "c", "d"]
+    assert await flows.status() == "SUCCEEDED"
+    with pytest.raises(Conflict):
+        await flows.management.retry("r", "tester")
+    with pytest.raises(Conflict):
+        await flows.management.retry("r", "tester", "b")
+
+
+async def test_a_retry_beside_another_failure_ends_failed(flows: FlowsStepper) -> None:
+    """F10: what also waits for another failure stays cancelled, and the run ends with what can be done."""
+    await flows.start({"x": work(), "y": work(), "z": work("x", "y")})
+    held = await flows.claim()
+    for one in held.values():
+        await flows.say(one, Said.FAILED)
+    await flows.management.retry("r", "tester", "x")
+    assert await flows.steps() == {"x": "READY", "y": "FAILED", "z": "CANCELLED"}
+    assert await flows.work() == ["x"]
+    assert await flows.status() == "FAILED"
+    assert await flows.keeper.repair() == 0
+    with pytest.raises(Conflict, match="y"):
+        await flows.management.retry("r", "tester", "z")
+    await flows.management.retry("r", "tester")
+    await flows.work()
+    assert await flows.status() == "SUCCEEDED"
+
+
+async def test_a_cancelled_run_goes_on_after_a_retry(flows: FlowsStepper) -> None:
+    """F10: with all that was cancelled; what was under way all along goes on too."""
+    await flows.start(DIAMOND)
+    held = await flows.claim()
+    await flows.management.cancel("r", "tester")
+    await flows.management.retry("r", "tester")
+    assert await flows.engine.heartbeat([("r", "a", 1)]) == {("r", "a", 1): False}
+    await flows.say(held["a"])
+    await flows.work()
+    assert await flows.status() == "SUCCEEDED"
+
+
+async def test_a_step_is_skipped_by_hand(flows: FlowsStepper) -> None:
+    """F10: before its turn, at it, or after it failed; not while it runs, nor once it is done."""
+    await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work()})
+    await flows.management.skip("r", "c", "tester")
+    await flows.management.skip("r", "a", "tester")
+    assert await flows.steps() == {"a": "SKIPPED", "b": "READY", "c": "SKIPPED", "d": "READY"}
+    held = await flows.claim()
+    with pytest.raises(Conflict):
+        await flows.management.skip("r", "b", "tester")
+    await flows.say(held["d"])
+    await flows.say(held["b"], Said.FAILED)
+    await flows.management.skip("r", "b", "tester")
+    assert await flows.status() == "SUCCEEDED"
+    with pytest.raises(Conflict):
+        await flows.management.skip("r", "d", "tester")
+
+
+async def test_a_run_does_not_end_before_its_steps(flows: FlowsStepper) -> None:
+    """F10: to skip the last step ends nothing while those before it are open."""
+    await flows.start({"a": work(), "z": work("a")})
+    await flows.management.skip("r", "z", "tester")
+    assert (await flows.status(), (await flows.steps())["a"]) == ("RUNNING", "READY")
+    assert await flows.work() == ["a"]
+    assert await flows.status() == "SUCCEEDED"
+
+
+async def resumable(flows: FlowsStepper) -> None:
+    """a → b → c, with an artifact each; then d alone."""
+    await flows.start({"a": work(), "b": work("a"), "c": work("b"), "d": work()})
+    while held := await flows.claim(1):
+        for one in held.values():
+            await flows.write(one)
+            await flows.say(one, outputs={"by": one.step_id}, artifacts=["out.txt"])
+
+
+async def test_resume_does_again_what_comes_from_a_step(flows: FlowsStepper) -> None:
+    """F19: a new run; what was done before the step is taken over with outputs and artifacts."""
+    await resumable(flows)
+    assert await flows.management.resume("r", "b", "tester", "again") == "again"
+    assert await flows.steps("again") == {"a": "SUCCEEDED", "d": "SUCCEEDED", "b": "READY", "c": "PENDING"}
+    assert (await flows.step("a", "again"))["outputs"] == {"by": "a"}
+    assert await flows.engine.read("again", "a", "out.txt") == b"r/a/1"
+    assert await flows.work() == ["b", "c"]
+    assert (await flows.status("again"), await flows.status()) == ("SUCCEEDED", "SUCCEEDED")
+
+
+@pytest.mark.parametrize("harm", ["changed", "removed"])
+async def test_resume_does_again_what_no_longer_holds(flows: FlowsStepper, harm: str) -> None:
+    """F19: an artifact whose checksum is another, or that is gone, is made again, with all that comes after."""
+    await resumable(flows)
+    if harm == "changed":
+        await flows.storage.put("runs/r/a/out.txt", b"r/a/2")
+    else:
+        await flows.storage.delete("runs/r/a/out.txt")
+    await flows.management.resume("r", "c", "tester", "again")
+    assert await flows.steps("again") == {"a": "READY", "d": "SUCCEEDED", "b": "PENDING", "c": "PENDING"}
+    assert await flows.work() == ["a", "b", "c"]
+
+
+async def test_resume_of_what_is_not_there_is_refused(flows: FlowsStepper) -> None:
+    """F19: neither an unknown step nor a name that is taken."""
+    await resumable(flows)
+    with pytest.raises(NotFound):
+        await flows.management.resume("r", "nobody", "tester")
+    with pytest.raises(NotFound):
+        await flows.management.resume("nobody", "a", "tester")
+    with pytest.raises(Conflict):
+        await flows.management.resume("r", "a", "tester", "r")

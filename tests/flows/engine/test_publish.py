@@ -12,7 +12,7 @@ import pytest
 
 from penstock.flows.contract import ARTIFACT_LIMIT, Answer, Said
 from penstock.flows.model import Claimed
-from penstock.kernel.errors import PenstockError, Transient
+from penstock.kernel.errors import NotFound, PenstockError, Transient
 from tests.flows.stepper import FlowsStepper, ProcessDied, flows_stepper, report, work, written_by
 from tests.services.postgres import STOP_LOCK_HOLDERS
 
@@ -262,3 +262,48 @@ async def test_what_a_resumed_run_points_at_is_kept_as_long_as_it(flows: FlowsSt
 
 async def _away(*_args: Any, **_more: Any) -> Any:
     raise Transient("STORE_AWAY", "not there for a moment")
+
+
+async def test_artifacts_are_the_winners(flows: FlowsStepper) -> None:
+    """F6: who lost the lease publishes nothing over the winner, before or after."""
+    await flows.start({"a": work()})
+    old = (await flows.claim())["a"]
+    await flows.write(old)
+    await flows.lose()
+    new = (await flows.claim())["a"]
+    await flows.write(new)
+    assert await flows.say(old, artifacts=["out.txt"]) is Answer.SUPERSEDED
+    with pytest.raises(NotFound):
+        await flows.engine.read("r", "a", "out.txt")
+    assert await flows.say(new, artifacts=["out.txt"]) is Answer.SETTLED
+    await flows.write(old, data=b"late")
+    assert await flows.say(old, artifacts=["out.txt"]) is Answer.SUPERSEDED
+    assert await flows.engine.read("r", "a", "out.txt") == written_by(new)
+    assert (await flows.engine.artifact("r", "a", "out.txt")).path == "runs/r/a/out.txt"
+
+
+async def test_a_report_of_what_is_not_there_is_a_failure(flows: FlowsStepper) -> None:
+    """F6: a success is believed when what it names was written."""
+    await flows.start({"a": work()})
+    assert await flows.say((await flows.claim())["a"], artifacts=["out.txt"]) is Answer.SETTLED
+    assert (await flows.step("a"))["error"]["code"] == "ARTIFACT_MISSING"
+    assert await flows.status() == "FAILED"
+
+
+async def test_a_process_that_dies_while_it_publishes_loses_nothing(flows: FlowsStepper) -> None:
+    """F6: the report was believed; nobody else gets the step, and another process publishes it."""
+    await flows.start({"a": work(), "b": work("a")})
+    held = (await flows.claim())["a"]
+    await flows.write(held)
+    flows.storage.is_dying = True
+    with pytest.raises(ProcessDied):
+        await flows.say(held, artifacts=["out.txt"])
+    flows.storage.is_dying = False
+    assert await flows.lose() == 0
+    assert await flows.claim() == {}
+    assert await flows.say(held, Said.FAILED) is Answer.CONFLICT
+    assert await flows.counter.settle("w", [(held, report(held))], [], 0) == ([Answer.CONFLICT], [])
+    await flows.keeper.publish_again()
+    assert await flows.steps() == {"a": "SUCCEEDED", "b": "READY"}
+    assert await flows.engine.read("r", "a", "out.txt") == written_by(held)
+    assert await flows.say(held, artifacts=["out.txt"]) is Answer.UNCHANGED

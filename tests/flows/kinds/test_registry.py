@@ -10,8 +10,11 @@ from penstock.flows.definition.catalogue import Catalogue
 from penstock.flows.kinds.registry import BUILT_IN_MODULES, check_inputs, open_catalogue
 from penstock.flows.step import KindContext
 from penstock.kernel.errors import BadConfig, Invalid
+from penstock.tracking.contract import NAME_LIMIT
+from tests.support.types import Json
 
 MARKET = {"OHLCV_EXPORT", "CHART_EXPORT", "LLM_REPORT"}
+TARGET: Json = {"tenant": "a", "dictionary": "B", "mode": "DELTA"}
 
 
 def made(catalogue: Catalogue, section: FlowsSection) -> set[str]:
@@ -73,3 +76,29 @@ def test_a_missing_token_is_told_when_workers_are_made(name: str, monkeypatch: p
     with pytest.raises(BadConfig, match=rf"flows\.{name}\.token") as caught:
         found.make_workers(KindContext(section))
     assert caught.value.code == "SECRET_MISSING"
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "wrong"),
+    [
+        ("harvest.run", {"feed": "a"}, [{}, {"feed": "a/b"}, {"feed": "a", "full": "perhaps"}, {"feed": "a", "x": 1}]),
+        ("ingest.run", {"supplier": "a"}, [{}, {"supplier": ".."}, {"supplier": ""}, {"supplier": "a" * 65}]),
+        (
+            "refdata.publish",
+            {**TARGET, "items": "${steps.a.outputs.items}"},
+            [{}, TARGET, {**TARGET, "mode": "X", "items": []}, {**TARGET, "items": [], "from": {"step": "a"}}],
+        ),
+        (
+            "tracking.wait",
+            {"filename": "${scope.f}"},
+            [{}, {"filename": "f", "stage": "x"}, {"pollSeconds": 0}, {"filename": "f" * (NAME_LIMIT + 1)}],
+        ),
+    ],
+)
+def test_inputs_are_looked_over_before(kind: str, good: Json, wrong: list[Json]) -> None:
+    """F2, F14: a mistake is told when the run is asked for, and the field is named; a reference is not one."""
+    check_inputs[kind](good)
+    for inputs in wrong:
+        with pytest.raises(Invalid, match="inputs") as told:
+            check_inputs[kind](inputs)
+        assert told.value.code == "BAD_INPUTS"

@@ -1,6 +1,5 @@
 """F14, F16: what is too much is refused, cut or waits; and no one's trouble is another's."""
 
-import gc
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,12 +9,11 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from penstock.flows import contract, maintenance, store
+from penstock.flows import contract, store
 from penstock.flows.definition.loader import load_file
 from penstock.flows.definition.spec import FlowSpec, StepSpec
 from penstock.flows.definition.validation import checked_steps
 from penstock.flows.engine import advance, engine
-from penstock.flows.model import NewStep
 from penstock.kernel.errors import BadConfig, Invalid
 from tests.flows.scenarios.test_races import statements
 from tests.flows.stepper import FlowsStepper, flows_stepper, inner, mapped, work
@@ -59,37 +57,6 @@ async def test_a_flow_within_that_waits_is_rung_for(flows: FlowsStepper) -> None
     assert rung.is_set()
 
 
-async def test_a_flow_within_gives_no_more_than_a_step_may(
-    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F14: what is more is left out, and it is told."""
-    monkeypatch.setattr(maintenance, "DOCUMENT_LIMIT", 1_000)
-    await flows.start({"f": inner({"a": work(), "b": work()}), "z": work("f")})
-    for one in (await flows.claim()).values():
-        await flows.say(one, outputs={"text": "x" * 600})
-    await flows.tell_outer()
-    assert (await flows.step("f"))["outputs"] == {"runId": "r~f", "outputs": None, "truncated": True}
-
-
-async def test_an_inner_run_that_cannot_be_told_does_not_hold_up_the_others(
-    flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F14: the steps of the others end."""
-    for name in ("x", "y"):
-        await flows.start({"f": inner({"a": work()})}, name)
-    await flows.work()
-    outcome = maintenance._outcome
-
-    async def refused(tx: Any, row: Any, told: Any) -> Any:
-        if told["run_id"] == "x~f":
-            raise Invalid("BROKEN", "it cannot be told")
-        return await outcome(tx, row, told)
-
-    monkeypatch.setattr(maintenance, "_outcome", refused)
-    await flows.keeper.tell_outer()
-    assert [await flows.status(name) for name in ("x", "y")] == ["RUNNING", "SUCCEEDED"]
-
-
 # F2, F14: sizes.
 
 
@@ -121,16 +88,6 @@ async def test_a_scope_has_a_size(flows: FlowsStepper, where: str) -> None:
     assert refused.value.code == "SCOPE_TOO_LARGE"
     assert await flows.db.fetchval("SELECT count(*) FROM flow_run") == 0
     await flows.start({"a": work()}, scope=half)
-
-
-async def test_what_is_given_inline_is_not_remembered(flows: FlowsStepper) -> None:
-    """F2: it does not come again, and there may be much of it; a flow with a name is planned once."""
-    flows.named.add("again", {"named-step": work()})
-    await flows.start({"inline-step": work()})
-    await flows.start(None, "other", flow="again")
-    gc.collect()
-    known = {one.step_id for one in gc.get_objects() if isinstance(one, NewStep)}
-    assert ("inline-step" in known, "named-step" in known) == (False, True)
 
 
 async def test_a_step_logs_so_much(flows: FlowsStepper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,16 +157,6 @@ def test_a_flow_that_runs_by_itself_has_a_shorter_name(tmp_path: Path) -> None:
         else:
             with pytest.raises(BadConfig, match="80 characters"):
                 load_file(file)
-
-
-async def test_a_flow_that_makes_no_sense_does_not_hold_up_the_others(flows: FlowsStepper) -> None:
-    """F16: the schedules after it are kept."""
-    flows.named.add("a" * 95, {"a": work()}, schedule=EVERY_MINUTE)
-    flows.named.add("b", {"a": work()}, schedule=EVERY_MINUTE)
-    for _ in range(2):
-        await flows.keeper.keep_schedules()
-        flows.clock.advance(timedelta(minutes=1))
-    assert await flows.db.fetchval("SELECT count(*) FROM flow_run WHERE flow = 'b'") == 1
 
 
 # F3: width.

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from penstock.flows.contract import Answer, Said
-from penstock.flows.engine.engine import STEPS
+from penstock.flows.contract import Answer
 from penstock.flows.model import Claimed, Report
 from penstock.flows.step import Handler, Step, StepFailed, Workers
 from penstock.flows.worker.local import DirectCounter
 from penstock.flows.worker.loop import StepWorker
 from penstock.flows.worker.reports import checked_outputs
 from penstock.kernel.telemetry.telemetry import Telemetry
-from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, report, work
+from tests.flows.stepper import LEASE, WORK, FlowsStepper, flows_stepper, work
 from tests.support.waiting import becomes
 
 AGAIN = {"maxAttempts": 2, "backoff": 0}
@@ -127,36 +126,3 @@ async def test_a_worker_holds_no_more_than_it_does_at_once(flows: FlowsStepper) 
     async with working(flows, nothing, 4, counter):
         assert await ended(flows) == "SUCCEEDED"
     assert counter.most <= 4
-
-
-async def test_a_step_that_has_its_turn_again_is_told_at_once(flows: FlowsStepper) -> None:
-    """F10, F17: who waits for a step need not wait for the next look."""
-    await flows.start({"a": work(retry=AGAIN), "b": work(), "c": work()})
-    held = await flows.claim()
-    for name, said, is_told in (("a", Said.FAILED, True), ("b", Said.RELEASED, True), ("c", Said.SUCCEEDED, False)):
-        rung = flows.bell.next(STEPS)
-        await flows.say(held[name], said)
-        assert rung.is_set() is is_told, name
-
-
-async def test_the_end_of_a_limited_kind_is_anothers_turn(database_url: str, tmp_path: Path) -> None:
-    """F16: it is told at once, also when nothing has its turn by it."""
-    async with flows_stepper(database_url, tmp_path, limits={WORK: 1}) as flows:
-        await flows.start({"a": work(), "b": work()})
-        held = (await flows.claim())["a"]
-        rung = flows.bell.next(STEPS)
-        await flows.say(held)
-        assert rung.is_set()
-        held = (await flows.claim())["b"]
-        rung = flows.bell.next(STEPS)
-        await flows.counter.settle("w", [(held, report(held))], [WORK], 1)
-        assert rung.is_set()
-
-
-async def test_who_waits_is_let_go_when_the_engine_stops(flows: FlowsStepper) -> None:
-    """F17: a claim that waits for a step is answered with none, at once, so that nobody is waited for."""
-    waiting = asyncio.create_task(flows.engine.claim("w", {WORK: 1}, limit=1, wait=3_600))
-    await asyncio.sleep(0)
-    flows.engine.stop()
-    async with asyncio.timeout(20):
-        assert await waiting == []

@@ -1,6 +1,5 @@
 """F13: reports by a template or by a model that may fail; and the example flow from candles to report."""
 
-import math
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from penstock.flows.kinds.market.candles import Candle, Series
 from penstock.flows.kinds.market.manifest import verdict
 from penstock.flows.kinds.market.ohlcv import OHLCV_EXPORT
 from penstock.flows.kinds.market.report import LLM_REPORT
-from penstock.flows.kinds.market.summary import facts_of, plain
+from penstock.flows.kinds.market.summary import plain
 from penstock.flows.kinds.market.workers import kinds, make_workers
 from penstock.flows.step import KindContext, Workers
 from penstock.settings import load_settings
@@ -70,20 +69,6 @@ def written_by(llm: ScriptedMarketServer, **more: Any) -> Workers:
 
 def report(step_io: RunStepIO) -> str:
     return step_io.artifacts["report", "report.md"].decode()
-
-
-def test_facts_are_what_the_candles_say() -> None:
-    """F13: range, change, volatility, volume, and the deepest fall."""
-    facts = facts_of(Series("TIDE", "1d", CANDLES))
-    assert (facts.open, facts.close, facts.high, facts.low) == (100, 99, 112, 80.5)
-    assert (facts.change, facts.change_percent) == (-1, -1)
-    assert (facts.high_at, facts.low_at) == (BEGIN, BEGIN + DAY)
-    assert facts.range_percent == pytest.approx((112 - 80.5) / 80.5 * 100)
-    assert facts.drawdown_percent == pytest.approx(20)
-    fall, rise = math.log(88 / 110), math.log(99 / 88)
-    assert facts.volatility_percent == pytest.approx(abs(fall - rise) / math.sqrt(2) * 100)
-    assert (facts.volume, facts.mean_volume, facts.busiest_at) == (6_000, 2_000, BEGIN + DAY)
-    assert (facts.rising, facts.candles, list(facts.trends)) == (2, 3, [])
 
 
 @pytest.mark.parametrize("price", [0.0, -5.0, 1e300, 5e-324])

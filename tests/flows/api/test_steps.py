@@ -1,0 +1,218 @@
+"""What workers say over HTTP: claims, heartbeats, reports and artifacts."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.kernel.clock import ManualClock
+from penstock.settings import Settings
+from tests.flows.harness import LEASE, SECOND, FlowsHarness, chain, flows_harness, named, said, step_path
+from tests.support.http import answered, problem
+
+
+async def test_a_claim_is_one_workers_alone(harness: FlowsHarness) -> None:
+    """F4: of two workers one gets the step; its lease and its fence are told."""
+    await harness.create({"a": {"kind": "work", "timeout": 90}})
+    first, second = await asyncio.gather(harness.claim(leaseSeconds=30), harness.claim())
+    [item] = first or second
+    assert not (first and second)
+    assert (item["fence"], item["attempt"], item["timeoutSeconds"]) == (1, 1, 90)
+
+
+async def test_a_claim_waits_for_a_step(harness: FlowsHarness) -> None:
+    """F4: who asks to wait has the step as soon as its turn comes."""
+    waiting = asyncio.create_task(harness.claim(waitSeconds=20))
+    await harness.create(chain("a"))
+    assert [item["stepId"] for item in await waiting] == ["a"]
+
+
+async def test_who_has_gone_is_handed_nothing(harness: FlowsHarness) -> None:
+    """F4: a client that disconnects while it waits does not take a step with it."""
+
+    async def is_gone() -> bool:
+        await harness.create(chain("a"))
+        return True
+
+    assert await harness.engine.claim("w1", {"work": 1}, limit=1, wait=20, is_gone=is_gone) == []
+    assert await harness.statuses() == {"a": "READY"}
+
+
+async def test_the_engines_own_kinds_are_not_handed_out(harness: FlowsHarness) -> None:
+    """F14: nobody claims a map or a flow; no worker can say READY."""
+    for kind in ("map", "flow"):
+        await harness.refused(422, "ENGINE_KIND", "/flow_steps/claim", worker="w", kinds=["work", kind])
+    await harness.create(chain("a"))
+    [item] = await harness.claim()
+    await harness.refused(422, "MALFORMED", f"{step_path(item)}/report", **said(item, "READY"))
+    await harness.refused(422, "MALFORMED", "/flow_steps/report", items=[{**named(item), "status": "READY"}])
+
+
+async def test_an_old_fence_changes_nothing(harness: FlowsHarness, clock: ManualClock) -> None:
+    """F4, F11: a worker whose lease ran out is told so at every turn, and the winner's report counts."""
+    await harness.create(chain("a"))
+    [old] = await harness.claim()
+    clock.advance(LEASE + SECOND)
+    assert await harness.engine.reap() == 1
+    [new] = await harness.claim()
+    path = step_path(old)
+    await harness.refused(409, "SUPERSEDED", f"{path}/report", **said(old))
+    await harness.refused(409, "SUPERSEDED", f"{path}/logs", fence=old["fence"], lines=[{"message": "x"}])
+    problem(
+        await harness.http.put(f"{path}/artifacts/x.md", params={"fence": old["fence"]}, content=b"x"),
+        409,
+        "SUPERSEDED",
+    )
+    beats = await harness.post("/flow_steps/heartbeat", items=[named(old), named(new)])
+    assert [one["state"] for one in beats["items"]] == ["lost", "held"]
+    assert (await harness.report(new))["result"] == "settled"
+
+
+async def test_a_report_said_again_is_a_success(harness: FlowsHarness) -> None:
+    """F5: the same again is 200, another 409, save for outputs that may change later; nobody's step is 404."""
+    await harness.create(chain("a"))
+    [item] = await harness.claim()
+    assert (await harness.report(item, outputs={"n": 1}))["result"] == "settled"
+    assert (await harness.report(item, outputs={"n": 1}))["result"] == "unchanged"
+    assert (await harness.report(item, outputs={"n": 1, "signed_url": "u"}))["status"] == "SUCCEEDED"
+    assert (await harness.run())["steps"]["a"]["outputs"] == {"n": 1, "signed_url": "u"}
+    await harness.refused(409, "STEP_ENDED", f"{step_path(item)}/report", **said(item, outputs={"n": 2}))
+    await harness.refused(404, "STEP_NOT_FOUND", "/flow_runs/r1/steps/none/report", **said(item))
+    await harness.refused(404, "STEP_NOT_FOUND", "/flow_runs/none/steps/a/report", **said(item))
+
+
+async def test_many_are_reported_at_once(harness: FlowsHarness) -> None:
+    """F5: each report of a batch has a result of its own."""
+    await harness.create({name: {"kind": "work"} for name in "abc"})
+    a, b, c = await harness.claim()
+    error = {"code": "BROKEN", "message": "no"}
+    items = [
+        {**named(a), "status": "SUCCEEDED", "outputs": {"n": 1}},
+        {**named(b), "status": "FAILED", "error": error},
+        {**named(c), "fence": 9, "status": "SUCCEEDED"},
+        {**named(c), "stepId": "none", "status": "SUCCEEDED"},
+    ]
+    results = (await harness.post("/flow_steps/report", worker="w2", items=items))["items"]
+    assert [(one["stepId"], one["result"], one["status"]) for one in results] == [
+        ("a", "settled", "SUCCEEDED"),
+        ("b", "settled", "FAILED"),
+        ("c", "superseded", "RUNNING"),
+        ("none", "unknown", None),
+    ]
+    await harness.refused(422, "MALFORMED", "/flow_steps/report", items=[items[0], items[0]])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"status": "FAILED"},
+        {"status": "SUCCEEDED", "error": {"code": "X", "message": "no"}},
+        {"status": "FAILED", "error": {"code": "not a constant", "message": "no"}},
+        {"status": "SUCCEEDED", "outputs": {"x": "\0"}},
+        {"status": "SUCCEEDED", "outputs": {"x": "y" * 300_000}},
+        {"status": "SUCCEEDED", "artifacts": ["../../etc/passwd"]},
+        {"status": "SUCCEEDED", "artifacts": ["a"] * 1_001},
+        {"status": "SUCCEEDED", "fence": "1"},
+        {"status": "SUCCEEDED", "fence": -1},
+        {"status": "SUCCEEDED", "worker": "\0"},
+        {"status": "SUCCEEDED", "nonsense": 1},
+    ],
+)
+async def test_a_report_that_makes_no_sense_is_refused(harness: FlowsHarness, more: dict[str, Any]) -> None:
+    """F5: limits and shapes of all that workers say; the step stays theirs."""
+    await harness.create(chain("a"))
+    [item] = await harness.claim()
+    await harness.refused(422, "MALFORMED", f"{step_path(item)}/report", **{"fence": item["fence"], **more})
+    assert await harness.statuses() == {"a": "RUNNING"}
+
+
+async def test_a_cancelled_run_tells_its_workers(harness: FlowsHarness) -> None:
+    """F9: waiting steps are cancelled at once, a running one hears it at its heartbeat; the first end wins."""
+    await harness.create({"a": {"kind": "work"}, "b": {"kind": "work", "dependsOn": ["a"]}})
+    [item] = await harness.claim()
+    told = await harness.post("/flow_runs/r1/cancel", reason="wrong day")
+    assert told == {"runId": "r1", "status": "CANCELLED"}
+    assert await harness.statuses() == {"a": "RUNNING", "b": "CANCELLED"}
+    [beat] = (await harness.post("/flow_steps/heartbeat", items=[named(item)]))["items"]
+    assert beat["state"] == "cancelled"
+    await harness.report(item, "CANCELLED")
+    run = await harness.run()
+    assert (run["status"], run["reason"], run["steps"]["a"]["status"]) == ("CANCELLED", "wrong day", "CANCELLED")
+    assert (await harness.post("/flow_runs/r1/cancel"))["status"] == "CANCELLED"
+    await harness.create({}, "done")
+    await harness.refused(409, "RUN_ENDED", "/flow_runs/done/cancel")
+
+
+async def test_a_step_that_is_given_back_is_handed_out_again(harness: FlowsHarness) -> None:
+    """F17: RELEASED counts as no attempt."""
+    await harness.create(chain("a"))
+    [item] = await harness.claim()
+    await harness.report(item, "RELEASED")
+    [again] = await harness.claim()
+    assert (again["attempt"], again["fence"]) == (1, 2)
+
+
+async def test_artifacts_are_published_with_the_report_that_counts(harness: FlowsHarness) -> None:
+    """F6: written under the attempt, there with the step's end, with sha256 and size."""
+    await harness.create(chain("a"))
+    [item] = await harness.claim()
+    path = f"{step_path(item)}/artifacts/out/report.md"
+    written = answered(await harness.http.put(path, params={"fence": item["fence"]}, content=b"# hello"))
+    problem(await harness.http.get(path), 404, "ARTIFACT_NOT_FOUND")
+    await harness.report(item, artifacts=["out/report.md"])
+    [kept] = (await harness.run())["steps"]["a"]["artifacts"]
+    assert kept["uri"].endswith("/runs/r1/a/out/report.md")
+    assert (kept["name"], kept["size"], kept["sha256"]) == ("out/report.md", 7, written["sha256"])
+    answer = await harness.http.get(path)
+    assert (answer.content, answer.headers["content-type"]) == (b"# hello", "text/markdown; charset=utf-8")
+    problem(await harness.http.put(path, params={"fence": item["fence"]}, content=b"other"), 409, "SUPERSEDED")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chart.svg", "image/svg+xml"),
+        ("page.html", "text/html; charset=utf-8"),
+        ("candles.json", "application/json"),
+        ("rows.csv.gz", "application/octet-stream"),
+        ("no suffix «ü»", "application/octet-stream"),
+    ],
+)
+async def test_an_artifact_cannot_act_as_our_own_page(harness: FlowsHarness, name: str, content: str) -> None:
+    """F6: what a step left is shown as what it is, in a sandbox, and nobody guesses at its type."""
+    await harness.create(chain("a"))
+    [item] = await harness.claim()
+    path = f"{step_path(item)}/artifacts/{name}"
+    answered(await harness.http.put(path, params={"fence": item["fence"]}, content=b"<script>alert(1)</script>"))
+    await harness.report(item, artifacts=[name])
+    answer = await harness.http.get(path)
+    assert answer.headers["content-type"] == content
+    assert answer.headers["content-security-policy"].startswith("sandbox; default-src 'none'")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-disposition"].isascii()
+
+
+async def test_an_artifact_is_within_the_body_limit(database_url: str, tmp_path: Path) -> None:
+    """F6: a body over the server's limit is 413, a name that leads elsewhere 422."""
+    small = Settings.model_validate({"server": {"body_limit": 2_000}})
+    async with flows_harness(database_url, tmp_path, settings=small) as harness:
+        await harness.create(chain("a"))
+        [item] = await harness.claim()
+        path, params = f"{step_path(item)}/artifacts", {"fence": item["fence"]}
+        problem(await harness.http.put(f"{path}/a", params=params, content=b"x" * 3_000), 413, "BODY_TOO_LARGE")
+        for name in ("%2e%2e%2fx", "a%00b", "a%5cb", "a//b", "x" * 201):
+            answer = await harness.http.put(f"{path}/{name}", params=params, content=b"x")
+            assert answer.status_code == 422, answer.text
+        assert [one async for one in harness.storage.list()] == []
+
+
+async def test_an_artifact_that_was_removed_is_gone(harness: FlowsHarness) -> None:
+    """F6: the step knows of it, the store does not: 404, not half an answer."""
+    await harness.create(chain("a"))
+    [item] = await harness.claim()
+    path = f"{step_path(item)}/artifacts/x"
+    answered(await harness.http.put(path, params={"fence": item["fence"]}, content=b"x"))
+    await harness.report(item, artifacts=["x"])
+    await harness.storage.delete("runs/r1/a/x")
+    problem(await harness.http.get(path), 404, "ARTIFACT_GONE")

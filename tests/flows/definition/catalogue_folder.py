@@ -1,0 +1,31 @@
+"""A folder of flows that a catalogue looks at."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from penstock.flows.config import FlowsSection
+from penstock.flows.definition.catalogue import Catalogue
+from penstock.kernel.clock import ManualClock
+
+SECOND = timedelta(seconds=1)
+GOOD = "name: {name}\nsteps:\n  a: {{kind: http}}\n  b: {{kind: http, dependsOn: [a]}}\n"
+
+
+class CatalogueFolder:
+    """A folder of flows, and a catalogue that looks at it."""
+
+    def __init__(self, path: Path, clock: ManualClock) -> None:
+        self.path, self._clock = path, clock
+
+    def write(self, file: str, text: str) -> Path:
+        (self.path / file).write_text(text)
+        return self.path / file
+
+    def good(self, name: str) -> Path:
+        return self.write(f"{name}.yaml", GOOD.format(name=name))
+
+    def catalogue(self, **section: object) -> Catalogue:
+        return Catalogue(FlowsSection.model_validate({"folder": self.path, **section}), self._clock)
+
+    def later(self) -> None:
+        self._clock.advance(SECOND)

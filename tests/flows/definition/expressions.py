@@ -1,0 +1,28 @@
+"""A condition for tests, over a scope and steps that have ended."""
+
+from penstock.flows.definition.expression_eval import Context
+from penstock.flows.definition.templates import condition
+
+SCOPE = {
+    "mode": "full",
+    "n": 3,
+    "zero": 0,
+    "half": 0.5,
+    "on": True,
+    "nothing": None,
+    "list": [1, 2, {"k": "v"}],
+    "map": {"items": "own", "a b": 1, "from": 2},
+    "empty": [],
+}
+CONTEXT = Context(
+    "run-1",
+    SCOPE,
+    {"fetch": {"rows": 5, "keys": ["a"]}, "fetch-eu": {"rows": 7}, "lost": {}},
+    {"fetch": "SUCCEEDED", "lost": "SKIPPED"},
+    item={"symbol": "BTC"},
+    index=4,
+)
+
+
+def holds(text: str, context: Context = CONTEXT) -> bool:
+    return condition(text).holds(context)
