@@ -5,15 +5,17 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.run.hooks import Hooks, Outcome
+from penstock.ingest.run.publish import Step
 from penstock.ingest.run.run import Ingestion
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
+from penstock.ingest.workspace import Workplace
 from penstock.kernel.clock import ManualClock
 from tests.support.types import Json
 
@@ -106,3 +108,11 @@ class IngestHarness:
 
 def failure(outcome: Outcome) -> FailureCode | None:
     return outcome.manifest.failure.code if outcome.manifest and outcome.manifest.failure else None
+
+
+def aim(harness: IngestHarness, *aims: Json) -> None:
+    harness.configure({**KEYED, "targets": list(aims)})
+
+
+def run(place: Workplace, on_step: Callable[[Step], None] = lambda _step: None) -> Outcome:
+    return place.run(SUPPLIER, Hooks(on_step=on_step), waits=False)

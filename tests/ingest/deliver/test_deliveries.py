@@ -19,7 +19,7 @@ import pytest
 from penstock.ingest.config import AlertSection
 from penstock.ingest.deliver import targets
 from penstock.ingest.deliver.deliveries import Deliveries
-from penstock.ingest.model import Alert, Failed
+from penstock.ingest.model import Alert
 from penstock.ingest.state.reader import open_state
 from penstock.ingest.state.supplier_status import standing
 from penstock.ingest.supplier import DictionaryTarget, load_supplier
@@ -28,7 +28,7 @@ from penstock.ingest.tree.async_bridge import Bridge
 from penstock.kernel.clock import ManualClock
 from penstock.kernel.errors import PenstockError
 from penstock.refdata import contract
-from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, clock_of_today, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, aim, clock_of_today, snapshot
 from tests.services.postgres import module_database
 from tests.support.processes import Up, penstock
 from tests.support.settings import write_config
@@ -95,11 +95,6 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> IngestHarness:
-    return IngestHarness(tmp_path / "root", KEYED)
-
-
-@pytest.fixture
 def deliver(harness: IngestHarness, clock: ManualClock) -> Iterator[Callable[[], dict[str, str]]]:
     """Tell whoever was not told yet, by the configuration as it stands; what came of it."""
     with closing(Bridge()) as bridge:
@@ -116,10 +111,6 @@ Deliver = Callable[[], dict[str, str]]
 
 def markers(harness: IngestHarness) -> list[Path]:
     return sorted((harness.root / paths.run(harness.current() or "", "deliveries")).glob("*.json"))
-
-
-def aim(harness: IngestHarness, *aims: Json) -> None:
-    harness.configure({**KEYED, "targets": list(aims)})
 
 
 def alerts(harness: IngestHarness, clock: ManualClock) -> list[Alert]:
@@ -432,21 +423,6 @@ def test_a_flow_that_is_not_there_yet(harness: IngestHarness, up: Up, clock: Man
     assert "not-yet" in came
     assert harness.current() == run_id
     assert alerts(harness, clock) == [Alert.UNDELIVERED]
-
-
-def test_a_target_is_one_thing(harness: IngestHarness) -> None:
-    """I23: none, or two in one, is a mistake of the configuration, and told as one."""
-    for wrong in ({}, {"flow": {"name": FLOW}, "webhook": {"url": "http://127.0.0.1:1/gone"}}):
-        aim(harness, wrong)
-        with pytest.raises(Failed, match="give a dictionary, a flow or a webhook"):
-            load_supplier(harness.root / paths.config(SUPPLIER))
-
-
-def test_a_target_is_named_once(harness: IngestHarness) -> None:
-    """I23: a second one would share the first one's marker, and never be told."""
-    aim(harness, *({"flow": {"name": FLOW, "scope": {"market": market}}} for market in ("de", "ru")))
-    with pytest.raises(Failed, match="a target is there twice"):
-        load_supplier(harness.root / paths.config(SUPPLIER))
 
 
 @pytest.mark.full

@@ -1,8 +1,6 @@
 """What may be published: quality asked for, guards against the state before, duplicates, and what a change is."""
 
 import json
-import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -10,14 +8,11 @@ from typing import Any
 
 import pytest
 import typer.main
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from penstock.cli.main import app
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Stats
 from penstock.ingest.tree import paths
-from tests.ingest.harness import COLUMNS, KEYED, QUALITY, SUPPLIER, IngestHarness, failure, snapshot
+from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, failure, snapshot
 from tests.support.types import Json
 
 GOOD = {f"good{number}": number for number in range(100)}
@@ -85,15 +80,6 @@ def test_quality_is_judged_as_asked(
         harness.publish(content)
     else:
         assert_failed(harness, content, code)
-
-
-@given(good=st.integers(0, 10**9), bad=st.integers(0, 10**9))
-@example(good=0, bad=0)
-def test_the_ratio_is_of_all_rows(good: int, bad: int) -> None:
-    """I7: bad rows by all rows that count; no rows are no bad rows."""
-    ratio = Stats(good_rows=good, bad_rows=bad).bad_ratio
-    assert ratio == (bad / (good + bad) if good + bad else 0)
-    assert 0 <= ratio <= 1
 
 
 @pytest.mark.parametrize("lost", ["min_fact_count", "max_bad_ratio", "allow_empty_snapshot", "all"])
@@ -227,86 +213,6 @@ def test_duplicate_keys_may_fail_the_run(harness: IngestHarness) -> None:
     """I18: with `fail` a key that comes twice publishes nothing."""
     harness.configure({**KEYED, "duplicate_keys": "fail"})
     assert "2 rows repeat" in assert_failed(harness, TWICE, FailureCode.DQ_DUPLICATE_KEYS)["failure"]
-
-
-KEYS = st.text("aбß\"',;1{}\\", min_size=1, max_size=3)
-SNAPSHOTS = st.dictionaries(KEYS, st.integers(-9, 9), max_size=12)
-
-
-@pytest.mark.parametrize("is_keyed", [True, False])
-@settings(max_examples=20)
-@given(before=SNAPSHOTS, after=SNAPSHOTS)
-@example(before={}, after={})
-@example(before={"a": 1, "б": 2, "1": 3}, after={"б": 2, "1": 4, "ß": 5})
-def test_changes_are_what_a_plain_comparison_finds(is_keyed: bool, before: Json, after: Json) -> None:
-    """I21: the counts and the keys kept with the state are exactly those of two dicts side by side."""
-    source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
-    config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
-    with tempfile.TemporaryDirectory() as folder:
-        harness = IngestHarness(Path(folder), {**config, "key": ["sku"]} if is_keyed else config)
-        first, second = (harness.run(snapshot(prices)).manifest for prices in (before, after))
-        assert first is not None
-        if before == after:  # the same file
-            assert second is None
-            return
-        assert second is not None
-        changes = harness.told(paths.state(SUPPLIER, second.run_id, paths.CHANGES))
-        lines = harness.lines(paths.state(SUPPLIER, second.run_id, paths.CHANGED_KEYS))
-        assert changes == harness.told(paths.run(second.run_id, paths.MANIFEST))["changes"]
-    expected = _keyed(before, after) if is_keyed else _whole(before, after)
-    counts = {name: len(expected[name]) for name in ("added", "removed", "changed", "unchanged")}
-    assert changes == {"previous": first.run_id, **counts}
-    if is_keyed:
-        found = {name: {one["key"]["sku"] for one in lines if one["change"] == name} for name in expected}
-        assert found == {**expected, "unchanged": set()}
-    assert len(lines) == counts["added"] + counts["removed"] + counts["changed"]
-
-
-FACTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=12)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("is_keyed", [True, False])
-@settings(max_examples=20)
-@given(before=FACTS, after=FACTS)
-@example(before=[("a", 1), ("a", 2), ("b", 1)], after=[("b", 1), ("a", 2), ("a", 1)])
-@example(before=[("a", 1), ("a", 1)], after=[("a", 1), ("a", 1), ("a", 1), ("b", 1)])
-def test_facts_that_come_twice_are_two(
-    is_keyed: bool, before: list[tuple[str, int]], after: list[tuple[str, int]]
-) -> None:
-    """I21: with repeated keys that are kept, or no key, the same rows in another order are no change."""
-    source = {"header": 1, "delimiter": ",", "format": "csv", "encoding": "utf-8"}
-    config = {**QUALITY, "columns": COLUMNS, "source": source, "allow_empty_snapshot": True}
-    with tempfile.TemporaryDirectory() as folder:
-        harness = IngestHarness(
-            Path(folder), {**config, "key": ["sku"], "duplicate_keys": "keep"} if is_keyed else config
-        )
-        harness.publish(snapshot(before))
-        if before == after:  # the same file
-            return
-        run_id = harness.publish(snapshot(after))
-        changes = harness.told(paths.state(SUPPLIER, run_id, paths.CHANGES))
-    same = Counter(before) & Counter(after)
-    gone, come = (Counter(sku for sku, _ in (Counter(facts) - same).elements()) for facts in (before, after))
-    changed = (gone & come).total() if is_keyed else 0
-    expected = {"added": come.total() - changed, "removed": gone.total() - changed, "changed": changed}
-    assert {**expected, "unchanged": same.total()}.items() <= changes.items()
-
-
-def _keyed(before: Json, after: Json) -> dict[str, set[Any]]:
-    both = before.keys() & after.keys()
-    changed = {key for key in both if before[key] != after[key]}
-    return {
-        "added": after.keys() - before.keys(),
-        "removed": before.keys() - after.keys(),
-        "changed": changed,
-        "unchanged": both - changed,
-    }
-
-
-def _whole(before: Json, after: Json) -> dict[str, set[Any]]:
-    old, new = set(before.items()), set(after.items())
-    return {"added": new - old, "removed": old - new, "changed": set(), "unchanged": old & new}
 
 
 @pytest.mark.parametrize("dedup", ["accepted", "current"])

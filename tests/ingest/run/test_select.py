@@ -2,64 +2,24 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from penstock.ingest.config import RetentionSection
 from penstock.ingest.model import Arrival
 from penstock.ingest.run import ledger, select
 from penstock.ingest.run.publish import Step
-from penstock.ingest.tree import disk, paths
+from penstock.ingest.tree import disk
 from penstock.ingest.tree.folder import FolderTree
 from penstock.kernel.clock import ManualClock
-from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv, quick_folder
+from tests.ingest.later_tree import FIRST, NEW, WINDOW, LaterTree
+from tests.ingest.supplier_folder import SUPPLIER, Facts, SupplierFolder, csv
 
-WINDOW = 30.0
 DAY = timedelta(days=1)
-FIRST: Facts = {"A": 1}
-NEW: Facts = {"A": 2}
 LAST: Facts = {"A": 3}
 FAR_OFF = [-(2**31), 0, 4_102_444_800, 2**33, 15_032_385_535]
 NO_CALENDAR = [-(2**40), 2**40, 2**50]
-
-
-class LaterTree(FolderTree):
-    """A disk whose clock is put on or back by a test; what is written then is dated so."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.later = 0.0
-        self._written: dict[str | None, tuple[str, float]] = {}
-
-    def now(self) -> float:
-        return super().now() + self.later
-
-    def arrivals(self, supplier: str) -> list[Arrival]:
-        return [self._dated(one) for one in super().arrivals(supplier)]
-
-    def _dated(self, arrival: Arrival) -> Arrival:
-        if self._written.get(arrival.identity, ("", 0.0))[0] != arrival.signature:
-            self._written[arrival.identity] = (arrival.signature, self.later)
-        assert arrival.changed_at is not None
-        later = timedelta(seconds=self._written[arrival.identity][1])
-        return replace(arrival, changed_at=arrival.changed_at + later)
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(datetime.now(UTC))
-
-
-@pytest.fixture
-def supplier(clock: ManualClock) -> Iterator[SupplierFolder]:
-    with quick_folder() as folder:
-        supplier = SupplierFolder(folder, clock)
-        supplier.tree = LaterTree(folder)
-        supplier.configure(window=WINDOW)
-        yield supplier
 
 
 def advance(supplier: SupplierFolder, seconds: float) -> None:
@@ -336,57 +296,3 @@ def test_our_clock_may_go_back(supplier: SupplierFolder, clock: ManualClock, bac
         assert age >= 0
     assert supplier.facts() == {"A": 4}
     supplier.check_all_is_well()
-
-
-@pytest.mark.parametrize("jump", [-4000 * DAY, -DAY, timedelta(hours=11)])
-def test_gc_removes_nothing_when_the_clock_goes_back(
-    supplier: SupplierFolder, clock: ManualClock, jump: timedelta
-) -> None:
-    """I12: what is not old by the clock stays, and so does what is from the future."""
-    supplier.configure(window=0)
-    for number in range(3):
-        supplier.drop("new.csv", csv({"A": number}), at=number)
-        supplier.run()
-    supplier.drop("again.csv", csv({"A": 0}))
-    supplier.run()
-    clock.advance(jump)
-    assert supplier.sweep().found == []
-    supplier.check_all_is_well()
-    assert supplier.facts() == {"A": 2}
-
-
-def test_gc_keeps_what_is_current_however_late_it_is(supplier: SupplierFolder, clock: ManualClock) -> None:
-    """I12: the current state, its run and its mark stay; all else goes when its time has come."""
-    supplier.configure(window=0)
-    for number in range(3):
-        supplier.drop("new.csv", csv({"A": number}), at=number)
-        supplier.run()
-        clock.advance(timedelta(minutes=1))
-    pointer = supplier.pointer()
-    assert pointer is not None
-    clock.advance(timedelta(hours=13))
-    gone = [one.path for one in supplier.sweep().found]
-    assert sorted(gone) == sorted(paths.state(SUPPLIER, run) for run in supplier.tree.runs(SUPPLIER)[:2])
-    clock.advance(4000 * DAY)
-    supplier.sweep(RetentionSection(state_retention_hours=0))
-    assert supplier.tree.states(SUPPLIER) == supplier.tree.runs(SUPPLIER) == [pointer.run_id]
-    assert [one.path for one in supplier.tree.files(f"{paths.ACCEPTED}/{SUPPLIER}")] != []
-    assert supplier.facts() == {"A": 2}
-    supplier.sent.clear()
-    supplier.check_all_is_well()
-
-
-def test_a_state_that_was_replaced_by_a_wrong_clock_stays_its_time(
-    supplier: SupplierFolder, clock: ManualClock
-) -> None:
-    """I12: a state published while the clock was in the past was not replaced in the past."""
-    supplier.configure(window=0)
-    supplier.drop("new.csv", csv(FIRST), at=1)
-    supplier.run()
-    clock.advance(-400 * DAY)
-    supplier.drop("new.csv", csv(NEW), at=2)
-    supplier.run()
-    clock.advance(400 * DAY)
-    assert supplier.sweep().found == []
-    clock.advance(timedelta(hours=13))
-    assert len(supplier.sweep().found) == 1

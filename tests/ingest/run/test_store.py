@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,10 +15,8 @@ import pytest
 from penstock.app.platform import open_workplace
 from penstock.ingest.api.queries import IngestViews
 from penstock.ingest.contract import RunState
-from penstock.ingest.maintenance import forget_old_runs
 from penstock.ingest.model import RUN
 from penstock.ingest.run import ledger, store
-from penstock.ingest.run.hooks import Hooks, Outcome
 from penstock.ingest.run.publish import Step
 from penstock.ingest.tree import paths
 from penstock.ingest.tree.folder import FolderTree
@@ -27,38 +24,13 @@ from penstock.ingest.workspace import Workplace
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import Conflict, Transient
 from penstock.settings import Settings
-from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, failure, snapshot
-from tests.support.crash import Killed, call_at
+from tests.ingest.harness import SUPPLIER, IngestHarness, failure, run, snapshot
+from tests.support.crash import call_at
 from tests.support.processes import penstock
 
 ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
 BROKEN = snapshot({"A": "none"})
 WAIT = 30
-
-
-@pytest.fixture
-def harness(tmp_path: Path) -> IngestHarness:
-    return IngestHarness(tmp_path / "root", KEYED)
-
-
-@pytest.fixture
-def configured(harness: IngestHarness, database_url: str) -> Settings:
-    return Settings.model_validate({"database": {"url": database_url}, "ingest": {"root": str(harness.root)}})
-
-
-@pytest.fixture
-def place(configured: Settings) -> Iterator[Workplace]:
-    with open_workplace(configured, uses_database=True) as place:
-        yield place
-
-
-@pytest.fixture
-def views(db: Database, place: Workplace, configured: Settings) -> IngestViews:
-    return IngestViews(db, place.tree, configured.ingest)
-
-
-def run(place: Workplace, on_step: Callable[[Step], None] = lambda _step: None) -> Outcome:
-    return place.run(SUPPLIER, Hooks(on_step=on_step), waits=False)
 
 
 async def test_the_table_knows_the_machines_states(db: Database) -> None:
@@ -106,28 +78,6 @@ async def test_runs_and_moves_are_recorded(harness: IngestHarness, place: Workpl
         ("two.csv", "published", second.run_id),
         ("broken.csv", "DQ_TOO_MANY_BAD_ROWS", third.run_id),
     ]
-
-
-@pytest.mark.parametrize(
-    ("step", "ended"),
-    [(Step.STARTED, "FAIL"), (Step.SWITCHING, "FAIL"), (Step.SWITCHED, "PASS"), (Step.MOVED, "PASS")],
-)
-async def test_a_run_that_was_killed_is_ended_by_the_next(
-    harness: IngestHarness, place: Workplace, views: IngestViews, step: Step, ended: str
-) -> None:
-    """I16: FAIL INTERRUPTED before the switch, PASS after it; until then it is seen as running."""
-    harness.drop(ONE)
-    with pytest.raises(Killed):
-        run(place, call_at(step))
-    (known,) = (await views.runs(None, None, store.START, 10)).items
-    assert (known.status, known.manifest) == (RunState.RUNNING, None)
-    run(place)
-    row, _, history = await views.run(known.run_id)
-    assert (row.status.value, row.failure_code) == (ended, "INTERRUPTED" if ended == "FAIL" else None)
-    assert row.manifest == harness.told(paths.run(known.run_id, paths.MANIFEST))
-    assert [one.entry.target for one in history] == ["RUNNING", ended]
-    assert (harness.current() == known.run_id) == (ended == "PASS")
-    assert harness.names(paths.inbox(SUPPLIER)) == []
 
 
 @contextmanager
@@ -254,30 +204,6 @@ def test_a_named_root_needs_no_database(harness: IngestHarness, tmp_path: Path) 
     harness.drop(ONE)
     (tmp_path / "penstock.yaml").write_text("database: {url: 'postgresql://nobody@127.0.0.1:1/none'}\n")
     assert penstock("ingest", "run", SUPPLIER, "--root", "root", cwd=tmp_path).code == 0
-
-
-async def test_old_runs_are_forgotten(
-    harness: IngestHarness, place: Workplace, views: IngestViews, db: Database, configured: Settings
-) -> None:
-    """I12: runs and moves older than what is kept of them go, so many at a time; one under way stays."""
-    ids = []
-    for content in (ONE, TWO, THREE):
-        harness.drop(content)
-        manifest = run(place).manifest
-        assert manifest is not None
-        ids.append(manifest.run_id)
-    harness.drop(BROKEN)
-    with pytest.raises(Killed):
-        run(place, call_at(Step.STARTED))
-    await db.execute("UPDATE ingest_run SET started_at = started_at - interval '40 days' WHERE run_id <> $1", ids[2])
-    await db.execute("UPDATE ingest_move SET moved_at = moved_at - interval '40 days' WHERE run_id <> $1", ids[2])
-    async with db.transaction() as tx:
-        assert await store.prune(tx, db.clock.now() - timedelta(days=41), 100) == 0
-        assert await store.prune(tx, db.clock.now() - timedelta(days=39), 1) == 2
-    await forget_old_runs(configured.ingest, db)
-    left = (await views.runs(None, None, store.START, 10)).items
-    assert {(one.run_id in ids, one.status) for one in left} == {(True, RunState.PASS), (False, RunState.RUNNING)}
-    assert [one.run_id for one in await views.moves(SUPPLIER, 10)] == [ids[2]]
 
 
 async def test_an_end_that_is_told_twice_counts_once(harness: IngestHarness, place: Workplace, db: Database) -> None:

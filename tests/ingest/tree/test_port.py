@@ -1,41 +1,29 @@
 """The tree's promises, kept by the folder and by the bucket alike."""
 
-import asyncio
-import hashlib
 import os
-import stat
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.model import Arrival, Failed, Pointer
+from penstock.ingest.model import Failed, Pointer
 from penstock.ingest.supplier import load_supplier
-from penstock.ingest.tree import bucket, disk, paths
-from penstock.ingest.tree.async_bridge import Bridge
-from penstock.ingest.tree.bucket import BucketTree
-from penstock.ingest.tree.port import Changed, Tree, pointer_in
-from penstock.kernel.errors import BadConfig, Conflict, Corrupt, NotFound, Transient
-from penstock.kernel.storage.objects import ObjectStorage
+from penstock.ingest.tree import disk, paths
+from penstock.ingest.tree.port import Changed, pointer_in
+from penstock.kernel.errors import Conflict, Corrupt, NotFound
+from tests.ingest.tree.arrivals import BROKEN, INBOX, arrival, arrived, published, sha256
 from tests.ingest.tree_backends import (
     SUPPLIER,
     BucketBackend,
     FolderBackend,
     TreeBackend,
     drop,
-    s3_backend,
-    stored_backend,
     stored_paths,
 )
-from tests.services.s3 import S3Bucket, open_s3_bucket
 
-INBOX = paths.inbox(SUPPLIER)
-BROKEN = paths.broken(SUPPLIER)
 ODD_NAMES = [
     "price list (final) 2.csv",
     "Прайс-лист от 01.02.csv",
@@ -44,59 +32,6 @@ ODD_NAMES = [
     "日" * 83 + ".csv",
     "y" * 251 + ".csv",
 ]
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Bucket]:
-    with open_s3_bucket() as place:
-        yield place
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> FolderBackend:
-    root = tmp_path / "root"
-    root.mkdir()
-    backend = FolderBackend(root)
-    backend.tree.prepare(SUPPLIER)
-    return backend
-
-
-@pytest.fixture
-def s3_bucket(s3: S3Bucket, tmp_path: Path) -> Iterator[BucketBackend]:
-    with s3_backend(s3, tmp_path / "machines") as backend:
-        yield backend
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Iterator[BucketBackend]:
-    with stored_backend(tmp_path / "objects", tmp_path / "machines") as backend:
-        yield backend
-
-
-@pytest.fixture(params=["folder", "s3_bucket", "stored"])
-def backend(request: pytest.FixtureRequest) -> TreeBackend:
-    chosen: TreeBackend = request.getfixturevalue(request.param)
-    return chosen
-
-
-@pytest.fixture(params=["s3_bucket", "stored"])
-def anywhere(request: pytest.FixtureRequest) -> BucketBackend:
-    chosen: BucketBackend = request.getfixturevalue(request.param)
-    return chosen
-
-
-def arrived(backend: TreeBackend, name: str = "price.csv", content: bytes = b"content") -> Arrival:
-    drop(backend, name, content)
-    return arrival(backend.tree, name)
-
-
-def arrival(tree: Tree, name: str) -> Arrival:
-    [found] = [one for one in tree.arrivals(SUPPLIER) if one.name == name]
-    return found
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 # What comes in.
@@ -184,17 +119,6 @@ def test_a_name_no_object_can_have_is_not_seen(folder: FolderBackend, stored: Bu
     assert stored.tree.arrivals(SUPPLIER) == []
 
 
-def test_a_name_of_another_encoding_can_be_told(folder: FolderBackend) -> None:
-    """I2, I8: a name that is no UTF-8 is written so that JSON can hold it, and the file is found by it."""
-    raw = os.fsdecode("Прайс.csv".encode("cp1251"))
-    drop(folder, raw, b"x")
-    [found] = folder.tree.arrivals(SUPPLIER)
-    assert found.name == r"\xcf\xf0\xe0\xe9\xf1.csv"
-    assert folder.tree.take(found) == sha256(b"x")
-    assert folder.tree.move(found, BROKEN) == f"{BROKEN}/{found.name}"
-    assert folder.tree.arrivals(SUPPLIER) == []
-
-
 # Moves.
 
 
@@ -242,49 +166,6 @@ def test_what_changed_is_not_moved(backend: TreeBackend) -> None:
     assert backend.tree.move(found, BROKEN) is None
     assert stored_paths(backend.tree, BROKEN) == []
     assert backend.tree.read(f"{INBOX}/price.csv") == b"after!"
-
-
-def test_what_comes_amid_a_move_stays(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I2: a file that takes the name of one that is being moved is not lost, and neither is that one."""
-    found = arrived(anywhere, content=b"before")
-    create = type(anywhere.storage).create
-
-    async def late(storage: object, path: str, data: bytes) -> object:
-        made = await create(storage, path, data)  # type: ignore[arg-type]
-        await anywhere.storage.put(f"{INBOX}/price.csv", b"after!")
-        return made
-
-    monkeypatch.setattr(type(anywhere.storage), "create", late)
-    moved = anywhere.tree.move(found, BROKEN)
-    assert moved == f"{BROKEN}/price.csv"
-    assert (anywhere.tree.read(moved), anywhere.tree.read(f"{INBOX}/price.csv")) == (b"before", b"after!")
-
-
-def test_a_large_file_moves_in_parts(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I2: what is too large to be written in one go overwrites nothing either."""
-    monkeypatch.setattr(bucket, "SMALL", 1000)
-    for letter in (b"a", b"b"):
-        assert anywhere.tree.move(arrived(anywhere, content=letter * 5000), BROKEN) is not None
-    assert [anywhere.tree.read(f"{BROKEN}/{name}") for name in stored_paths(anywhere.tree, BROKEN)] == [
-        b"a" * 5000,
-        b"b" * 5000,
-    ]
-    assert anywhere.tree.arrivals(SUPPLIER) == []
-
-
-def test_a_failed_move_leaves_the_name_free(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I2: a move that could not be ended has moved nothing, and the next one takes the same name."""
-    monkeypatch.setattr(bucket, "SMALL", 1000)
-    found = arrived(anywhere, content=b"a" * 5000)
-
-    async def fail(*_: object) -> None:
-        raise Transient("STORAGE_DOWN", "no")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(anywhere.storage), "put_file", fail)
-        with pytest.raises(Transient):
-            anywhere.tree.move(found, BROKEN)
-    assert anywhere.tree.move(found, BROKEN) == f"{BROKEN}/price.csv"
 
 
 # Files.
@@ -412,21 +293,6 @@ def test_work_is_private_and_gone(backend: TreeBackend) -> None:
 # The state.
 
 
-def published(backend: TreeBackend, run_id: str, fence: int = 1) -> Pointer:
-    """A state that is stored, and not current yet."""
-    pointer = Pointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
-    with backend.tree.work(SUPPLIER, run_id) as work:
-        made = work / "state"
-        made.mkdir()
-        (made / paths.FACTS).write_bytes(run_id.encode())
-        (made / paths.POINTER).write_text(
-            f'{{"run_id": "{run_id}", "sha256": "{pointer.sha256}", "fence": {fence},'
-            f' "published_at": "{pointer.published_at}"}}'
-        )
-        backend.tree.publish(made, SUPPLIER, run_id)
-    return pointer
-
-
 def test_a_state_becomes_current_by_the_switch(backend: TreeBackend) -> None:
     """I11: what is stored is not current before the switch, and is whole."""
     assert backend.tree.pointer(SUPPLIER) is None
@@ -457,94 +323,6 @@ def test_a_late_writer_cannot_switch_back(backend: TreeBackend) -> None:
     assert backend.tree.pointer(SUPPLIER) == second
 
 
-@pytest.mark.parametrize("has_state", [False, True])
-def test_of_many_writers_one_switches(anywhere: BucketBackend, has_state: bool) -> None:
-    """I11: machines that hold no common lock switch at the same moment, and one of them wins."""
-    seen = published(anywhere, "before") if has_state else None
-    if seen is not None:
-        anywhere.tree.switch(SUPPLIER, seen, None)
-    pointers = [published(anywhere, f"run{number}", 2) for number in range(6)]
-    barrier = threading.Barrier(6)
-
-    def switch(pointer: Pointer) -> FailureCode | None:
-        machine = anywhere.machine()
-        barrier.wait(10)
-        try:
-            machine.switch(SUPPLIER, pointer, seen)
-        except Failed as failed:
-            return failed.code
-        return None
-
-    with ThreadPoolExecutor(6) as writers:
-        outcomes = list(writers.map(switch, pointers))
-    assert sorted(map(str, outcomes)) == ["None", *["SUPERSEDED"] * 5]
-    assert anywhere.tree.pointer(SUPPLIER) == pointers[outcomes.index(None)]
-
-
-@pytest.mark.parametrize("call", ["create", "replace"])
-def test_a_writer_paused_amid_the_switch_is_late(
-    anywhere: BucketBackend, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I11: between looking and writing another publishes; the writer that wakes up changes nothing."""
-    tree, seen = anywhere.tree, None
-    if call == "replace":
-        tree.switch(SUPPLIER, seen := published(anywhere, "before"), None)
-    mine, theirs = published(anywhere, "mine", 2), published(anywhere, "theirs", 2)
-    another = anywhere.machine()
-    write = getattr(type(anywhere.storage), call)
-
-    async def paused(storage: object, *args: object, **options: object) -> object:
-        monkeypatch.undo()
-        switched = threading.Thread(target=another.switch, args=(SUPPLIER, theirs, seen))
-        switched.start()
-        switched.join()
-        return await write(storage, *args, **options)
-
-    monkeypatch.setattr(type(anywhere.storage), call, paused)
-    with pytest.raises(Failed) as failed:
-        tree.switch(SUPPLIER, mine, seen)
-    assert failed.value.code is FailureCode.SUPERSEDED
-    assert tree.pointer(SUPPLIER) == theirs
-
-
-def test_an_answer_that_was_lost_is_no_defeat(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I11: a client that asks again, because the answer was lost, is not superseded by itself."""
-    mine = published(anywhere, "mine")
-    create = type(anywhere.storage).create
-
-    async def twice(storage: object, path: str, data: bytes) -> object:
-        await create(storage, path, data)  # type: ignore[arg-type]
-        return await create(storage, path, data)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(anywhere.storage), "create", twice)
-    anywhere.tree.switch(SUPPLIER, mine, None)
-    assert anywhere.tree.pointer(SUPPLIER) == mine
-
-
-def test_a_state_that_was_swept_is_not_switched_to(anywhere: BucketBackend) -> None:
-    """I12: a writer that slept until its state was removed publishes nothing."""
-    mine = published(anywhere, "mine")
-    anywhere.tree.remove(paths.state(SUPPLIER, "mine"))
-    with pytest.raises(Failed) as failed:
-        anywhere.tree.switch(SUPPLIER, mine, None)
-    assert failed.value.code is FailureCode.SUPERSEDED
-    assert anywhere.tree.pointer(SUPPLIER) is None
-
-
-def test_a_pointer_comes_after_what_it_points_to(anywhere: BucketBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I11: the facts are stored first, and the state's own pointer last."""
-    stored: list[str] = []
-    keep = BucketTree.keep
-
-    def noted(tree: BucketTree, source: Path, path: str) -> None:
-        stored.append(source.name)
-        keep(tree, source, path)
-
-    monkeypatch.setattr(BucketTree, "keep", noted)
-    published(anywhere, "mine")
-    assert stored == [paths.FACTS, paths.POINTER]
-
-
 def test_a_damaged_pointer_is_told(backend: TreeBackend) -> None:
     """I14: what is no pointer is never taken for one."""
     first = published(backend, "first")
@@ -569,117 +347,3 @@ def test_a_pointer_of_a_later_release_is_read() -> None:
 def _overwrite(file: Path) -> None:
     file.chmod(0o644)
     file.write_bytes(b"{")
-
-
-# The folder alone.
-
-
-def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
-    """I11: nobody changes a published state by mistake; the pointer is a relative link, so the tree can be moved."""
-    folder.tree.switch(SUPPLIER, published(folder, "first"), None)
-    state = folder.root / paths.state(SUPPLIER, "first")
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())] == [0o555, 0o444, 0o444]
-    link = folder.root / paths.CURRENT / SUPPLIER
-    assert not link.readlink().is_absolute()
-    assert link.resolve() == state
-    assert [path.name for path in link.parent.iterdir()] == [SUPPLIER]
-
-
-def test_what_is_being_read_stays(folder: FolderBackend) -> None:
-    """I12: a state goes when its last reader has ended, and not before."""
-    published(folder, "first")
-    path = paths.state(SUPPLIER, "first")
-    with folder.tree.open(f"{path}/{paths.FACTS}") as facts:
-        assert not folder.tree.remove(path)
-        assert facts.read() == b"first"
-    assert folder.tree.remove(path)
-    assert folder.tree.states(SUPPLIER) == []
-
-
-@pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
-def test_links_in_the_inbox(folder: FolderBackend, tmp_path: Path, make: Callable[..., None]) -> None:
-    """I3: a symbolic link is not followed; a hard link is a file."""
-    (tmp_path / "secret").write_bytes(b"secret")
-    make(tmp_path / "secret", folder.root / INBOX / "price.csv")
-    assert [one.name for one in folder.tree.arrivals(SUPPLIER)] == (["price.csv"] if make is os.link else [])
-
-
-def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Path) -> None:
-    """I3: nor is one that took the place of a file since it was seen."""
-    found = arrived(folder)
-    (tmp_path / "secret").write_bytes(b"content")
-    (folder.root / INBOX / "price.csv").unlink()
-    (folder.root / INBOX / "price.csv").symlink_to(tmp_path / "secret")
-    with pytest.raises(Changed):
-        folder.tree.take(found)
-    assert folder.tree.move(found, BROKEN) is None
-    assert stored_paths(folder.tree, BROKEN) == []
-
-
-def test_a_missing_root_is_told(tmp_path: Path) -> None:
-    """I1: a tree is never made in a place that was only mistyped."""
-    with pytest.raises(NotFound) as missing:
-        FolderBackend(tmp_path / "nowhere")
-    assert missing.value.code == "ROOT_NOT_FOUND"
-
-
-# The bucket alone.
-
-
-def test_the_lock_is_of_one_bucket(s3_bucket: BucketBackend, s3: S3Bucket, tmp_path: Path) -> None:
-    """I4: processes of one machine exclude each other by the bucket's url, however it ends."""
-    trees = [
-        BucketTree(s3_bucket.storage, url, tmp_path / "locks") for url in ("s3://one/a", "s3://one/a/", "s3://one/b")
-    ]
-    with trees[0].lock(SUPPLIER, "first"):
-        with pytest.raises(Conflict), trees[1].lock(SUPPLIER, "second"):
-            pass
-        with trees[2].lock(SUPPLIER, "third"):
-            pass
-    for tree in trees:
-        tree.close()
-
-
-def test_the_lock_is_ours(stored: BucketBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I4: without a folder of its own the lock is among the temporary files, in a folder that only we enter."""
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    tree = BucketTree(stored.storage, "s3://one")
-    with tree.lock(SUPPLIER, "first"):
-        [folder] = tmp_path.glob("penstock-ingest-*")
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    another = os.getuid() + 1
-    monkeypatch.setattr(os, "getuid", lambda: another)
-    folder.rename(tmp_path / f"penstock-ingest-{another}")
-    with pytest.raises(BadConfig, match="is not ours"), tree.lock(SUPPLIER, "second"):
-        pass
-    tree.close()
-
-
-def test_a_dead_server_is_told(s3: S3Bucket, tmp_path: Path) -> None:
-    """I16: what fails below comes as STORAGE_DOWN, with a hint."""
-    dead = {**s3.options, "endpoint": "http://127.0.0.1:1"}
-    tree = BucketTree(ObjectStorage(s3.url, dead), s3.url, tmp_path)
-    with pytest.raises(Transient) as down:
-        tree.arrivals(SUPPLIER)
-    assert (down.value.code, bool(down.value.hint)) == ("STORAGE_DOWN", True)
-    tree.close()
-
-
-def test_a_bridge_ends_with_what_is_under_way() -> None:
-    """A call that waits when the bridge is closed is stopped; a call after that is refused; closing twice is fine."""
-    bridge = Bridge()
-    waiting = threading.Event()
-
-    async def wait() -> None:
-        waiting.set()
-        await asyncio.Event().wait()
-
-    with ThreadPoolExecutor(1) as callers:
-        call = callers.submit(bridge.call, wait())
-        waiting.wait(10)
-        bridge.close()
-        with pytest.raises(CancelledError):
-            call.result(10)
-    bridge.close()
-    with pytest.raises(RuntimeError):
-        bridge.call(wait())

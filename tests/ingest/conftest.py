@@ -1,0 +1,52 @@
+"""Fixtures of tests of ingest; a module may define its own instead."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from penstock.app.platform import open_workplace
+from penstock.ingest.api.queries import IngestViews
+from penstock.ingest.workspace import Workplace
+from penstock.kernel.clock import ManualClock
+from penstock.kernel.db.database import Database
+from penstock.settings import Settings
+from tests.ingest.harness import KEYED, IngestHarness
+from tests.ingest.later_tree import WINDOW, LaterTree
+from tests.ingest.supplier_folder import SupplierFolder, quick_folder
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> IngestHarness:
+    return IngestHarness(tmp_path / "root", KEYED)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(datetime.now(UTC))
+
+
+@pytest.fixture
+def supplier(clock: ManualClock) -> Iterator[SupplierFolder]:
+    with quick_folder() as folder:
+        supplier = SupplierFolder(folder, clock)
+        supplier.tree = LaterTree(folder)
+        supplier.configure(window=WINDOW)
+        yield supplier
+
+
+@pytest.fixture
+def configured(harness: IngestHarness, database_url: str) -> Settings:
+    return Settings.model_validate({"database": {"url": database_url}, "ingest": {"root": str(harness.root)}})
+
+
+@pytest.fixture
+def place(configured: Settings) -> Iterator[Workplace]:
+    with open_workplace(configured, uses_database=True) as place:
+        yield place
+
+
+@pytest.fixture
+def views(db: Database, place: Workplace, configured: Settings) -> IngestViews:
+    return IngestViews(db, place.tree, configured.ingest)

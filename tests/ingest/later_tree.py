@@ -1,0 +1,35 @@
+"""A disk whose clock is put on or back by a test."""
+
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from penstock.ingest.model import Arrival
+from penstock.ingest.tree.folder import FolderTree
+from tests.ingest.supplier_folder import Facts
+
+WINDOW = 30.0
+FIRST: Facts = {"A": 1}
+NEW: Facts = {"A": 2}
+
+
+class LaterTree(FolderTree):
+    """A disk whose clock is put on or back by a test; what is written then is dated so."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.later = 0.0
+        self._written: dict[str | None, tuple[str, float]] = {}
+
+    def now(self) -> float:
+        return super().now() + self.later
+
+    def arrivals(self, supplier: str) -> list[Arrival]:
+        return [self._dated(one) for one in super().arrivals(supplier)]
+
+    def _dated(self, arrival: Arrival) -> Arrival:
+        if self._written.get(arrival.identity, ("", 0.0))[0] != arrival.signature:
+            self._written[arrival.identity] = (arrival.signature, self.later)
+        assert arrival.changed_at is not None
+        later = timedelta(seconds=self._written[arrival.identity][1])
+        return replace(arrival, changed_at=arrival.changed_at + later)

@@ -1,0 +1,36 @@
+"""What becomes of a run that was killed or cut off."""
+
+import pytest
+
+from penstock.ingest.api.queries import IngestViews
+from penstock.ingest.contract import RunState
+from penstock.ingest.run import store
+from penstock.ingest.run.publish import Step
+from penstock.ingest.tree import paths
+from penstock.ingest.workspace import Workplace
+from tests.ingest.harness import SUPPLIER, IngestHarness, run, snapshot
+from tests.support.crash import Killed, call_at
+
+ONE, TWO, THREE = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("step", "ended"),
+    [(Step.STARTED, "FAIL"), (Step.SWITCHING, "FAIL"), (Step.SWITCHED, "PASS"), (Step.MOVED, "PASS")],
+)
+async def test_a_run_that_was_killed_is_ended_by_the_next(
+    harness: IngestHarness, place: Workplace, views: IngestViews, step: Step, ended: str
+) -> None:
+    """I16: FAIL INTERRUPTED before the switch, PASS after it; until then it is seen as running."""
+    harness.drop(ONE)
+    with pytest.raises(Killed):
+        run(place, call_at(step))
+    (known,) = (await views.runs(None, None, store.START, 10)).items
+    assert (known.status, known.manifest) == (RunState.RUNNING, None)
+    run(place)
+    row, _, history = await views.run(known.run_id)
+    assert (row.status.value, row.failure_code) == (ended, "INTERRUPTED" if ended == "FAIL" else None)
+    assert row.manifest == harness.told(paths.run(known.run_id, paths.MANIFEST))
+    assert [one.entry.target for one in history] == ["RUNNING", ended]
+    assert (harness.current() == known.run_id) == (ended == "PASS")
+    assert harness.names(paths.inbox(SUPPLIER)) == []

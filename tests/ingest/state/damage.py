@@ -1,0 +1,30 @@
+"""Runs that are killed, and states that are lost."""
+
+from datetime import timedelta
+
+import pytest
+
+from penstock.ingest.run.hooks import Hooks
+from penstock.ingest.run.publish import Step
+from penstock.ingest.tree import paths as layout
+from tests.ingest.harness import SUPPLIER, IngestHarness, snapshot
+from tests.support.crash import Killed, call_at
+
+ONE, TWO, THREE, BROKEN = (snapshot({"A": price, "B": 2}) for price in (1, 2, 3, "none"))
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+def run_killed(harness: IngestHarness, content: bytes, step: Step) -> str:
+    """A run that does not come back from *step*; its id."""
+    before = set(harness.tree.runs(SUPPLIER))
+    with pytest.raises(Killed):
+        harness.run(content, hooks=Hooks(on_step=call_at(step)))
+    (run_id,) = set(harness.tree.runs(SUPPLIER)) - before
+    return run_id
+
+
+def lose_state(harness: IngestHarness) -> None:
+    """The link leads nowhere: somebody removed what it points to, or restored half a backup."""
+    link = harness.root / layout.CURRENT / SUPPLIER
+    link.unlink()
+    link.symlink_to(f"../../state_store/{SUPPLIER}/{SUPPLIER}_20200101T000000Z_000000")

@@ -1,0 +1,53 @@
+"""Files through the whole pipeline for tests, and through the plain Python of `reference`."""
+
+import csv
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from penstock.ingest.supplier import Supplier
+from penstock.ingest.transform.pipeline import Names, Processed, process, settle_repeated
+from tests.ingest.transform import reference
+
+NAMES = Names("brinex_20260213T194500Z_1a2b3c", "brinex")
+
+
+def supplier_of(columns: dict[str, dict[str, Any]], **more: Any) -> Supplier:
+    source = {"format": "csv", "encoding": "utf-8", "delimiter": ";", "header": 1, **more.pop("source", {})}
+    quality = {"min_fact_count": 0, "max_bad_ratio": 1, "allow_empty_snapshot": True}
+    return Supplier.model_validate({**quality, "source": source, "columns": columns, **more})
+
+
+def assert_as_expected(rows: list[list[str]], supplier: Supplier) -> None:
+    """*rows* through the pipeline and through the reference; the files must be the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = processed(rows, supplier, Path(folder))
+        wanted = reference.expected(rows, supplier, NAMES.run_id, NAMES.supplier)
+        for lines, content in ((made.facts, wanted.facts), (made.bad, wanted.bad)):
+            text = reference.ndjson(content)
+            assert lines.path.read_bytes().decode() == text.decode()
+            assert (lines.artifact.sha256, lines.artifact.size) == (hashlib.sha256(text).hexdigest(), len(text))
+        reasons: dict[str, int] = {}
+        for bad in wanted.bad:
+            reasons[bad["reason_code"]] = reasons.get(bad["reason_code"], 0) + 1
+        stats = made.stats
+        assert (stats.good_rows, stats.bad_rows) == (len(wanted.facts), len(wanted.bad))
+        assert (stats.blank_rows, stats.skipped_rows, stats.reasons) == (wanted.blank, wanted.skipped, reasons)
+
+
+def processed(rows: list[list[str]], supplier: Supplier, folder: Path) -> Processed:
+    file = folder / "list.csv"
+    with file.open("w", encoding="utf-8", newline="") as content:
+        csv.writer(content, delimiter=";", lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
+    return run_through(file, supplier, folder)
+
+
+def run_through(file: Path, supplier: Supplier, folder: Path) -> Processed:
+    made = Processed(folder)
+    try:
+        process(file, supplier, NAMES, made, lambda _rows, _part: None)
+        settle_repeated(made, supplier, NAMES, folder)
+    finally:
+        made.close()
+    return made

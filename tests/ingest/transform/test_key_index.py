@@ -1,0 +1,62 @@
+"""Repeated keys are found, and facts compared, with an index of many parts."""
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.ingest.transform import key_index
+from penstock.ingest.transform import ndjson as lines
+
+
+@given(st.lists(st.integers(0, 60), max_size=300), st.booleans())
+def test_repeated_keys_are_found_in_parts(keys: list[int], keeps_last: bool) -> None:
+    """I18, I19: an index of many parts finds the repeated keys that one of one part finds."""
+    step = -1 if keeps_last else 1
+    kept = set({key: place for place, key in [*enumerate(keys)][::-step]}.values())
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "PART", 10)
+        made = key_index.Index(Path(folder) / "index")
+        for begun in range(0, len(keys), 7):
+            numbers = pl.DataFrame({"key": keys[begun : begun + 7]}, schema={"key": pl.UInt64})
+            made.add(numbers.select(pl.col("key").hash(seed).alias(name) for seed, name in enumerate("abr")))
+        found = key_index.repeated(made, keeps_last=keeps_last)
+    assert found.to_list() == [place for place in range(len(keys)) if place not in kept]
+
+
+_facts = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2)), max_size=40)
+
+
+@given(_facts, _facts, st.booleans())
+def test_repeated_facts_are_compared_with_their_number(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], is_keyed: bool
+) -> None:
+    """I21: equal facts pair off first, in any order, then those with the same key; the rest came or went."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_index, "PART", 10)
+        old, new = (_indexed(Path(folder) / name, facts, is_keyed) for name, facts in (("old", before), ("new", after)))
+        found = key_index.difference(old, new)
+    same = Counter(before) & Counter(after)
+    gone, come = (Counter(facts) - same for facts in (before, after))
+    keys = [Counter(key for key, _ in facts.elements()) for facts in (gone, come)]
+    changed = (keys[0] & keys[1]).total() if is_keyed else 0
+    counts = [sum(map(len, places)) for places in (found.added, found.removed, found.changed)]
+    assert [*counts, found.unchanged] == [come.total() - changed, gone.total() - changed, changed, same.total()]
+    told = Counter(after[place] for place in key_index.together([*found.added, *found.changed]))
+    assert (told, Counter(before[place] for place in key_index.together(found.removed)) - gone) == (come, Counter())
+
+
+def _indexed(folder: Path, facts: list[tuple[int, int]], is_keyed: bool) -> key_index.Index:
+    made = key_index.Index(folder)
+    for begun in range(0, len(facts), 7):
+        rows = pl.DataFrame(
+            facts[begun : begun + 7], schema={"key": pl.String, "content": pl.String}, orient="row", strict=False
+        )
+        made.add(
+            rows.select(lines.hashes([pl.col("key")] if is_keyed else [], pl.concat_str("key", pl.lit(" "), "content")))
+        )
+    return made

@@ -1,0 +1,40 @@
+"""Files that arrived and states that are stored, for tests of the tree."""
+
+import hashlib
+
+from penstock.ingest.model import Arrival, Pointer
+from penstock.ingest.tree import paths
+from penstock.ingest.tree.port import Tree
+from tests.ingest.tree_backends import SUPPLIER, TreeBackend, drop
+
+INBOX = paths.inbox(SUPPLIER)
+BROKEN = paths.broken(SUPPLIER)
+
+
+def arrived(backend: TreeBackend, name: str = "price.csv", content: bytes = b"content") -> Arrival:
+    drop(backend, name, content)
+    return arrival(backend.tree, name)
+
+
+def arrival(tree: Tree, name: str) -> Arrival:
+    [found] = [one for one in tree.arrivals(SUPPLIER) if one.name == name]
+    return found
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def published(backend: TreeBackend, run_id: str, fence: int = 1) -> Pointer:
+    """A state that is stored, and not current yet."""
+    pointer = Pointer(run_id, sha256(run_id.encode()), fence, "2026-01-01T00:00:00+00:00")
+    with backend.tree.work(SUPPLIER, run_id) as work:
+        made = work / "state"
+        made.mkdir()
+        (made / paths.FACTS).write_bytes(run_id.encode())
+        (made / paths.POINTER).write_text(
+            f'{{"run_id": "{run_id}", "sha256": "{pointer.sha256}", "fence": {fence},'
+            f' "published_at": "{pointer.published_at}"}}'
+        )
+        backend.tree.publish(made, SUPPLIER, run_id)
+    return pointer

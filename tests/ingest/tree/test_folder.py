@@ -1,0 +1,74 @@
+"""What the folder alone promises: read-only states, links, open files."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.ingest.tree import paths
+from penstock.ingest.tree.port import Changed
+from penstock.kernel.errors import NotFound
+from tests.ingest.tree.arrivals import BROKEN, INBOX, arrived, published, sha256
+from tests.ingest.tree_backends import SUPPLIER, FolderBackend, drop, stored_paths
+
+
+def test_a_name_of_another_encoding_can_be_told(folder: FolderBackend) -> None:
+    """I2, I8: a name that is no UTF-8 is written so that JSON can hold it, and the file is found by it."""
+    raw = os.fsdecode("Прайс.csv".encode("cp1251"))
+    drop(folder, raw, b"x")
+    [found] = folder.tree.arrivals(SUPPLIER)
+    assert found.name == r"\xcf\xf0\xe0\xe9\xf1.csv"
+    assert folder.tree.take(found) == sha256(b"x")
+    assert folder.tree.move(found, BROKEN) == f"{BROKEN}/{found.name}"
+    assert folder.tree.arrivals(SUPPLIER) == []
+
+
+def test_a_published_state_is_read_only(folder: FolderBackend) -> None:
+    """I11: nobody changes a published state by mistake; the pointer is a relative link, so the tree can be moved."""
+    folder.tree.switch(SUPPLIER, published(folder, "first"), None)
+    state = folder.root / paths.state(SUPPLIER, "first")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (state, *state.iterdir())] == [0o555, 0o444, 0o444]
+    link = folder.root / paths.CURRENT / SUPPLIER
+    assert not link.readlink().is_absolute()
+    assert link.resolve() == state
+    assert [path.name for path in link.parent.iterdir()] == [SUPPLIER]
+
+
+def test_what_is_being_read_stays(folder: FolderBackend) -> None:
+    """I12: a state goes when its last reader has ended, and not before."""
+    published(folder, "first")
+    path = paths.state(SUPPLIER, "first")
+    with folder.tree.open(f"{path}/{paths.FACTS}") as facts:
+        assert not folder.tree.remove(path)
+        assert facts.read() == b"first"
+    assert folder.tree.remove(path)
+    assert folder.tree.states(SUPPLIER) == []
+
+
+@pytest.mark.parametrize("make", [os.symlink, os.link], ids=["symlink", "hard link"])
+def test_links_in_the_inbox(folder: FolderBackend, tmp_path: Path, make: Callable[..., None]) -> None:
+    """I3: a symbolic link is not followed; a hard link is a file."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    make(tmp_path / "secret", folder.root / INBOX / "price.csv")
+    assert [one.name for one in folder.tree.arrivals(SUPPLIER)] == (["price.csv"] if make is os.link else [])
+
+
+def test_what_became_a_link_is_not_followed(folder: FolderBackend, tmp_path: Path) -> None:
+    """I3: nor is one that took the place of a file since it was seen."""
+    found = arrived(folder)
+    (tmp_path / "secret").write_bytes(b"content")
+    (folder.root / INBOX / "price.csv").unlink()
+    (folder.root / INBOX / "price.csv").symlink_to(tmp_path / "secret")
+    with pytest.raises(Changed):
+        folder.tree.take(found)
+    assert folder.tree.move(found, BROKEN) is None
+    assert stored_paths(folder.tree, BROKEN) == []
+
+
+def test_a_missing_root_is_told(tmp_path: Path) -> None:
+    """I1: a tree is never made in a place that was only mistyped."""
+    with pytest.raises(NotFound) as missing:
+        FolderBackend(tmp_path / "nowhere")
+    assert missing.value.code == "ROOT_NOT_FOUND"
