@@ -29,6 +29,7 @@ from penstock.harvest.metrics import HarvestMetrics
 from penstock.harvest.model import RUN
 from penstock.harvest.plan.planner import Planner
 from penstock.harvest.runtime import HarvestPlatform, run_harvest
+from penstock.harvest.simulator.dataset import Changed
 from penstock.harvest.simulator.routes import Answer, Request
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
 from penstock.kernel.bus import DeadLetter, Delivery
@@ -456,3 +457,21 @@ async def harvest_harness(
         settings = harvest_settings(database_url, source.url, folder, kafka=kafka, **told)
         async with opened(settings, source) as harness:
             yield harness
+
+
+def changing(harness: HarvestHarness, asked: RequestLog, at: int, **changes: int) -> list[Changed]:
+    """Change the source just before its *at*-th page from now on; what was changed comes to the list."""
+    done: list[Changed] = []
+    first = len(asked.of(PAGE))
+
+    def act(path: str, number: int) -> None:
+        if path == PAGE and number == first + at:
+            done.append(harness.source.change(**changes))
+
+    asked.act = act
+    return done
+
+
+def changed(run: Json, harness: HarvestHarness) -> set[str]:
+    """What the source changed after the run's upper bound, and has still."""
+    return harness.source.changed_ids_since(run["upper_bound"])

@@ -1,57 +1,25 @@
 """The watermark, and what changes while a run is under way: nothing is lost to the moment at which it changed."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from random import Random
-from uuid import UUID
 
 import pytest
 
 from penstock.harvest.contract import RunState
-from penstock.harvest.simulator.dataset import Changed
-from penstock.harvest.simulator.server import LocalSource
 from penstock.kernel.clock import ManualClock
-from penstock.kernel.errors import Conflict, Transient
+from penstock.kernel.errors import Transient
 from tests.harvest.harness import (
-    FEED,
     PAGE,
     HarvestHarness,
-    RequestLog,
+    changed,
+    changing,
     harvest_harness,
     harvest_settings,
     opened,
     tapped,
 )
-from tests.support.soak import Campaign, examples
-from tests.support.types import Json
 
 OVERLAP = timedelta(seconds=0.1)
-
-
-@pytest.fixture
-async def harness(database_url: str, tmp_path: Path) -> AsyncIterator[HarvestHarness]:
-    async with harvest_harness(database_url, tmp_path, partitions={"count": 12, "least": 20}) as harness:
-        yield harness
-
-
-def changing(harness: HarvestHarness, asked: RequestLog, at: int, **changes: int) -> list[Changed]:
-    """Change the source just before its *at*-th page from now on; what was changed comes to the list."""
-    done: list[Changed] = []
-    first = len(asked.of(PAGE))
-
-    def act(path: str, number: int) -> None:
-        if path == PAGE and number == first + at:
-            done.append(harness.source.change(**changes))
-
-    asked.act = act
-    return done
-
-
-def changed(run: Json, harness: HarvestHarness) -> set[str]:
-    """What the source changed after the run's upper bound, and has still."""
-    return harness.source.changed_ids_since(run["upper_bound"])
 
 
 async def test_what_changes_during_a_run_is_in_the_next(harness: HarvestHarness) -> None:
@@ -92,49 +60,6 @@ async def test_an_incremental_run_also_leaves_what_changes_meanwhile_to_the_next
             asked.act = None
             await harness.completed()
             await harness.equals_truth()
-
-
-@pytest.mark.full
-@pytest.mark.soak
-@pytest.mark.timeout(examples(300, soak=7_200))
-async def test_rows_that_move_are_found(harness: HarvestHarness, campaign: Campaign) -> None:
-    """H16: rows move, come and go between pages; what did not change is there, the next two runs do the rest."""
-    campaign.counts_items = True
-    asked, random, again = tapped(harness.source), Random(4), 0
-    async with harness.working():
-        for _ in range(examples(4, soak=60)):
-            asked.act = None
-            changes = {name: random.randint(0, 12) for name in ("updates", "inserts", "deletes")}
-            moments = {len(asked.of(PAGE)) + random.randint(1, 20) for _ in range(3)}
-
-            def act(path: str, number: int, moments: set[int] = moments, changes: dict[str, int] = changes) -> None:
-                if path == PAGE and number in moments:
-                    harness.source.change(**changes)
-
-            asked.act = act
-            run = await harness.completed(full=True)
-            asked.act = None
-            again += max(part["scan"] for part in await harness.partitions(run["run_id"])) > 1
-            gone = set(await harness.canonical()) - set(harness.source.truth())
-            await harness.equals_truth(but=changed(run, harness), gone=gone)
-            await harness.completed()
-            await harness.equals_truth(gone=gone)
-            await harness.completed(full=True)
-            await harness.equals_truth()
-            campaign.end_round()
-    assert again
-
-
-async def test_a_pass_over_moving_rows_is_made_again(harness: HarvestHarness) -> None:
-    """H16: pages shifted by a row that went are read once more, so no other row is lost between two pages."""
-    asked = tapped(harness.source)
-    async with harness.working():
-        done = changing(harness, asked, 20, deletes=30)
-        run = await harness.completed()
-        assert done
-        assert max(part["scan"] for part in await harness.partitions(run["run_id"])) == 2
-        await harness.equals_truth(gone=done[0].deleted)
-        await harness.is_whole(run["run_id"])
 
 
 async def test_a_failed_run_moves_nothing(database_url: str, tmp_path: Path) -> None:
@@ -213,79 +138,3 @@ async def test_a_late_writer_does_not_overwrite_the_blob(
         run = await harness.completed()
     assert failures == 1
     await harness.is_whole(run["run_id"])
-
-
-async def test_one_run_at_a_time(harness: HarvestHarness) -> None:
-    """H2: of those who start a run at once one does; the others are told which is under way."""
-    for count in (1, 2):
-        starts = await asyncio.gather(*(harness.start() for _ in range(8)), return_exceptions=True)
-        refused = [start for start in starts if isinstance(start, Conflict)]
-        [run_id] = [start for start in starts if isinstance(start, UUID)]
-        assert len(refused) == 7
-        assert {(error.code, error.details["runId"]) for error in refused} == {("RUN_ACTIVE", str(run_id))}
-        async with harness.working():
-            await harness.ended(run_id)
-        assert await harness.db.fetchval("SELECT count(*) FROM run_metadata") == count
-
-
-async def test_a_full_run_deletes_what_is_gone(harness: HarvestHarness) -> None:
-    """H10: softly, only after a full run; an incremental one never does; what returns is live again."""
-    async with harness.working():
-        await harness.completed()
-        restore = remembered(harness.source)
-        gone = set(harness.source.change(deletes=40).deleted)
-        run = await harness.completed()
-        assert (run["run_type"], run["deleted"]) == ("incremental", None)
-        assert set(await harness.canonical()) - set(harness.source.truth()) == gone
-        run = await harness.completed(full=True)
-        assert run["deleted"] == len(gone)
-        assert set(await harness.canonical(deleted=True)) == gone
-        await harness.equals_truth()
-        restore()
-        await harness.completed(full=True)
-        assert await harness.canonical(deleted=True) == {}
-        await harness.equals_truth()
-
-
-def remembered(source: LocalSource) -> Callable[[], None]:
-    """What brings the source back to where it is now."""
-    dataset = source._routes.dataset
-    lists = dataset._bodies, dataset._by_price, dataset._by_moment
-    saved = [list(one) for one in lists]
-
-    def restore() -> None:
-        for one, was in zip(lists, saved, strict=True):
-            one[:] = was  # type: ignore[index]
-        dataset._selections.clear()
-
-    return restore
-
-
-async def test_too_much_to_be_gone_is_not_believed(harness: HarvestHarness) -> None:
-    """H10: over `max_delete_ratio` nothing is deleted, and somebody is told; the run completes."""
-    async with harness.working():
-        await harness.completed()
-        gone = harness.source.change(deletes=61).deleted  # of 300; a fifth is allowed
-        run = await harness.completed(full=True)
-        assert run["deleted"] == 0
-        assert await harness.alerts() == [("DELETION_SKIPPED", "WARNING")]
-        await harness.equals_truth(gone=gone)
-        await harness.is_whole(run["run_id"])
-
-
-async def test_a_record_that_moves_to_another_partition_is_not_gone(harness: HarvestHarness) -> None:
-    """H10: out of a partition not read yet into one that was read: it is looked for before anything is deleted."""
-    asked = tapped(harness.source)
-    async with harness.working():
-        await harness.completed()
-        found = 0
-        for at in (15, 18, 21):
-            done = changing(harness, asked, at, updates=40, deletes=1)
-            run = await harness.completed(full=True)
-            asked.act = None
-            query = "SELECT count(*) FROM raw_record WHERE feed = $1 AND seen_run = $2 AND seen_in = 'sweep'"
-            found += await harness.db.fetchval(query, FEED, run["run_id"])
-            assert set(await harness.canonical(deleted=True)).isdisjoint(harness.source.truth())
-            assert set(harness.source.truth()) <= set(await harness.canonical())
-            assert done
-        assert found

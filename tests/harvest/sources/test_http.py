@@ -9,9 +9,7 @@ from aiohttp import web
 
 from penstock.harvest.model import ALWAYS, EVERYTHING, Page, Position
 from penstock.harvest.sources.port import Source, SourceFailed, SourcePaused, SourceRefused
-from penstock.kernel.clock import ManualClock
 from penstock.kernel.db.database import Database
-from penstock.kernel.http.retry_after import retry_after
 from tests.harvest.sources.conftest import Opened
 from tests.harvest.sources.scripted_api import Answer, ScriptedApi, cuts, never, pages, says
 
@@ -182,25 +180,3 @@ async def test_failures_break_off(api: ScriptedApi, rest: Opened) -> None:
     assert "out of paper" in error.message
     assert error.after is not None
     assert len(api.asked) == 2
-
-
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        (None, None),
-        ("", None),
-        ("soon", None),
-        ("-5", None),
-        ("0", timedelta(0)),
-        ("120", timedelta(minutes=2)),
-        ("0.5", timedelta(seconds=0.5)),
-        ("9" * 40, None),
-        ("Thu, 01 Jan 2026 00:00:30 GMT", timedelta(seconds=30)),
-        ("Thu, 01 Jan 2026 01:00:30 +0100", timedelta(seconds=30)),
-        ("Thu, 01 Jan 2026 00:00:30 -0000", timedelta(seconds=30)),
-        ("Wed, 31 Dec 2025 23:00:00 GMT", timedelta(0)),
-    ],
-)
-def test_both_forms_of_retry_after(clock: ManualClock, header: str | None, expected: timedelta | None) -> None:
-    """H15: seconds, or a date; one that is over means now, and one nobody understands means nothing."""
-    assert retry_after(header, clock.now()) == expected

@@ -3,6 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
+import pytest
+
+from penstock.kernel.clock import ManualClock
 from penstock.kernel.http.retry_after import retry_after
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
@@ -15,3 +18,25 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert retry_after(later, BEGIN) == timedelta(seconds=90)
     assert retry_after(format_datetime(BEGIN - timedelta(days=1)), BEGIN) == timedelta(0)
     assert [retry_after(text, BEGIN) for text in (None, "", "soon", "-1", "9" * 40)] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        (None, None),
+        ("", None),
+        ("soon", None),
+        ("-5", None),
+        ("0", timedelta(0)),
+        ("120", timedelta(minutes=2)),
+        ("0.5", timedelta(seconds=0.5)),
+        ("9" * 40, None),
+        ("Thu, 01 Jan 2026 00:00:30 GMT", timedelta(seconds=30)),
+        ("Thu, 01 Jan 2026 01:00:30 +0100", timedelta(seconds=30)),
+        ("Thu, 01 Jan 2026 00:00:30 -0000", timedelta(seconds=30)),
+        ("Wed, 31 Dec 2025 23:00:00 GMT", timedelta(0)),
+    ],
+)
+def test_both_forms_of_retry_after(clock: ManualClock, header: str | None, expected: timedelta | None) -> None:
+    """H15: seconds, or a date; one that is over means now, and one nobody understands means nothing."""
+    assert retry_after(header, clock.now()) == expected

@@ -1,0 +1,67 @@
+"""Rules and fields as SQL: bounds, digits, and nothing configured that is run."""
+
+import json
+
+import pytest
+
+from penstock.harvest.config import FeedSection
+from penstock.harvest.consolidate.sql_compiler import compile_fetch, compile_set
+from penstock.harvest.consolidate.worker import Consolidated
+from penstock.harvest.feed.recipe import Recipe
+from tests.harvest.consolidate.recorded_feed import MODES, Feed, make
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_rule_begins_at_from_and_ends_before_below(feed: Feed, mode: str) -> None:
+    """H7: bounds are half-open and compared as numbers, as are values of another writing."""
+    rules = [
+        {"name": "range", "when": {"carat": {"from": "0.5", "below": 1}}},
+        {"name": "value", "when": {"carat": {"any_of": ["2.0"]}}},
+    ]
+    carats = {"0.49999": None, "0.5": "range", "0.999": "range", "1": None, "2.00": "value", "10": None, "-1": None}
+    for carat in carats:
+        await feed.write(carat, {"a": {"carat": carat}, "price": 100})
+    await feed.consolidate(make(rules), mode)
+    assert {key: row[3] for key, row in (await feed.canonical()).items()} == carats
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_numbers_end_somewhere(feed: Feed, mode: str) -> None:
+    """H7: integers have up to 18 digits, decimals up to 30 and 20; what has more is rejected, not rounded."""
+    fields = {name: {"path": name, "type": name} for name in ("integer", "decimal")}
+    good = {"integer": "-" + "9" * 18, "decimal": "-" + "9" * 30 + "." + "9" * 20}
+    await feed.write("good", good)
+    await feed.write("long", {"integer": "9" * 19})
+    await feed.write("large", {"decimal": "9" * 31})
+    await feed.write("fine", {"decimal": "0." + "9" * 21})
+    assert await feed.consolidate(make([], fields), mode) == Consolidated(1, 3)
+    told = json.loads((await feed.canonical())["good"][0], parse_int=str, parse_float=str)
+    assert told == good
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_nothing_configured_is_part_of_a_statement(feed: Feed, mode: str) -> None:
+    """H7: paths, values and names with quotes, dollars and backslashes are compared, never run."""
+    odd = "'$1\\'';DROP TABLE raw_record;--{texts}%s\"$$"
+    path = odd.replace(" ", "_")
+    fields = {"odd": {"path": path}, "number": {"path": "n", "type": "integer"}}
+    recipe = make([{"name": odd, "when": {"odd": {"any_of": [odd]}}, "add": 1}], fields)
+    for statement in (compile_set(recipe), compile_fetch(recipe)):
+        assert "DROP" not in statement.text
+    await feed.write("k", {path: odd, "price": 100})
+    await feed.write("bad", {"n": odd})
+    assert await feed.consolidate(recipe, mode) == Consolidated(1, 1)
+    assert (await feed.canonical())["k"] == (json.dumps({"odd": odd, "number": None}), "1.00", "2.00", odd, 1, False)
+    assert (await feed.rejects())["bad"] == (f"number: '{odd}' is not an integer", json.dumps({"n": odd}))
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_as_many_fields_as_may_be(feed: Feed, mode: str) -> None:
+    """H7: 200 fields are no more trouble than one, nor is none."""
+    fields = {f"f{n}": {"path": f"f{n}", "type": "decimal"} for n in range(200)}
+    await feed.write("k", {f"f{n}": n for n in range(200)})
+    assert await feed.consolidate(make([], fields), mode) == Consolidated(1, 0)
+    assert json.loads((await feed.canonical())["k"][0]) == {f"f{n}": n for n in range(200)}
+    empty = {"source": {"kind": "rest", "url": "http://source.test"}, "key": "id"}
+    assert await feed.consolidate(Recipe.of(FeedSection.model_validate(empty)), mode) == Consolidated(1, 0)
+    assert (await feed.canonical())["k"] == ("{}", None, None, None, 1, False)
