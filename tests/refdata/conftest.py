@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from penstock.kernel.clock import ManualClock
 from penstock.settings import Settings
 from tests.refdata.harness import RefdataHarness, create_schemas, opened, refdata_settings
+from tests.refdata.retention import KEPT, RetentionHarness, opened_retention
 from tests.services.kafka import Kafka, kafka
 
 
@@ -34,3 +36,16 @@ async def settings(database_url: str, bus_kind: str, request: pytest.FixtureRequ
 async def harness(settings: Settings) -> AsyncIterator[RefdataHarness]:
     async with opened(settings) as harness:
         yield harness
+
+
+@pytest.fixture
+async def schemas(database_url: str) -> str:
+    await create_schemas(database_url)
+    return database_url
+
+
+@pytest.fixture
+async def retention(database_url: str, clock: ManualClock) -> AsyncIterator[RetentionHarness]:
+    await create_schemas(database_url)
+    async with opened_retention(database_url, clock, retention=KEPT) as retention:
+        yield retention

@@ -24,12 +24,13 @@ from penstock.refdata.model import Dict, Update
 from penstock.refdata.runtime import RefdataPlatform
 from penstock.settings import Settings
 from tests.services.kafka import Kafka
-from tests.support.settings import settings_document
+from tests.support.settings import settings_document, write_config
 from tests.support.types import Json
 
 HERE = Path(__file__).parent
 DOCUMENT, OTHER, SCHEMAS = HERE / "document.yaml", HERE / "other.yaml", HERE / "schemas.sql"
 _numbers = itertools.count()
+OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 
 
 def dictionaries(file: Path) -> list[Json]:
@@ -161,3 +162,9 @@ async def heard(feed: AsyncIterator[Signal | Resync], count: int) -> AsyncIterat
         if isinstance(item, Signal):
             count -= 1
             yield item
+
+
+def environment(url: str, folder: Path, **refdata: Any) -> None:
+    document: Json = {"database": {"url": url}, "telemetry": {"log_level": "DEBUG", "log_format": "json"}}
+    known = {"dictionaries": [{"code": "LOOSE"}], "tenants": ["acme"], "query": OFTEN, **refdata}
+    write_config(folder, {**document, "refdata": known})

@@ -23,7 +23,7 @@ from penstock.refdata.dictionaries.provider import ItemTableProvider
 from penstock.refdata.model import Dict, Refusal, Verdict
 from tests.refdata.commands.test_external_topics import PLAIN, delivery
 from tests.refdata.harness import RefdataHarness, delete, upsert
-from tests.refdata.test_maintenance import RetentionHarness
+from tests.refdata.retention import RetentionHarness
 
 SECOND = timedelta(seconds=1)
 LOOSE = Dict("acme", "LOOSE")

@@ -1,49 +1,28 @@
 """R1: dictionaries come and change while everything runs; what is wrong changes nothing and is said loudly."""
 
-import asyncio
-import contextlib
 import json
-import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import asyncpg
 import httpx
 import pytest
-import structlog.testing
 
-from penstock.app.parts import open_refdata
-from penstock.app.reload import _Reloader
-from penstock.kernel.db.database import Database
-from penstock.kernel.errors import PenstockError, Transient
-from penstock.kernel.telemetry.log_level import LOG_LEVEL
-from penstock.kernel.telemetry.telemetry import Telemetry
-from penstock.refdata.apply import definitions
-from penstock.refdata.dictionaries.catalogue import Catalogue
-from penstock.refdata.model import Dict
-from penstock.refdata.runtime import RefdataPlatform
-from penstock.settings import load_settings
-from tests.refdata.harness import DOCUMENT, RefdataHarness, create_schemas, dictionaries, upsert
+from tests.refdata.definitions_in_process import (
+    COUNTRY,
+    CURRENCY,
+    NOK,
+    TENANTS,
+    redefined,
+)
+from tests.refdata.harness import upsert
 from tests.support.http import commit_update
 from tests.support.processes import Up
 from tests.support.settings import write_config
 from tests.support.types import Json
 from tests.support.waiting import until
-
-WITHIN = 30.0
-COUNTRY, CURRENCY = dictionaries(DOCUMENT)
-NOK = upsert("NOK", {"name": "Krone", "digits": 2})
-TENANTS = ("acme", "globex")
-
-
-def redefined(dictionary: Json) -> Json:
-    """*dictionary*, read another way."""
-    return {**dictionary, "loadSql": dictionary["loadSql"] + "  and 1 = 1\n"}
 
 
 class HotReloadHarness:
@@ -84,12 +63,6 @@ class HotReloadHarness:
         """The last of so many lines, once they are there."""
         until(lambda: len(self.logged(event)) >= times, f"{times} × {event}")
         return self.logged(event)[times - 1]
-
-
-@pytest.fixture
-async def schemas(database_url: str) -> str:
-    await create_schemas(database_url)
-    return database_url
 
 
 @pytest.fixture
@@ -272,155 +245,3 @@ def test_what_needs_a_restart_is_said(program: HotReloadHarness) -> None:
     program.write(CURRENCY, telemetry={"journal_retention": "P10D"})
     program.until_logged("configuration_reloaded", 2)
     assert len(program.logged("restart_needed")) == 1
-
-
-# In this process, where a moment can be chosen.
-
-
-@asynccontextmanager
-async def in_process(folder: Path, url: str, *known: Json) -> AsyncIterator[tuple[RefdataPlatform, Path]]:
-    file = folder / "penstock.yaml"
-    _write(file, url, *known)
-    async with open_refdata(load_settings(file, {}), Telemetry()) as platform:
-        await definitions.register(platform.db, platform.refdata.catalogue.all())
-        yield platform, file
-
-
-def _write(file: Path, url: str, *known: Json) -> None:
-    topic = {"commandsTopic": f"refdata.test.{uuid4().hex}"}
-    document = {"database": {"url": url}, "refdata": {"kafka": topic, "dictionaries": known}}
-    file.write_text(json.dumps(document))
-
-
-async def _waiting_for_a_lock(connection: "asyncpg.Connection[asyncpg.Record]") -> int:
-    """The backend that waits for a lock in this database, once there is one."""
-    query = """
-        SELECT pid FROM pg_stat_activity
-        WHERE datname = current_database() AND wait_event_type = 'Lock' AND state = 'active'"""
-    async with asyncio.timeout(WITHIN):
-        while (pid := await connection.fetchval(query)) is None:
-            pass  # each question is a round trip
-    return int(pid)
-
-
-@asynccontextmanager
-async def other_connections(url: str) -> "AsyncIterator[list[asyncpg.Connection[asyncpg.Record]]]":
-    """Two connections of somebody else's: one that acts, one that looks."""
-    connections = [await asyncpg.connect(url) for _ in range(2)]
-    try:
-        yield connections
-    finally:
-        for connection in connections:
-            await connection.close()
-
-
-async def test_a_first_definition_makes_no_version(schemas: str, tmp_path: Path) -> None:
-    """R1: what was never read before is not read otherwise than before, also when versions exist already."""
-    async with in_process(tmp_path, schemas, CURRENCY) as (platform, _):
-        harness = RefdataHarness(platform)
-        await harness.send("CURRENCY", NOK)
-        await harness.apply()
-        await harness.db.execute("DELETE FROM dictionary_definition")
-        assert await definitions.register(harness.db, harness.refdata.catalogue.all()) == 0
-        assert await harness.version("CURRENCY") == 1
-
-
-async def test_many_registrations_at_once_bump_once(schemas: str, tmp_path: Path) -> None:
-    """R1: eight that compare at the same moment make one version, and lose none."""
-    async with in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file):
-        harness = RefdataHarness(platform)
-        await harness.send("CURRENCY", NOK)
-        await harness.apply()
-        _write(file, schemas, redefined(CURRENCY), COUNTRY)
-        known = Catalogue(load_settings(file, {}).refdata).all()
-        async with Database.open(schemas, size=8) as db:
-            changed = await asyncio.gather(*(definitions.register(db, known) for _ in range(8)))
-        assert sorted(changed) == [0] * 7 + [1]
-        assert await harness.version("CURRENCY") == 2
-
-
-async def test_a_reload_the_database_interrupted_is_made_up_for(schemas: str, tmp_path: Path) -> None:
-    """R1: a connection lost in the middle of a take-over delays the new version, it does not lose it."""
-    async with (
-        in_process(tmp_path, schemas, CURRENCY) as (platform, file),
-        other_connections(schemas) as (holder, looker),
-    ):
-        harness = RefdataHarness(platform)
-        reloader = _Reloader(load_settings(file, {}), platform.telemetry, platform)
-        await harness.send("CURRENCY", NOK)
-        await harness.apply()
-        _write(file, schemas, redefined(CURRENCY))
-        async with holder.transaction():
-            await holder.execute("SELECT FROM dictionary_definition FOR UPDATE")
-            looking = asyncio.create_task(reloader.look())
-            await looker.execute("SELECT pg_terminate_backend($1)", await _waiting_for_a_lock(looker))
-            with pytest.raises(Transient):
-                await looking
-        await reloader.look()  # as it does every second
-        assert await harness.version("CURRENCY") == 2
-
-
-async def test_a_wrong_file_is_refused_in_process(schemas: str, tmp_path: Path) -> None:
-    """R1: a wrong file changes nothing, is logged and counted; a good one is taken over with its log level."""
-    async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
-        reloader = _Reloader(load_settings(file, {}), platform.telemetry, platform)
-        good, catalogue = json.loads(file.read_text()), platform.refdata.catalogue
-
-        def is_refused() -> float | None:
-            return platform.telemetry.registry.get_sample_value("penstock_config_refused")
-
-        file.write_text("telemetry: {log_level: loud}")
-        with structlog.testing.capture_logs() as logged:
-            await reloader.look()
-        assert [(entry["event"], entry["kept"]) for entry in logged] == [("configuration_refused", "the one before")]
-        assert ([one.section.code for one in catalogue.all()], is_refused()) == (["CURRENCY"], 1)
-        dictionaries = [*good["refdata"]["dictionaries"], {"code": "FRESH"}]
-        refdata = {**good["refdata"], "dictionaries": dictionaries}
-        file.write_text(json.dumps({**good, "telemetry": {"log_level": "WARNING"}, "refdata": refdata}))
-        before = logging.getLogger().level
-        try:
-            await reloader.look()
-            assert LOG_LEVEL.number == logging.WARNING
-        finally:
-            LOG_LEVEL.configure("INFO")
-            logging.getLogger().setLevel(before)
-        assert ([one.section.code for one in catalogue.all()], is_refused()) == (["CURRENCY", "FRESH"], 0)
-
-
-async def test_a_registration_locks_in_the_appliers_order(schemas: str, tmp_path: Path) -> None:
-    """R11: two dictionaries redefined at once cannot deadlock with an applier that holds several."""
-    async with (
-        in_process(tmp_path, schemas, CURRENCY, COUNTRY) as (platform, file),
-        other_connections(schemas) as (applier, looker),
-    ):
-        harness = RefdataHarness(platform)
-        for tenant in TENANTS:
-            await harness.send("CURRENCY", NOK, tenant=tenant)
-            await harness.send("COUNTRY", upsert("NO", {"name": "Norway"}), tenant=tenant)
-        await harness.apply()
-        _write(file, schemas, redefined(CURRENCY), redefined(COUNTRY))
-        lock = "SELECT FROM dictionary_meta WHERE tenant_id = $1 AND dict_code = $2 FOR UPDATE"
-        await applier.execute("SET deadlock_timeout = '1min'")  # so that the other one is told
-        async with applier.transaction():
-            await applier.execute(lock, "acme", "CURRENCY")
-            known = Catalogue(load_settings(file, {}).refdata).all()
-            registering = asyncio.create_task(definitions.register(harness.db, known))
-            await _waiting_for_a_lock(looker)
-            await applier.execute(lock, "globex", "COUNTRY")  # the next in an applier's order
-        assert await registering == 2
-
-
-async def test_two_ways_to_read_never_have_one_version(schemas: str, tmp_path: Path) -> None:
-    """R1: a process that has not reloaded yet must not give out what it reads under the version of the new way."""
-    async with in_process(tmp_path, schemas, CURRENCY) as (platform, file):
-        harness, target = RefdataHarness(platform), Dict("acme", "CURRENCY")
-        await harness.send("CURRENCY", NOK)
-        await harness.apply()
-        _write(file, schemas, {**CURRENCY, "loadSql": CURRENCY["loadSql"].replace("ccy as k", "lower(ccy) as k")})
-        new = Catalogue(load_settings(file, {}).refdata)
-        assert await definitions.register(harness.db, new.all()) == 1
-        loaded = await new.get(target).provider.load_all(harness.db, target)
-        assert (loaded.version, set(loaded.items)) == (2, {"nok"})
-        with contextlib.suppress(PenstockError):  # to say that it cannot know would do
-            late = await harness.refdata.catalogue.get(target).provider.load_all(harness.db, target)
-            assert late.version != loaded.version or late.items == loaded.items

@@ -2,37 +2,24 @@
 
 import asyncio
 import json
-import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import asyncpg
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from penstock.settings import Settings
-from tests.refdata.harness import create_schemas, opened, refdata_settings, upsert
+from tests.refdata.exposition import Samples, parsed
+from tests.refdata.harness import OFTEN, create_schemas, environment, refdata_settings, upsert
 from tests.refdata.pod.harness import PodHarness, running_pod
 from tests.services.collector import Collector
 from tests.services.redis import RedisCluster
 from tests.support.processes import CommandApi, QueryApi, Work
-from tests.support.settings import write_config
-from tests.support.types import Json
 from tests.support.waiting import becomes
 
-OFTEN = {"reconcileEvery": "PT0.2S", "auditEvery": None}
 SELDOM = {**OFTEN, "reconcileEvery": "PT60S"}
 NORWAY = {"name": "Norway"}
-Samples = dict[tuple[str, ...], float]
-
-
-def parsed(text: str, name: str) -> Samples:
-    """The values of one metric, by those of its labels in the order of their names."""
-    found = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
-    return {tuple(one.labels[label] for label in sorted(one.labels)): one.value for one in found}
 
 
 async def exposed(pod: PodHarness, name: str) -> Samples:
@@ -133,40 +120,6 @@ async def test_the_slowest_pod_is_the_lag_of_the_stream(
         await shows(pod, "redis_stream_lag", (), 3)
         holder.xgroup_destroy(stream, group)
         await shows(pod, "redis_stream_lag", (), 0)
-
-
-def environment(url: str, folder: Path, **refdata: Any) -> None:
-    document: Json = {"database": {"url": url}, "telemetry": {"log_level": "DEBUG", "log_format": "json"}}
-    known = {"dictionaries": [{"code": "LOOSE"}], "tenants": ["acme"], "query": OFTEN, **refdata}
-    write_config(folder, {**document, "refdata": known})
-
-
-@pytest.mark.full
-async def test_commands_that_wait_are_the_lag_of_their_topic(database_url: str, tmp_path: Path) -> None:
-    """R26: `kafka_consumer_lag` of the apply role is what is not settled yet, by topic, on whatever bus."""
-    topic = f"refdata.test.{os.urandom(4).hex()}"
-    environment(database_url, tmp_path, kafka={"commandsTopic": topic})
-    settings = refdata_settings(database_url).model_dump(mode="json", by_alias=True)
-    settings["refdata"]["kafka"]["commandsTopic"] = topic
-    holder = await asyncpg.connect(database_url)
-    try:
-        async with opened(Settings.model_validate(settings)) as writer, httpx.AsyncClient() as client:
-            await writer.send("LOOSE", upsert("a", 0))
-            await writer.apply()
-            with Work(tmp_path, "apply") as apply:
-
-                async def has_lag(wanted: int) -> bool:
-                    text = (await client.get(f"{apply.api}/actuator/prometheus")).text
-                    return parsed(text, "kafka_consumer_lag").get((topic,)) == wanted
-
-                async with holder.transaction():
-                    await holder.execute("SELECT FROM dictionary_meta FOR UPDATE")
-                    for number in range(3):
-                        await writer.send("LOOSE", upsert("a", number))
-                    await becomes(lambda: has_lag(3), "three wait")
-                await becomes(lambda: has_lag(0), "none waits")
-    finally:
-        await holder.close()
 
 
 @pytest.mark.full

@@ -1,10 +1,7 @@
 """R18, R29: a pod's memory: swapped as a whole, never lost when it is full, freed in small pieces."""
 
 import asyncio
-import fcntl
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 
@@ -13,82 +10,17 @@ import pytest
 from penstock.kernel.errors import Transient
 from penstock.refdata.config import TenantSection
 from penstock.refdata.model import Dict, Mark
-from penstock.refdata.pod.memory import folder, layout, writer
-from penstock.refdata.pod.memory.folder import pod_folder
-from penstock.refdata.pod.memory.reader import Changed, PageAt, View
+from penstock.refdata.pod.memory import layout, writer
+from penstock.refdata.pod.memory.reader import Changed, View
 from penstock.refdata.pod.memory.writer import Memory
 from penstock.refdata.pod.serve import responses
 from penstock.refdata.pod.serve.handlers import Stream
 from penstock.refdata.pod.serve.request import address_of
 from penstock.refdata.pod.serve.router import Front
 from penstock.refdata.pod.serve.streams import Streams
+from tests.refdata.pod.memory.held_memory import LIMIT, TARGET, Items, load, numbered
 
-TARGET = Dict("acme", "LOOSE")
-LIMIT = 16 * 1024 * 1024
 LONG_KEY = "k" * 500
-Items = dict[str, str]
-
-READER = """
-import sys
-from pathlib import Path
-
-from penstock.refdata.model import Dict
-from penstock.refdata.pod.memory import layout
-from penstock.refdata.pod.memory.shared_counters import State
-from penstock.refdata.pod.memory.reader import PageAt, View
-
-folder, limit, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-target, seen, versions = Dict("acme", "LOOSE"), State(folder).counters(0), set()
-with View.open(folder, limit) as view:
-    while True:
-        view.renew()
-        shelf = view.shelf(target)
-        keys = [b"k%d" % number for number in range(100 if shelf.version % 2 else 60)]
-        found = [view.get(shelf, key) for key in keys]
-        assert {layout.body_of(one) for one in found} == {b"%d" % shelf.version}, "a mixture"
-        assert shelf.items == len(keys) and view.get(shelf, b"k%d" % len(keys)) is None, "another's items"
-        page = view.page(target, PageAt(shelf.mark), 30, 10**6)
-        view.renew()
-        rest = view.page(target, PageAt(shelf.mark, page[-1][0]), 1_000, 10**6)
-        if rest is not None:
-            assert sorted(layout.key_of(*one) for one in page + rest) == sorted(keys), "pages of two versions"
-            assert {layout.body_of(one[1]) for one in page + rest} == {b"%d" % shelf.version}, "pages mixed"
-        versions.add(shelf.version)
-        seen[0] = len(versions)
-        if shelf.version == last:
-            break
-"""
-
-DYING_POD = """
-import sys
-from pathlib import Path
-
-from penstock.refdata.pod.memory.folder import pod_folder
-
-with pod_folder(Path(sys.argv[1]), Path(sys.argv[1]), "dying") as made:
-    print(made, flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def held(tmp_path: Path) -> Iterator[Memory]:
-    kept = Memory(tmp_path, limit=LIMIT)
-    yield kept
-    kept.close()
-
-
-@pytest.fixture
-def view(held: Memory) -> Iterator[View]:
-    seen = held.view()
-    yield seen
-    seen.txn.abort()
-
-
-def load(held: Memory, mark: Mark, items: Items, target: Dict = TARGET) -> None:
-    generation = held.begin()
-    assert held.fill(generation, items.items()) == len(items)
-    held.publish(target, generation, mark, len(items))
 
 
 def items_of(view: View, target: Dict = TARGET) -> Items:
@@ -100,10 +32,6 @@ def items_of(view: View, target: Dict = TARGET) -> Items:
 
 def entries(held: Memory) -> int:
     return int(held._env.stat()["entries"])
-
-
-def numbered(count: int, payload: str = "1") -> Items:
-    return {f"k{number}": payload for number in range(count)}
 
 
 def test_a_key_that_comes_twice_is_counted_once(held: Memory) -> None:
@@ -175,84 +103,6 @@ def test_old_generations_are_freed_in_pieces(held: Memory, monkeypatch: pytest.M
     assert (entries(held), held.free()) == (30 + 2, False)
 
 
-def test_a_view_stays_as_it_was_until_it_is_renewed(held: Memory, view: View) -> None:
-    """R18: a request sees one version throughout, of a change, of a full load, and of a drop."""
-    load(held, Mark(1, 1), {"a": "1", "b": "1"})
-    view.renew()
-    shelf = view.shelf(TARGET)
-    assert shelf is not None
-    held.change(TARGET, Mark(2, 2), {"a": "2"}, ["b"])
-    load(held, Mark(3, 3), {"a": "3"})
-    held.drop(TARGET)
-    while held.free():
-        pass
-    assert view.shelf(TARGET) == shelf
-    found = [view.get(shelf, key) for key in (b"a", b"b")]
-    assert [one and layout.body_of(one) for one in found] == [b"1", b"1"]
-    view.renew()
-    assert view.shelf(TARGET) is None
-
-
-def test_another_process_never_sees_a_mixture(tmp_path: Path) -> None:
-    """R18, R29: full loads and changes of every item, hundreds of them: each look finds one version, and all of it."""
-    last = 10**9
-    held = Memory(tmp_path, limit=LIMIT, pages_for=0.0)
-    load(held, Mark(1, 1), numbered(100, "1"))
-    command = [sys.executable, "-c", READER, str(tmp_path), str(LIMIT), str(last)]
-    seen, version = held.state.counters(0), 1
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as reader:
-        while (version < 600 or seen[0] < 50) and reader.poll() is None:
-            version += 2
-            load(held, Mark(version, version), numbered(100, str(version)))
-            gone = [f"k{number}" for number in range(60, 100)]
-            held.change(TARGET, Mark(version + 1, 1), numbered(60, str(version + 1)), gone)
-            held.free()
-        load(held, Mark(last, last), numbered(60, str(last)))
-        assert reader.communicate()[1] == ""
-    assert reader.returncode == 0
-    seen.release()
-    held.close()
-
-
-def test_what_dead_pods_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """R29: the memory of a pod that was killed is given back by the next one; that of a living one is its own."""
-    other = tmp_path / "somebody-elses"
-    other.mkdir()
-    command = [sys.executable, "-c", DYING_POD, str(tmp_path)]
-    with (
-        pod_folder(tmp_path, tmp_path, "living") as living,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as dying,
-    ):
-        assert dying.stdout is not None
-        left = Path(dying.stdout.readline().strip())
-        with pod_folder(tmp_path, tmp_path, "third") as third:
-            assert all(one.is_dir() for one in (left, living, third))
-        assert not third.exists()
-        dying.kill()
-        dying.communicate()
-        assert left.is_dir()
-        with pod_folder(tmp_path, tmp_path, "fourth") as fourth:
-            assert {*tmp_path.iterdir()} == {living, fourth, other}
-    assert {*tmp_path.iterdir()} == {other}
-
-
-def test_pods_that_start_at_once_do_not_take_each_other_for_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R29: a folder that is just being locked is nobody's leftover."""
-    lock, calls = fcntl.flock, []
-
-    def flock(descriptor: int, operation: int) -> None:
-        calls.append(descriptor)
-        if len(calls) == 1:
-            folder._reap(tmp_path)  # another pod starts at this very moment
-        lock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pod_folder(tmp_path, tmp_path, "starting") as made:
-        assert (made / "lock").exists()
-
-
 def test_a_long_key_that_came_and_went_is_told_by_its_name(held: Memory, view: View) -> None:
     """R31: what changed is told by key, also when neither what was there before nor what is there now tells it."""
     load(held, Mark(1, 1), {"a": "1"})
@@ -286,14 +136,3 @@ async def test_who_follows_is_told_when_versions_were_lost(held: Memory, view: V
 
 async def told(feed: AsyncIterator[bytes]) -> bytes:
     return await anext(feed)
-
-
-def test_pages_of_another_dictionary_are_gone(held: Memory, view: View) -> None:
-    """R17: a cursor that was made elsewhere, or by nobody, leads nowhere."""
-    load(held, Mark(1, 1), {"a": "1"})
-    load(held, Mark(2, 2), {"b": "1"}, Dict("globex", "LOOSE"))
-    view.renew()
-    assert view.page(TARGET, PageAt(Mark(1, 1)), 10, 10)
-    for mark in (Mark(2, 2), Mark(1, 2), Mark(0, 1), Mark(2, 1), Mark(2**62, 1)):
-        assert view.page(TARGET, PageAt(mark), 10, 10) is None
-    assert view.page(Dict("nobody", "LOOSE"), PageAt(Mark(1, 1)), 10, 10) is None

@@ -1,0 +1,33 @@
+"""Snapshots in chunks: what belongs together, and what counts once."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.refdata.harness import upsert
+from tests.refdata.retention import RetentionHarness
+
+
+@pytest.mark.parametrize("totals", [(2, 1), (1, 2)])
+async def test_a_snapshot_names_one_number_of_chunks(retention: RetentionHarness, totals: tuple[int, int]) -> None:
+    """R13: what differs from the set in chunksTotal is FAILED, also when it, or the first, says it is the only one."""
+    snapshot_id = uuid4()
+    await retention.send_chunk(snapshot_id, 1, totals[0], upsert("a", 1))
+    other = await retention.send_chunk(snapshot_id, 1, totals[1], upsert("b", 1))
+    await retention.harness.apply()
+    assert (await retention.harness.update(other)).error_code == "CHUNKS_TOTAL_DIFFERS"
+
+
+@pytest.mark.parametrize("numbers", [{}, {"chunkIndex": 1, "chunksTotal": 1}])
+async def test_a_snapshot_in_one_piece_counts_once(retention: RetentionHarness, numbers: dict[str, int]) -> None:
+    """R13: sent again under its snapshotId it undoes nothing that came since; with another content it is refused."""
+    harness, told = retention.harness, dict[str, Any]({"event_type": "SNAPSHOT", "snapshotId": str(uuid4()), **numbers})
+    await harness.send("LOOSE", upsert("a", 1), **told)
+    await harness.send("LOOSE", upsert("a", 2))
+    again = await harness.send("LOOSE", upsert("a", 1), **told)
+    other = await harness.send("LOOSE", upsert("a", 3), **told)
+    await harness.apply()
+    assert (await harness.update(again)).committed_version == 1
+    assert (await harness.update(other)).error_code == "CHUNK_CONFLICT"
+    assert (await harness.items("LOOSE"), await harness.version("LOOSE")) == ({"a": 2}, 2)

@@ -1,0 +1,49 @@
+"""What is read of the tables of a dictionary: one snapshot, with keys that can be told apart."""
+
+import pytest
+
+from penstock.kernel.db.database import Connection
+from penstock.kernel.errors import Corrupt
+from penstock.refdata import store
+from penstock.refdata.config import RefdataSection
+from penstock.refdata.dictionaries.catalogue import Catalogue
+from penstock.refdata.model import Dict, Mark
+from tests.refdata.harness import RefdataHarness, upsert
+
+
+@pytest.fixture
+def bus_kind() -> str:
+    return "postgres"
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [("(null::text, '1'), ('a', '2')", "a null key"), ("('a', '1'), ('a', '2')", "more than once")]
+)
+async def test_a_load_with_bad_keys_fails(harness: RefdataHarness, rows: str, said: str) -> None:
+    """R3: null or duplicate k fails the load clearly."""
+    sql = f"select k, v::jsonb as v from (values {rows}) as t (k, v) where :tenantId <> ''"
+    catalogue = Catalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
+    target = Dict("acme", "BAD")
+    with pytest.raises(Corrupt, match=said):
+        await catalogue.get(target).provider.load_all(harness.db, target)
+
+
+async def test_version_and_rows_are_of_one_snapshot(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R2: what is committed while a dictionary is being loaded is in neither the version nor the rows."""
+    await harness.send("LOOSE", upsert("n", 1))
+    await harness.apply()
+    target = Dict("acme", "LOOSE")
+    provider = harness.refdata.catalogue.get(target).provider
+    seen = store.standing
+
+    async def and_then_a_commit(connection: Connection, asked: Dict) -> tuple[Mark, str | None] | None:
+        standing = await seen(connection, asked)
+        await harness.send("LOOSE", upsert("n", 2))
+        await harness.apply()
+        return standing
+
+    monkeypatch.setattr(store, "standing", and_then_a_commit)
+    loaded = await provider.load_all(harness.db, target)
+    monkeypatch.undo()
+    assert (loaded.version, dict(loaded.items)) == (1, {"n": "1"})
+    assert await harness.version("LOOSE") == 2

@@ -1,0 +1,83 @@
+"""R26: what Prometheus is told of the way in."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import httpx
+import pytest
+
+from penstock.refdata.maintenance import lag_chore
+from penstock.settings import Settings
+from tests.refdata.exposition import parsed, samples_of
+from tests.refdata.harness import environment, on_bus, opened, refdata_settings, upsert
+from tests.refdata.retention import RetentionHarness
+from tests.support.processes import Work
+from tests.support.waiting import becomes
+
+DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
+
+
+async def test_metrics_are_told_to_prometheus(retention: RetentionHarness) -> None:
+    """R26: what was judged, what waits on the bus, in the outbox, and for how long, in a real exposition."""
+    harness = retention.harness
+    body = b'{"dictCode":"LOOSE","eventType":"DELTA","items":[]}'
+    done = await harness.send("LOOSE", upsert("a", 1))
+    await harness.send("CURRENCY", upsert("NOK", {"name": "Krone", "digits": 9}))
+    await harness.publish(*on_bus(body, event_id=done))
+    await retention.send_chunk(uuid4(), 1, 2)
+    await harness.publish(b"rubbish")
+    await harness.apply()
+    await harness.send("LOOSE", upsert("a", 2))
+    retention.clock.advance(HOUR)
+    await retention.upkeep.show()
+    for topic in (harness.topic, "somebody.elses"):
+        _, show_lag, _ = lag_chore(harness.bus, topic, harness.platform.metrics)
+        await show_lag()
+    told = samples_of(harness)
+    events = {labels["result"]: value for labels, value in told["penstock_refdata_events_total"]}
+    assert events == {"committed": 1, "failed": 2, "staged": 1, "repeated": 1}
+    assert told["kafka_consumer_lag"] == [({"topic": harness.topic}, 1), ({"topic": "somebody.elses"}, 0)]
+    assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 3600)]
+    assert told["penstock_refdata_outbox_waiting"] == [({}, 1)]
+
+
+async def test_metrics_are_there_before_anything_happened(retention: RetentionHarness) -> None:
+    """R26: every result begins at 0, so that a rate is known from the first event on."""
+    await retention.upkeep.show()
+    told = samples_of(retention.harness)
+    assert {labels["result"] for labels, _ in told["penstock_refdata_events_total"]} == {
+        "committed", "failed", "staged", "repeated",
+    }  # fmt: skip
+    assert {value for _, value in told["penstock_refdata_events_total"]} == {0}
+    assert told["penstock_refdata_pending_oldest_seconds"] == [({}, 0)]
+
+
+@pytest.mark.full
+async def test_commands_that_wait_are_the_lag_of_their_topic(database_url: str, tmp_path: Path) -> None:
+    """R26: `kafka_consumer_lag` of the apply role is what is not settled yet, by topic, on whatever bus."""
+    topic = f"refdata.test.{os.urandom(4).hex()}"
+    environment(database_url, tmp_path, kafka={"commandsTopic": topic})
+    settings = refdata_settings(database_url).model_dump(mode="json", by_alias=True)
+    settings["refdata"]["kafka"]["commandsTopic"] = topic
+    holder = await asyncpg.connect(database_url)
+    try:
+        async with opened(Settings.model_validate(settings)) as writer, httpx.AsyncClient() as client:
+            await writer.send("LOOSE", upsert("a", 0))
+            await writer.apply()
+            with Work(tmp_path, "apply") as apply:
+
+                async def has_lag(wanted: int) -> bool:
+                    text = (await client.get(f"{apply.api}/actuator/prometheus")).text
+                    return parsed(text, "kafka_consumer_lag").get((topic,)) == wanted
+
+                async with holder.transaction():
+                    await holder.execute("SELECT FROM dictionary_meta FOR UPDATE")
+                    for number in range(3):
+                        await writer.send("LOOSE", upsert("a", number))
+                    await becomes(lambda: has_lag(3), "three wait")
+                await becomes(lambda: has_lag(0), "none waits")
+    finally:
+        await holder.close()
