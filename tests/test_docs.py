@@ -12,8 +12,8 @@ from penstock.refdata.model import UPDATE
 from penstock.settings import load_settings
 from penstock.tracking.contract import Stage
 from penstock.tracking.model import MACHINES
-from tests.console import can_be_given, commands_of
 from tests.pages import PAGES, ROOT, anchors_of, drawn_in, links_of
+from tests.support.console import can_be_given, commands_of
 
 pytestmark = pytest.mark.docs
 

@@ -12,8 +12,8 @@ from penstock.flows.definition.loader import load_file
 from penstock.flows.kinds.registry import open_catalogue
 from penstock.ingest.supplier import load_supplier
 from penstock.settings import load_settings
-from tests.console import blocks_of, can_be_given, penstock_words, simple_commands, typed_in
 from tests.pages import ROOT, outside_blocks
+from tests.support.console import blocks_of, can_be_given, penstock_words, simple_commands, typed_in
 
 pytestmark = pytest.mark.docs
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.console import Typed, blocks_of, typed_in
-from tests.page_output import Names
 from tests.pages import ROOT
+from tests.support.console import Typed, blocks_of, typed_in
+from tests.support.page_output import Names
 from tests.support.ports import free_port
 from tests.support.processes import penstock_here
 from tests.support.waiting import until

@@ -21,7 +21,6 @@ STARTS = [
     b"<?xml ?><a>", b"sku,qty\n", b'{"a":1}\n{', b"<", b"MZ", b"\0", b'"',
 ]  # fmt: skip
 LIMITS = Limits(workbook_memory=400_000_000, workbook_seconds=20)
-MARKUP = ["<a>", "</a>", "<b x='1'>", "</b>", "t", "&amp;", "&x;", "<!-- c -->", "<c/>", "<?p?>"]
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=3)
 NESTED = st.recursive(
     SCALARS,

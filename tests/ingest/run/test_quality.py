@@ -15,7 +15,6 @@ from penstock.ingest.tree import paths
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, failure, snapshot
 from tests.support.types import Json
 
-GOOD = {f"good{number}": number for number in range(100)}
 EMPTY = snapshot({})
 
 

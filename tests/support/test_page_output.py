@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.page_output import Names
+from tests.support.page_output import Names
 
 FIRST, OTHER, THIRD = "20261117T034130Z_837f2a", "20261117T034131Z_aaaaaa", "20261117T034132Z_bbbbbb"
 

@@ -1,0 +1,33 @@
+"""Topics: made with the partitions asked for, and their backlog."""
+
+import asyncio
+
+from confluent_kafka import Producer
+
+from penstock.kernel.bus.kafka import KafkaBus
+from penstock.kernel.bus.kafka.topics import Topics
+from tests.kernel.bus.backends import new_topic
+from tests.kernel.bus.kafka.buses import WITHIN
+from tests.services.kafka import Kafka
+
+
+def test_a_topic_just_made_has_a_backlog(broker: Kafka) -> None:
+    """R26: as long as its partitions have no leader the answer waits, and is no failure."""
+    broker.needs_real("makes no topics when it is asked to")
+    topics = Topics({"bootstrap.servers": broker.bootstrap}, timeout=WITHIN)
+    for topic in [new_topic() for _ in range(15)]:
+        assert topics.make(topic, 8)
+        assert topics.backlog(topic, "nobody") == 0
+
+
+async def test_topics_are_made_with_the_partitions_asked_for(broker: Kafka) -> None:
+    """R9: the first to publish or subscribe makes the topic, and its dead letters keep one order."""
+    broker.needs_real("does not make topics on request")
+    topic = new_topic()
+    bus = KafkaBus(broker.bootstrap, partitions=5)
+    async with bus.subscribe(topic, worker="w"):
+        pass
+    await bus.close()
+    client = Producer({"bootstrap.servers": broker.bootstrap})
+    topics = (await asyncio.to_thread(client.list_topics, timeout=10)).topics
+    assert (len(topics[topic].partitions), len(topics[f"{topic}.dead"].partitions)) == (5, 1)

@@ -1,0 +1,44 @@
+"""Signals on PostgreSQL: what only PostgreSQL has. The promises of every implementation are in test_signals."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
+from penstock.kernel.errors import BadConfig
+from penstock.kernel.signals import BODY_LIMIT
+from penstock.kernel.signals.postgres import PostgresSignals
+from tests.kernel.signals.hearing import assert_down
+
+
+async def test_without_postgres_announcing_is_transient() -> None:
+    """R23: with the server down an announcement says so, with what to do, and may be tried again."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder:
+        async with contextlib.AsyncExitStack() as server, contextlib.AsyncExitStack() as client:
+            url = await server.enter_async_context(embedded_postgres(Path(folder)))
+            db = await client.enter_async_context(Database.open(url))
+            signals = PostgresSignals(db, "changes")
+            await signals.announce(["works"])
+            await server.aclose()
+            await assert_down(signals)
+
+
+async def test_a_stuck_listener_shows_in_the_lag_of_postgres(db: Database) -> None:
+    """R26: a listener that takes nothing from PostgreSQL's queue makes the lag grow."""
+    signals = PostgresSignals(db, "changes")
+    async with db.connection() as stuck:
+        await stuck.execute("LISTEN changes")
+        async with stuck.transaction():
+            await stuck.execute("SELECT 1")
+            await signals.announce([f"{n:02}" + "x" * (BODY_LIMIT - 2) for n in range(40)])
+            assert await signals.lag() > 0
+
+
+@pytest.mark.parametrize("channel", ["", "c" * 64, "ü" * 32])
+async def test_a_channel_postgres_would_cut_is_refused(db: Database, channel: str) -> None:
+    """R16: a name that PostgreSQL cannot hold is bad configuration, not a channel that nobody hears."""
+    with pytest.raises(BadConfig):
+        PostgresSignals(db, channel)

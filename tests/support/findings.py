@@ -1,0 +1,7 @@
+"""What a report finds, for tests."""
+
+from penstock.kernel.findings import Report
+
+
+def found(report: Report) -> list[tuple[str, str, str]]:
+    return [(one.severity.value, one.subject, one.what) for one in report.findings]
