@@ -21,7 +21,7 @@ from penstock.app.platform import open_platform
 from penstock.harvest import contract
 from penstock.harvest.consolidate import watermark
 from penstock.harvest.consolidate.worker import Consolidator
-from penstock.harvest.contract import RunState
+from penstock.harvest.contract import PLANS, WORK_ITEMS, RunState
 from penstock.harvest.feed.feeds import Feeds
 from penstock.harvest.fetch.worker import Fetcher
 from penstock.harvest.maintenance import Rescuer
@@ -32,10 +32,10 @@ from penstock.harvest.runtime import HarvestPlatform, run_harvest
 from penstock.harvest.simulator.dataset import Changed
 from penstock.harvest.simulator.routes import Answer, Request
 from penstock.harvest.simulator.server import LocalOptions, LocalSource, local_source
-from penstock.kernel.bus import DeadLetter, Delivery
+from penstock.kernel.bus import DeadLetter, Delivery, Message
 from penstock.kernel.db.database import Database
 from penstock.kernel.errors import NotFound
-from penstock.kernel.tasks.outcome import Outcome
+from penstock.kernel.tasks.outcome import Done, Outcome
 from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.kernel.work.worker import Worker, each
 from penstock.settings import Settings
@@ -475,3 +475,33 @@ def changing(harness: HarvestHarness, asked: RequestLog, at: int, **changes: int
 def changed(run: Json, harness: HarvestHarness) -> set[str]:
     """What the source changed after the run's upper bound, and has still."""
     return harness.source.changed_ids_since(run["upper_bound"])
+
+
+async def planned(harness: HarvestHarness, parts: HarvestWorkers) -> tuple[UUID, list[Message]]:
+    """A run, and the messages about its partitions, in order; they are taken off the bus."""
+    run_id, items = await harness.start(), []
+    assert await harness.handled(PLANS, parts.planner.handle) == 1
+
+    async def keep(delivery: Delivery) -> Outcome:
+        items.append(delivery.message)
+        return Done()
+
+    await harness.handled(WORK_ITEMS, keep)
+    return run_id, sorted(items, key=lambda item: item.key)
+
+
+def delivered(message: Message) -> Delivery:
+    return Delivery(message, attempt=1, partition=0, position=0, fence=0)
+
+
+async def taken(harness: HarvestHarness, topic: str) -> Message:
+    """The one message of a topic, taken off the bus."""
+    found: list[Message] = []
+
+    async def keep(delivery: Delivery) -> Outcome:
+        found.append(delivery.message)
+        return Done()
+
+    await harness.handled(topic, keep)
+    [message] = found
+    return message

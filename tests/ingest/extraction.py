@@ -11,7 +11,7 @@ import pytest
 
 from penstock.ingest.contract import FailureCode
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.extract.tables import MALFORMED
+from penstock.ingest.extract.tables import MALFORMED, Table
 from penstock.ingest.model import Failed, Stats
 from penstock.ingest.supplier import Limits, Source, Supplier
 from penstock.ingest.transform.pipeline import Names, Processed, process
@@ -24,6 +24,7 @@ STOCK: dict[str, dict[str, Any]] = {
     "price_minor": {"from": "price", "type": "money"},
 }
 Row = tuple[int, dict[str, Any]]
+SENT = "sku,qty,price\na,1,2.50\nb,many,3.10\n"
 
 
 @dataclass(frozen=True)
@@ -91,3 +92,11 @@ def trimmed(row: Any) -> list[str]:
     while cells and not cells[-1]:
         cells.pop()
     return cells
+
+
+def sent(folder: Path) -> Table:
+    file = folder / "stock.csv"
+    file.write_text(SENT)
+    config = supplier(STOCK)
+    (table,) = open_tables(file, config.source, config.limits)
+    return table

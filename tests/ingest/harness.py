@@ -23,6 +23,7 @@ SUPPLIER = "acme"
 QUALITY: Json = {"min_fact_count": 1, "max_bad_ratio": 0.5, "allow_empty_snapshot": False, "file_stability_window": 0}
 COLUMNS: Json = {"sku": {"from": "sku"}, "price": {"from": "price", "type": "integer"}}
 KEYED: Json = {**QUALITY, "columns": COLUMNS, "key": ["sku"]}
+QUICK = {"poll": 0.1}
 
 
 def clock_of_today() -> ManualClock:

@@ -7,7 +7,6 @@ from typing import Any
 
 import orjson
 import pytest
-from pydantic import ValidationError
 
 from penstock.flows import contract, store
 from penstock.flows.definition.loader import load_file
@@ -102,23 +101,6 @@ async def test_a_step_logs_so_much(flows: FlowsStepper, monkeypatch: pytest.Monk
     await flows.engine.log("r", "b", held["b"].fence, [("info", "line")])
     rows = await flows.db.fetch("SELECT n, count(*) FROM flow_log GROUP BY n ORDER BY n")
     assert [row["count"] for row in rows] == [6, 1]  # the batch that reaches it is the last
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [
-        {"timeout": 8e13},
-        {"retry": {"backoff": 8e13}},
-        {"retry": {"maxBackoff": 8e13}},
-        {"timeout": "P400D"},
-    ],
-)
-def test_durations_have_an_end(harm: dict[str, Any]) -> None:
-    """F10, F11: none that no calendar has, which would spoil the heartbeats and reports of others."""
-    with pytest.raises(ValidationError):
-        StepSpec.model_validate({"kind": "work", **harm})
-    year = {"timeout": "P366D", "retry": {"backoff": "P366D", "maxBackoff": "P366D"}}
-    assert StepSpec.model_validate({"kind": "work", **year}).timeout == timedelta(days=366)
 
 
 async def test_the_longest_durations_can_be_kept(flows: FlowsStepper) -> None:

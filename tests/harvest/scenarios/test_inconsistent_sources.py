@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.harvest.contract import CONSOLIDATIONS, PLANS, WORK_ITEMS
+from penstock.harvest.contract import CONSOLIDATIONS, WORK_ITEMS
 from penstock.harvest.model import Position, Range, Window
 from penstock.harvest.sources.port import SourceFailed, SourcePaused, SourceRefused
-from penstock.kernel.tasks.outcome import Done, Failed, Retry
+from penstock.kernel.tasks.outcome import Done, Failed
 from tests.harvest.scripted_source import (
     ONE_PART,
     CursorSource,
@@ -258,41 +258,3 @@ async def test_a_cursor_that_ran_out_begins_a_new_pass(database_url: str, tmp_pa
             assert (part["status"], source.pages.count(Position(0))) == ("failed", 3)
             assert "410" in part["error_message"]
             assert await one.db.fetchval("SELECT watermark FROM harvest_feed WHERE feed = $1", FEED) is None
-
-
-@pytest.mark.full
-async def test_a_plan_fails_for_what_nobody_thought_of(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """H6: a count no column holds is no reason to plan for ever: four deliveries, then somebody is told."""
-
-    async def absurd(_self: ScriptedSource, _range: Range, _window: Window) -> int:
-        return 2**40
-
-    monkeypatch.setattr(ScriptedSource, "count", absurd)
-    async with scripted_harvest(database_url, tmp_path, ScriptedSource(stones(60)), partitions={"count": 1}) as one:
-        await one.harvest.start(FEED, "test")
-        outcomes = await drained(one, PLANS, within=10)
-        assert [type(outcome) for outcome in outcomes] == [Retry, Retry, Retry, Failed]
-        row = await one.db.fetchrow("SELECT state, error FROM harvest_plan")
-        assert row is not None
-        assert (row["state"], row["error"].split(":")[0]) == ("failed", "INTERNAL")
-        assert await alerts(one) == ["PLAN_FAILED"]
-
-
-@pytest.mark.parametrize(("kind", "counts"), [(SourceFailed, True), (SourcePaused, False)])
-@pytest.mark.parametrize(("seconds", "waits"), [(30, 30), (3_600, 60)])
-async def test_a_plan_waits_as_its_source_says(
-    database_url: str, tmp_path: Path, kind: type[SourceFailed], counts: bool, seconds: int, waits: int
-) -> None:
-    """H15: but at most for a minute, as plans of other feeds may be behind it."""
-    source = ScriptedSource(stones(60))
-
-    async def fail(range_: Range, window: Window) -> None:
-        raise kind("SOURCE_BROKEN_OFF", "not now", after=timedelta(seconds=seconds))
-
-    source.before_count = fail
-    async with scripted_harvest(database_url, tmp_path, source) as one:
-        await one.harvest.start(FEED, "test")
-        expected = Retry("SOURCE_BROKEN_OFF: not now", after=timedelta(seconds=waits), counts=counts)
-        assert await one.deliver(PLANS) == [expected]

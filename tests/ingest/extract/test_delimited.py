@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from penstock.ingest.contract import FailureCode
-from penstock.ingest.extract import delimited, tables
+from penstock.ingest.extract import delimited
 from penstock.ingest.extract.files import open_tables
-from penstock.ingest.extract.tables import CELLS, COLUMNS
 from penstock.ingest.supplier import Limits, Source
 from penstock.ingest.transform.gate import bind
+from tests.ingest.extract.delimited_files import written
 from tests.ingest.extraction import STOCK, made, read_tables, refused, supplier
 
 A = {"sku": "A", "qty": 1, "price_minor": 1050}
@@ -22,11 +22,6 @@ LARGE = 3_000
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "stock.csv"
-
-
-def written(file: Path, text: str, encoding: str = "utf-8") -> Path:
-    file.write_bytes(text.encode(encoding))
-    return file
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -265,46 +260,12 @@ def test_texts_that_begin_like_something_else(file: Path) -> None:
         assert read_tables(written(file, f"{start},qty\nA,1\n"))[""] == [[start, "qty"], ["A", "1"]]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("stray", ["", '5" tire\n'])
-@pytest.mark.parametrize("wide", [",", "x,"])
-def test_a_wide_header_above_many_short_rows(file: Path, stray: str, wide: str) -> None:
-    """I16, I19: few bytes that mean millions of cells are never held as such, on either path."""
-    commas = "a" + "," * 500 + "b\n"
-    text = "sku" + wide * 500 + "\n" + stray + "a\n" * 60_000 + (commas + "a\n" * 100) * 20
-    [table] = open_tables(written(file, text), Source(), Limits())
-    rows = 0
-    for batch in table.batches:
-        assert batch.frame.height * batch.frame.width <= CELLS + batch.frame.height
-        assert batch.first_row == rows + 1
-        rows += batch.frame.height
-    assert rows == text.count("\n")
-    found = made(file, supplier({"sku": {"from": "sku" if wide == "," else 1}}))
-    assert len(found.facts) + len(found.bad) == rows - 1
-    assert {reason for _, reason in found.reasons} <= {"ROW_TOO_LONG"}
-
-
-def test_more_columns_than_any_table_has(file: Path) -> None:
-    """I19: a file of nothing but delimiters is refused, and says how many are too many."""
-    assert len(read_tables(written(file, "sku" + "," * (COLUMNS - 1) + "\na\n"))[""]) == 2
-    said = refused(written(file, "sku" + "," * COLUMNS + "\na\n"), code=FailureCode.FILE_TOO_LARGE)
-    assert f"{COLUMNS} columns" in said
-
-
 @pytest.mark.parametrize("text", ['A,5" ' + "x" * 3000, 'A,5" x\n' + 'B,"x\n",' * 300, "x" * 3000, '"x\n",' * 400])
 def test_a_record_without_end(file: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """I19: no line, and no record of many lines, may take all memory."""
     monkeypatch.setattr(delimited, "PIECE", 64)
     monkeypatch.setattr(delimited, "_RECORD_LIMIT", 1024)
     assert "1024" in refused(written(file, f"sku,qty,price\n{text}"))
-
-
-def test_cells_of_many_rows_that_are_long(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I16: of long rows fewer are held at once."""
-    monkeypatch.setattr(tables, "_TEXT", 10_000)
-    text = 'sku,name\nA,5" tire\n' + f"B,{'x' * 1000}\n" * 100
-    [table] = open_tables(written(file, text), Source(), Limits())
-    assert max(batch.frame.height for batch in table.batches) == 11
 
 
 def test_thousands_of_columns_that_share_a_name(file: Path) -> None:

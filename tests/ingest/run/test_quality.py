@@ -3,15 +3,17 @@
 import json
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
 from penstock.cli.main import app
-from penstock.ingest.contract import FailureCode
+from penstock.ingest.contract import FailureCode, Reason
+from penstock.ingest.model import Failed, Stats
+from penstock.ingest.run.quality import check_quality
 from penstock.ingest.tree import paths
+from tests.ingest.extraction import supplier
 from tests.ingest.harness import KEYED, SUPPLIER, IngestHarness, failure, snapshot
 from tests.support.types import Json
 
@@ -20,11 +22,6 @@ EMPTY = snapshot({})
 
 def rows(good: int, bad: int = 0) -> bytes:
     return snapshot({**{f"g{n}": n for n in range(good)}, **{f"b{n}": "none" for n in range(bad)}})
-
-
-@pytest.fixture
-def harness(tmp_path: Path) -> IngestHarness:
-    return IngestHarness(tmp_path / "root", KEYED)
 
 
 def prices(harness: IngestHarness) -> Json:
@@ -259,3 +256,13 @@ def test_the_manifest_tells_what_judged_it(harness: IngestHarness) -> None:
     harness.configure({**KEYED, "min_fact_count": 2})
     assert harness.told(paths.run(run_id, paths.MANIFEST))["config_sha256"] == sha256(config).hexdigest()
     assert json.loads(config) == KEYED
+
+
+def test_dq_judges_by_numbers_alone() -> None:
+    """I15: how many were good and bad is all it is told."""
+    stats = Stats()
+    stats.count(None, 9, {Reason.NOT_INTEGER.value: 1})
+    check_quality(stats, supplier(max_bad_ratio=0.1))
+    with pytest.raises(Failed) as refused:
+        check_quality(stats, supplier(max_bad_ratio=0.09))
+    assert refused.value.code is FailureCode.DQ_TOO_MANY_BAD_ROWS

@@ -11,6 +11,7 @@ import rfc8785
 
 from penstock.ingest.contract import FailureCode, Status
 from penstock.ingest.tree import paths
+from penstock.kernel.errors import NotFound
 from tests.ingest.supplier_harness import SUPPLIER, SupplierHarness, price_list
 
 DATA = "etl_data/raw_v1"
@@ -222,3 +223,14 @@ def test_a_name_in_another_encoding_blocks_nothing(harness: SupplierHarness) -> 
     assert harness.files(paths.inbox(SUPPLIER)) == []
     (archived,) = harness.files(paths.archive(SUPPLIER))
     assert archived.startswith("\\xff")
+
+
+@pytest.mark.parametrize(
+    "run_id", ["", "..", "brinex", "../../etc_20260101T000000Z_abcdef", "brinex_20260101T000000Z_abcdeg"]
+)
+def test_a_run_that_cannot_be_is_not_looked_for(harness: SupplierHarness, run_id: str) -> None:
+    """I5: nor does a run id lead anywhere else."""
+    from penstock.ingest.state import reader
+
+    with pytest.raises(NotFound):
+        reader.manifest_of(harness.tree, run_id)

@@ -19,7 +19,6 @@ from penstock.kernel.errors import Corrupt, NotFound
 from tests.ingest.crash_process import started, was_killed
 from tests.ingest.state.reader_process import WAYS, count_of, read_on, read_once
 from tests.ingest.supplier_folder import SUPPLIER, SupplierFolder, csv, quick_folder
-from tests.ingest.supplier_harness import SupplierHarness
 from tests.support.soak import Campaign, examples
 
 AT_ONCE = RetentionSection(state_retention_hours=0)
@@ -171,19 +170,3 @@ def test_a_state_that_is_really_lost_is_told(supplier: SupplierFolder) -> None:
     with pytest.raises(Corrupt) as lost, read_state(supplier.root, SUPPLIER):
         pass
     assert lost.value.code == "STATE_LOST"
-
-
-@pytest.fixture
-def harness(tmp_path: Path) -> SupplierHarness:
-    return SupplierHarness(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "run_id", ["", "..", "brinex", "../../etc_20260101T000000Z_abcdef", "brinex_20260101T000000Z_abcdeg"]
-)
-def test_a_run_that_cannot_be_is_not_looked_for(harness: SupplierHarness, run_id: str) -> None:
-    """I5: nor does a run id lead anywhere else."""
-    from penstock.ingest.state import reader
-
-    with pytest.raises(NotFound):
-        reader.manifest_of(harness.tree, run_id)

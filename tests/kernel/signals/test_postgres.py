@@ -1,29 +1,11 @@
 """Signals on PostgreSQL: what only PostgreSQL has. The promises of every implementation are in test_signals."""
 
-import contextlib
-import tempfile
-from pathlib import Path
-
 import pytest
 
 from penstock.kernel.db.database import Database
-from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.errors import BadConfig
 from penstock.kernel.signals import BODY_LIMIT
 from penstock.kernel.signals.postgres import PostgresSignals
-from tests.kernel.signals.hearing import assert_down
-
-
-async def test_without_postgres_announcing_is_transient() -> None:
-    """R23: with the server down an announcement says so, with what to do, and may be tried again."""
-    with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder:
-        async with contextlib.AsyncExitStack() as server, contextlib.AsyncExitStack() as client:
-            url = await server.enter_async_context(embedded_postgres(Path(folder)))
-            db = await client.enter_async_context(Database.open(url))
-            signals = PostgresSignals(db, "changes")
-            await signals.announce(["works"])
-            await server.aclose()
-            await assert_down(signals)
 
 
 async def test_a_stuck_listener_shows_in_the_lag_of_postgres(db: Database) -> None:

@@ -3,19 +3,24 @@
 import asyncio
 import contextlib
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from penstock.kernel.db import listener as notifications
+from penstock.kernel.db.database import Database
+from penstock.kernel.db.embedded import embedded_postgres
 from penstock.kernel.db.listener import Heard, Missed
 from penstock.kernel.errors import Invalid
 from penstock.kernel.signals import BODY_LIMIT, Resync, Signal
 from penstock.kernel.signals.feed import Feed
+from penstock.kernel.signals.postgres import PostgresSignals
 from tests.kernel.signals.backends import SignalsBackend
 from tests.kernel.signals.hearing import (
     AT_ONCE,
     WITHIN,
+    assert_down,
     becomes,
     first_arrivals,
     heard,
@@ -206,3 +211,15 @@ def test_a_missing_service_skips_unless_the_run_insists(monkeypatch: pytest.Monk
     with pytest.raises(pytest.fail.Exception, match="no redis-server"):
         require("redis", "no redis-server")
     assert redis_binary() is None
+
+
+async def test_without_postgres_announcing_is_transient() -> None:
+    """R23: with the server down an announcement says so, with what to do, and may be tried again."""
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as folder:
+        async with contextlib.AsyncExitStack() as server, contextlib.AsyncExitStack() as client:
+            url = await server.enter_async_context(embedded_postgres(Path(folder)))
+            db = await client.enter_async_context(Database.open(url))
+            signals = PostgresSignals(db, "changes")
+            await signals.announce(["works"])
+            await server.aclose()
+            await assert_down(signals)

@@ -109,3 +109,20 @@ async def test_statements_are_tried_before_they_are_needed(harness: RefdataHarne
     wrong = await definitions.check(harness.db, Catalogue(RefdataSection.model_validate({"dictionaries": bad})).all())
     assert set(wrong) == {"NOWHERE", "KEYLESS"}
     assert wrong["NOWHERE"].startswith("loadSql: ")
+
+
+async def test_what_nobody_writes_has_versions_too(harness: RefdataHarness) -> None:
+    """R1: another loadSql of a read-only dictionary is another version, for known tenants and for who loaded it."""
+    brand = Dict("acme", "BRAND")
+    assert (await harness.refdata.catalogue.get(brand).provider.load_all(harness.db, brand)).version == 0
+    known = harness.refdata.catalogue.all()
+    assert await definitions.register(harness.db, known, ["globex"]) == 0
+    other = {
+        "code": "BRAND",
+        "loadSql": "select label as k, to_jsonb(id) as v from acme.brand where :tenantId = 'acme'",
+    }
+    changed = Catalogue(RefdataSection.model_validate({"dictionaries": [other]}))
+    assert await definitions.register(harness.db, changed.all(), ["globex"]) == 1
+    loaded = await changed.get(brand).provider.load_all(harness.db, brand)
+    assert (loaded.version, set(loaded.items)) == (1, {"Anvil", "Rocket"})
+    assert await harness.version("BRAND", "globex") == 1

@@ -5,7 +5,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.refdata.harness import upsert
+from penstock.refdata.contract import Status, decode
+from tests.refdata.harness import RefdataHarness, chunk, upsert
 from tests.refdata.retention import RetentionHarness
 
 
@@ -31,3 +32,20 @@ async def test_a_snapshot_in_one_piece_counts_once(retention: RetentionHarness, 
     assert (await harness.update(again)).committed_version == 1
     assert (await harness.update(other)).error_code == "CHUNK_CONFLICT"
     assert (await harness.items("LOOSE"), await harness.version("LOOSE")) == ({"a": 2}, 2)
+
+
+@pytest.fixture
+def bus_kind() -> str:
+    return "postgres"
+
+
+async def test_a_snapshot_with_too_many_items_ends_at_once(harness: RefdataHarness) -> None:
+    """R13: it is refused with the chunk that is one too many, not kept until the last."""
+    whole = uuid4()
+    first = await harness.refdata.submit("acme", decode(chunk("LOOSE", whole, 1, 3, upsert("a", 1), upsert("b", 2))))
+    await harness.apply(max_items=1)
+    update = await harness.update(first.event_id)
+    assert (update.status, update.error_code) == (Status.FAILED, "SNAPSHOT_TOO_LARGE")
+    late = await harness.refdata.submit("acme", decode(chunk("LOOSE", whole, 2, 3, upsert("c", 1))))
+    await harness.apply()
+    assert (await harness.update(late.event_id)).error_code == "SNAPSHOT_TOO_LARGE"

@@ -47,3 +47,11 @@ async def test_version_and_rows_are_of_one_snapshot(harness: RefdataHarness, mon
     monkeypatch.undo()
     assert (loaded.version, dict(loaded.items)) == (1, {"n": "1"})
     assert await harness.version("LOOSE") == 2
+
+
+async def test_a_null_payload_fails_the_load(harness: RefdataHarness) -> None:
+    """R3: a v that is null is no JSON."""
+    sql = "select :tenantId as k, null::jsonb as v"
+    catalogue = Catalogue(RefdataSection.model_validate({"dictionaries": [{"code": "BAD", "loadSql": sql}]}))
+    with pytest.raises(Corrupt, match="null v"):
+        await catalogue.get(Dict("acme", "BAD")).provider.load_all(harness.db, Dict("acme", "BAD"))

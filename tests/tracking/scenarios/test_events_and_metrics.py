@@ -3,18 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from datetime import timedelta
 from typing import Any
 
 from fastapi import FastAPI
 
-from penstock.kernel.clock import ManualClock
 from penstock.kernel.states.event_stream import Batch
 from penstock.kernel.states.journal import BEGINNING, Noted
-from penstock.kernel.telemetry.telemetry import Telemetry
 from penstock.tracking.service import Tracking
 from tests.support.sse import EventStream
-from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness, expire, reported
+from tests.tracking.harness import BASE, FILE, SPLITTER, WORKER, TrackingHarness
 
 
 async def next_moves(moves: AsyncIterator[Batch], number: int) -> list[tuple[str, str]]:
@@ -127,53 +124,3 @@ async def test_events_stream_over_http(live: TrackingHarness) -> None:
         refused = await live.http.get(path, headers=headers)
         assert refused.status_code == 422
         assert code in (None, refused.json()["code"])
-
-
-def metrics(telemetry: Telemetry) -> dict[str, float]:
-    lines = telemetry.exposition().decode().splitlines()
-    pairs = (line.rpartition(" ") for line in lines if line.startswith("penstock_tracking"))
-    return {name.removeprefix("penstock_tracking_"): float(value) for name, _, value in pairs}
-
-
-async def test_prometheus_sees_the_pipeline(
-    api: TrackingHarness, tracking: Tracking, clock: ManualClock, telemetry: Telemetry
-) -> None:
-    """T17: gauges per stage and status, the oldest age per queue, and a counter of leases that ran out."""
-    await api.queue_up(WORKER, "old")
-    clock.advance(timedelta(seconds=100))
-    await api.queue_up(WORKER, "young", 0, 1)
-    await api.queue_up(WORKER, "failed")
-    await api.move(WORKER, "fail", "failed")
-    await tracking.show_metrics()
-    shown = metrics(telemetry)
-    assert shown['rows{stage="shard-worker",status="new"}'] == 3
-    assert shown['rows{stage="shard-worker",status="failed"}'] == 1
-    assert shown['rows{stage="event-ingest",status="done"}'] == 4
-    assert shown['rows{stage="mysql-sender",status="new"}'] == 4
-    assert shown['queue_rows{stage="shard-worker"}'] == 3
-    assert shown['queue_rows{stage="mysql-sender"}'] == 0
-    assert shown['queue_oldest_seconds{stage="shard-worker"}'] == 100
-    assert shown['queue_oldest_seconds{stage="shard-splitter"}'] == 0
-    assert shown['lease_expiries_total{stage="shard-worker"}'] == 0
-    assert shown['paused{stage="shard-worker"}'] == 0
-    await api.claim(WORKER, limit=2)
-    await expire(tracking, clock)
-    await api.post("/queues/shard-worker/pause")
-    await tracking.show_metrics()
-    shown = metrics(telemetry)
-    assert shown['lease_expiries_total{stage="shard-worker"}'] == 2
-    assert shown['paused{stage="shard-worker"}'] == 1
-
-
-async def test_the_oldest_row_is_the_one_that_came_first(
-    api: TrackingHarness, tracking: Tracking, clock: ManualClock, telemetry: Telemetry
-) -> None:
-    """T17: the age of a queue is that of its oldest row, also when that one is tried again after younger ones."""
-    await api.queue_up(WORKER, "old")
-    (item,) = await api.claim(WORKER)
-    clock.advance(timedelta(seconds=100))
-    await api.queue_up(WORKER, "young")
-    await api.report(WORKER, reported(item, "retry", error="busy", retry_after_seconds=10))
-    clock.advance(timedelta(seconds=20))
-    await tracking.show_metrics()
-    assert metrics(telemetry)['queue_oldest_seconds{stage="shard-worker"}'] == 120

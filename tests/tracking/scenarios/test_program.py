@@ -6,14 +6,10 @@ import sys
 import zipfile
 from pathlib import Path
 
-import asyncpg
 import httpx
 import pytest
 
 from penstock.kernel.db.database import Database
-from penstock.tracking import store
-from penstock.tracking.contract import Stage
-from penstock.tracking.model import MACHINES
 from tests.services.postgres import fresh_database
 from tests.support.processes import PipelineApid, Up, penstock
 from tests.support.settings import write_config
@@ -31,57 +27,6 @@ async def test_the_ddl_can_be_applied_again_and_loses_nothing(db: Database) -> N
     await db.execute(insert, "after")
     assert await db.fetchval("SELECT count(*) FROM pipeline_tracking") == 2
     assert await db.fetchval("SELECT sum(rows) FROM pipeline_count_change WHERE stage = 'event-ingest'") == 2
-
-
-async def test_filename_and_shard_are_unique(db: Database) -> None:
-    """T10: whoever writes past the API cannot make a row twice."""
-    insert = "INSERT INTO pipeline_tracking (filename, shard) VALUES ('f', 0)"
-    await db.execute(insert)
-    with pytest.raises(asyncpg.UniqueViolationError, match="uq_filename_shard"):
-        await db.execute(insert)
-
-
-@pytest.mark.parametrize("stage", Stage)
-async def test_the_table_knows_the_machines_states(db: Database, stage: Stage) -> None:
-    """T8: the CHECK of each status column allows just the states the machine declares."""
-    found = await db.fetchval(
-        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = $1",
-        f"pipeline_tracking_{stage.field}_status_check",
-    )
-    await db.execute(f"CREATE TABLE twin (status text CONSTRAINT twin CHECK ({MACHINES[stage].sql_check('status')}))")
-    twin = await db.fetchval("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'twin'")
-    assert found == twin.replace("status", f"{stage.field}_status")
-
-
-async def test_rows_moved_by_hand_are_counted(db: Database) -> None:
-    """T7: SQL typed at night, deletes and truncation included, leaves the counters exact."""
-    total = "SELECT coalesce(sum(rows), 0) FROM pipeline_count_change WHERE stage = 'mysql-sender' AND standing = $1"
-    await db.execute("INSERT INTO pipeline_tracking (filename, shard) SELECT 'f', n FROM generate_series(1, 5) AS n")
-    await db.execute("UPDATE pipeline_tracking SET mysql_sender_status = 'failed' WHERE shard <= 3")
-    await db.execute("DELETE FROM pipeline_tracking WHERE shard = 1")
-    assert await db.fetchval(total, "failed") == 2
-    assert await db.fetchval(total, "new") == 2
-    await db.execute("TRUNCATE pipeline_tracking")
-    assert await db.fetchval("SELECT count(*) FROM pipeline_count_change") == 0
-
-
-@pytest.mark.parametrize("statement", ["claim", "settle", "reap", "heartbeat"])
-async def test_plans_made_on_an_empty_table_are_good_for_a_full_one(database_url: str, statement: str) -> None:
-    """T12: plans are kept, so the first ones, made before there was a row, must use the indexes too."""
-    lease = store.leases(5)[Stage.SHARD_WORKER]
-    query = lease._sql[statement].replace("<limit>", "100")
-    async with Database.open(database_url, looks_up=True) as db, db.connection() as connection:
-        await connection.execute("SET plan_cache_mode = force_generic_plan")
-        await connection.execute(f"PREPARE it AS {query}")
-        count = await connection.fetchval(
-            "SELECT cardinality(parameter_types) FROM pg_prepared_statements WHERE name = 'it'"
-        )
-        plan = await connection.fetch(f"EXPLAIN EXECUTE it ({', '.join(['NULL'] * count)})")
-    text = "\n".join(row[0] for row in plan)
-    assert "Seq Scan on pipeline_tracking" not in text
-    assert {"claim": "pipeline_tracking_to_work", "reap": "pipeline_tracking_started"}.get(
-        statement, "uq_filename_shard"
-    ) in text
 
 
 def test_the_wheel_carries_the_ddl(tmp_path: Path) -> None:

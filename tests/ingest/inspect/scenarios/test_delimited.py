@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from penstock.ingest.contract import Status
-from penstock.ingest.inspect import sample
 from tests.ingest.inspect.proposals import columns, proposed, ran
 
 MESSY_HEADER = [
@@ -193,17 +192,6 @@ def test_without_a_unique_column_there_is_no_key(tmp_path: Path) -> None:
     inspection = proposed(file)
     assert "key" not in inspection.config
     assert any("no unique column" in warning for warning in inspection.warnings)
-
-
-def test_a_large_file_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I17: beyond what is cheap only the beginning is looked at, and that is said."""
-    monkeypatch.setattr(sample, "_CHEAP", 1_000_000)
-    file = tmp_path / "large.csv"
-    file.write_text("sku,name,price\n" + "".join(f"A{n:07},Item number {n},{n}.00\n" for n in range(150_000)))
-    inspection = proposed(file)
-    assert not inspection.tables[0].is_whole
-    assert inspection.tables[0].rows < 150_000
-    assert any("not read to its end" in warning for warning in inspection.warnings)
 
 
 def test_keys_are_unique_beyond_the_sample(tmp_path: Path) -> None:

@@ -1,35 +1,18 @@
 """F13: the local renderer: what every chart shows, and what no candles can break."""
 
-import math
-import random
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from penstock.flows.kinds.market.candles import Candle, Series, joined, moving_average
-from penstock.flows.kinds.market.svg.axes import form_of, short, ticks, time_labels
+from penstock.flows.kinds.market.candles import Candle, Series
+from penstock.flows.kinds.market.svg.axes import short
 from penstock.flows.kinds.market.svg.chart import draw
 from penstock.flows.kinds.market.svg.layout import THEMES, Look
+from tests.flows.kinds.market.chart_steps import BEGIN, HOUR, walk
 from tests.support.soak import examples
-
-BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
-HOUR = timedelta(hours=1)
-
-
-def walk(number: int, price: float = 100.0, restless: float = 0.01, apart: timedelta = HOUR) -> list[Candle]:
-    """Candles of a made-up market, always the same."""
-    chance, candles = random.Random(3), []
-    for n in range(number):
-        close = price * math.exp(chance.gauss(0, restless))
-        high, low = max(price, close) * (1 + restless / 2), min(price, close) * (1 - restless / 2)
-        candles.append(Candle(BEGIN + n * apart, price, high, low, close, 1_000 * chance.random()))
-        price = close
-    return candles
 
 
 def drawn(candles: Sequence[Candle], look: Look | None = None, symbol: str = "TIDE") -> etree._Element:
@@ -156,54 +139,3 @@ def test_no_candles_can_break_a_chart(rows: list[tuple[float, float, float, floa
         Candle(BEGIN + n * HOUR, row[0], max(row[:4]), min(row[:4]), row[3], row[4]) for n, row in enumerate(rows)
     ]
     drawn(candles, Look(last=last))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(examples(300, soak=7_200))
-@settings(max_examples=examples(100, soak=10_000))
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 15))
-def test_ticks_are_round_and_few(low: float, span: float, most: int) -> None:
-    """F13: ticks lie on the axis, are multiples of 1, 2, 2.5 or 5 times a power of ten, and can be told apart."""
-    span = max(span, abs(low) * 1e-9)  # what a price scale has at least
-    found, step = ticks(low, low + span, most)
-    assert len(found) <= most + 1
-    lead = step / 10 ** math.floor(math.log10(step) + 1e-9)
-    assert any(math.isclose(lead, known, rel_tol=1e-6) for known in (1, 2, 2.5, 5))
-    assert all(low - step * 1e-6 <= tick <= low + span + step * 1e-6 for tick in found)
-    form = form_of(max(abs(low), abs(low + span)), step)
-    labels = [form.text(tick) for tick in found]
-    assert len(set(labels)) == len(labels)
-
-
-@pytest.mark.parametrize(
-    ("apart", "number", "texts"),
-    [
-        (timedelta(days=1), 260, ["Feb", "Apr", "Jun", "Aug"]),
-        (timedelta(days=15), 120, ["2027", "2028", "2029", "2030"]),
-        (timedelta(minutes=5), 300, ["06:00", "12:00", "18:00", "6 Jan"]),
-    ],
-)
-def test_time_labels_prefer_great_changes(apart: timedelta, number: int, texts: list[str]) -> None:
-    """F13: years before months before days before hours, none too close to the next."""
-    labels = time_labels([BEGIN + n * apart for n in range(number)], 20)
-    assert all(after.place - before.place >= 20 for before, after in pairwise(labels))
-    assert {*texts} <= {label.text for label in labels}
-
-
-@given(st.lists(st.integers(-1_000, 1_000), min_size=1, max_size=60), st.integers(1, 60))
-def test_moving_averages_are_means(values: list[int], period: int) -> None:
-    """F13: the mean of the last so many, and nothing where there are fewer."""
-    found = moving_average(values, period)
-    assert len(found) == len(values)
-    for n, mean in enumerate(found):
-        part = values[n - period + 1 : n + 1] if n + 1 >= period else []
-        assert mean is None if not part else mean == pytest.approx(sum(part) / period)
-
-
-def test_joined_candles_lose_nothing() -> None:
-    """F13: the first open, the last close, the extremes and all the volume."""
-    candles = walk(10)
-    one, two = joined(candles, 6)
-    assert (one.time, one.open, one.close) == (candles[0].time, candles[0].open, candles[5].close)
-    assert (two.high, two.low) == (max(c.high for c in candles[6:]), min(c.low for c in candles[6:]))
-    assert one.volume + two.volume == pytest.approx(sum(c.volume for c in candles))

@@ -1,0 +1,8 @@
+"""Files of delimited text for tests."""
+
+from pathlib import Path
+
+
+def written(file: Path, text: str, encoding: str = "utf-8") -> Path:
+    file.write_bytes(text.encode(encoding))
+    return file

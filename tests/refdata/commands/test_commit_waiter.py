@@ -1,0 +1,40 @@
+"""Who waits for a commit hears of it."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from penstock.kernel.bus import Message
+from penstock.kernel.db.database import Connection
+from penstock.refdata.commands import commit_waiter
+from penstock.refdata.contract import Status, decode
+from tests.refdata.harness import RefdataHarness, command, upsert
+
+
+@pytest.fixture
+def bus_kind() -> str:
+    return "postgres"
+
+
+async def test_no_commit_is_too_quick_to_be_heard(harness: RefdataHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R6: who waits hears of a commit that came before its publisher had the answer, whoever else is waiting."""
+    monkeypatch.setattr(commit_waiter, "_LOOK_AGAIN", 60)  # the net must not catch it
+    publish, waiting = harness.bus.publish, asyncio.Event()
+
+    async def and_apply(messages: Sequence[Message], *, tx: Connection | None = None) -> None:
+        await publish(messages, tx=tx)
+        if tx is not None:  # the bus calls itself
+            return
+        if waiting.is_set():
+            await harness.apply()
+        waiting.set()
+
+    monkeypatch.setattr(harness.bus, "publish", and_apply)
+    other = decode(command("COUNTRY", upsert("NO", {"name": "Norway"})))
+    slow = asyncio.create_task(harness.refdata.submit("globex", other, timedelta(seconds=30)))
+    await waiting.wait()
+    update = await harness.refdata.submit("acme", decode(command("LOOSE", upsert("a", 1))), timedelta(seconds=10))
+    assert update.status is Status.COMMITTED
+    assert (await slow).status is Status.COMMITTED
