@@ -68,9 +68,7 @@ class HarvestApiClient:
 async def serving(stepper: HarvestStepper, auth: Mapping[str, Any] | None = None) -> AsyncIterator[HarvestApiClient]:
     settings = Settings.model_validate({"auth": {"jwt": auth} if auth else {}})
     telemetry = Telemetry()
-    app = make_app(
-        "test", Web(settings, telemetry, make_authenticator(settings.auth)), Pulse({}, needs=[])
-    )
+    app = make_app("test", Web(settings, telemetry, make_authenticator(settings.auth)), Pulse({}, needs=[]))
     app.include_router(harvest_api.routes)
     services = services_of(app)
     services.add(Harvest, stepper.harvest)

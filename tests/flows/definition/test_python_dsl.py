@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from penstock.flows.definition import validation
-from penstock.flows.definition.loader import load_file
+from penstock.flows.definition.expression_eval import Context
 from penstock.flows.definition.json_values import Reference
+from penstock.flows.definition.loader import load_file
 from penstock.flows.definition.python_dsl import Flow, index, item
 from penstock.flows.definition.spec import Policy, Retry, Schedule, Work
-from penstock.flows.definition.expression_eval import Context
 from penstock.flows.definition.templates import condition, fill
 from penstock.kernel.errors import Invalid
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.flows.definition import validation
-from penstock.flows.definition.spec import StepSpec, Work
 from penstock.flows.definition.expression_eval import Context
+from penstock.flows.definition.spec import StepSpec, Work
 from penstock.kernel.errors import Invalid
 from tests.flows.definition.step_graphs import Steps, dags, refused, step
 from tests.support.soak import examples
