@@ -9,6 +9,7 @@ from penstock.kernel.bus.kafka.topics import Topics
 from tests.kernel.bus.backends import new_topic
 from tests.kernel.bus.kafka.buses import WITHIN
 from tests.services.kafka import Kafka
+from tests.support.waiting import becomes
 
 
 def test_a_topic_just_made_has_a_backlog(broker: Kafka) -> None:
@@ -29,5 +30,14 @@ async def test_topics_are_made_with_the_partitions_asked_for(broker: Kafka) -> N
         pass
     await bus.close()
     client = Producer({"bootstrap.servers": broker.bootstrap})
-    topics = (await asyncio.to_thread(client.list_topics, timeout=10)).topics
-    assert (len(topics[topic].partitions), len(topics[f"{topic}.dead"].partitions)) == (5, 1)
+
+    async def partitions() -> dict[str, int]:
+        known = (await asyncio.to_thread(client.list_topics, timeout=10)).topics
+        return {name: len(known[name].partitions) for name in (topic, f"{topic}.dead") if name in known}
+
+    async def are_known() -> bool:
+        return len(await partitions()) == 2
+
+    # The controller has made the topics; the broker that is asked may learn of them a moment later.
+    await becomes(are_known, "the broker knows both topics", WITHIN)
+    assert await partitions() == {topic: 5, f"{topic}.dead": 1}
