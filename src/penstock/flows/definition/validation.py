@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import structlog
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from penstock.flows.contract import DEPTH_LIMIT, ENGINE_KINDS, FLOW, MAP, STEP_LIMIT
@@ -94,6 +95,7 @@ def _check_work(step_id: str, part: str, work: Work, kind_checks: KindChecks) ->
         except Invalid as error:
             raise Invalid("BAD_INPUTS", error.message, hint=error.hint, **error.details) from None
         except Exception as error:  # an edge: a check may be a user's
+            structlog.get_logger().exception("input_check_crashed", part="flows", kind=work.kind, step=step_id)
             said = f"the check of the kind {work.kind!r} failed: {type(error).__name__}: {error}"
             raise Invalid("BAD_INPUTS", said, hint="`check_inputs` raises Invalid for inputs that are wrong") from error
 
