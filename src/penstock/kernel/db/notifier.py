@@ -84,9 +84,9 @@ class Bell:
         wait: float,
         is_gone: Callable[[], Awaitable[bool]] | None = None,
     ) -> list[T]:
-        """Return what *claim* gets. While that is nothing, claim again at every ring of *topic*, for *wait* seconds.
+        """Return the result of *claim*. While it is empty, claim again at every ring of *topic*, for *wait* seconds.
 
-        Without a ring it claims again after about a second; it ends early when *is_gone* says that nobody waits.
+        Without a ring the next claim is made after about a second. The wait ends early when *is_gone* returns true.
         """
         deadline = monotonic() + wait
         while True:
